@@ -1,0 +1,111 @@
+# 'make help' lists the targets. The first call of any of them makes .venv with the locked dependencies.
+#
+# Lower-case variables are overrides and reach the program exactly as the shell handed them to make:
+#     make train algo=sac env=Hopper seed=1,2,3 'algo.net=[256,256]'
+# UPPER-case variables are make's own:
+#     ARGS="..."    raw flags for the program behind the target
+#     PYTHON=...    the interpreter that .venv is made with (default: the first of several that fits)
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory --no-builtin-rules --no-builtin-variables
+.DEFAULT_GOAL := help
+
+ARGS =
+PYTHON ?=
+VENV_PYTHON := .venv/bin/python
+STAMP := .venv/.installed
+
+# This checkout's code comes first, also in child processes and with the .venv of another worktree.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+# Otherwise a make below (in a test, in a launched job) would take over this call's overrides and flags.
+unexport MAKEFLAGS MFLAGS MAKEOVERRIDES MAKELEVEL
+
+ifeq ($(wildcard pyproject.toml),)
+$(error Run make in the folder of the Makefile, or with 'make -C FOLDER ...')
+endif
+
+define NEWLINE
+
+
+endef
+LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
+# The command line only: a variable of the environment that happens to be called env or seed is no override.
+# '-%' is make's own bookkeeping.
+KEYS := $(sort $(filter-out -% $(LETTERS:=%),\
+    $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))))
+$(foreach v,$(KEYS),$(if $(findstring $(NEWLINE),$(value $v)),$(error The value of '$v' has a line break)))
+
+# 'value' keeps make from expanding a $ in it, the single quotes keep the shell from touching the rest.
+QUOTE = '$(subst ','\'',$1)'
+OVERRIDES = $(foreach v,$(KEYS),$(call QUOTE,$v=$(value $v)))
+# For commands that do not compose a configuration: the same words, but json=1 is the flag --json.
+WORDS = $(foreach v,$(filter-out json,$(KEYS)),$(call QUOTE,$v=$(value $v))) \
+    $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json))
+# 'exec' lets a signal that make passes on reach the program instead of a shell around it.
+RUN = @exec $(VENV_PYTHON) scripts/$1.py $2 $(value ARGS)
+NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
+
+# 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
+ifneq ($(word 2,$(MAKECMDGOALS)),)
+UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile),$(MAKECMDGOALS))
+$(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
+endif
+
+.PHONY: help install train evaluate test test-slow lint format bench rename lock clean FORCE
+
+help: ## this list
+	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
+	    printf '  %-12s%s\n' "$$name" "$$text"; done
+
+# Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
+$(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)
+	@sh scripts/setup.sh $(if $(PYTHON),$(call QUOTE,$(PYTHON)))
+
+FORCE:
+
+install: $(STAMP) ## make .venv with the locked dependencies (all targets do, when needed)
+	@:
+
+train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
+	$(call RUN,train,$(OVERRIDES))
+
+evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
+	$(call RUN,evaluate,$(WORDS))
+
+test: $(STAMP) ## the tests, a few minutes: make test [ARGS="-k record"]
+	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)
+
+test-slow: $(STAMP) ## the long tests, which train for real
+	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(value ARGS)
+
+lint: $(STAMP) ## style, format, types, spelling; changes nothing
+	@$(NO_OVERRIDES)failed=; \
+	$(VENV_PYTHON) -m ruff check --quiet . || failed=1; \
+	$(VENV_PYTHON) -m ruff format --check --quiet . || { failed=1; echo "not formatted: run 'make format'"; }; \
+	$(VENV_PYTHON) -m mypy --no-error-summary || failed=1; \
+	$(VENV_PYTHON) -m codespell_lib || failed=1; \
+	test -z "$$failed"
+
+format: $(STAMP) ## format the code and fix what can be fixed safely
+	@$(NO_OVERRIDES)$(VENV_PYTHON) -m ruff check --fix-only --quiet . && $(VENV_PYTHON) -m ruff format .
+
+bench: $(STAMP) ## the benchmark suite
+	$(call RUN,bench,$(WORDS))
+
+rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
+	$(call RUN,rename,$(WORDS))
+
+# pip-compile keeps what is pinned already; ARGS=--upgrade lets everything move. The index and the +cpu of
+# this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.
+lock: $(STAMP) ## pin the dependencies of pyproject.toml in requirements.lock
+	@$(NO_OVERRIDES)cp requirements.lock .venv/lock.txt
+	@$(VENV_PYTHON) -m piptools compile --quiet --extra dev --strip-extras --no-header --no-annotate \
+	    --no-emit-index-url --no-emit-find-links --no-emit-options --output-file .venv/lock.txt \
+	    $(value ARGS) pyproject.toml >/dev/null
+	@{ sed -n '1{/^#/p;}' requirements.lock; sed 's/+cpu$$//' .venv/lock.txt; } >.venv/lock.new
+	@mv .venv/lock.new requirements.lock
+
+clean: ## remove caches and build outputs; never runs/ or .venv
+	@$(NO_OVERRIDES)rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov MUJOCO_LOG.TXT
+	@find . \( -path ./.venv -o -path ./runs -o -path ./.git \) -prune -o -type d -name __pycache__ -exec rm -rf {} +

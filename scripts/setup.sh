@@ -1,0 +1,124 @@
+#!/bin/sh
+# Makes .venv with the locked dependencies; make calls it when .venv/.installed is missing or out of date.
+#
+#     sh scripts/setup.sh [INTERPRETER]
+#
+# Exit status: 0 when .venv is ready, 1 with a message that says what is missing and how to get it.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+say() { printf '%s\n' "$@" >&2; }
+die() { say "$@"; exit 1; }
+
+# Two lines: version, "fits" or "other", "complete" or "bare" (no ensurepip); then the interpreter behind
+# all links and shims, so that .venv notices when a system upgrade removes exactly this one.
+PROBE='
+import os, sys
+fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+try:
+    import ensurepip, venv
+    complete = True
+except ImportError:
+    complete = False
+print("%d.%d.%d" % sys.version_info[:3], "fits" if fits else "other", "complete" if complete else "bare")
+print(os.path.realpath(sys.executable))
+'
+
+# Sets $python to the first interpreter that fits, or stops. Each is called: a pyenv shim exists but may fail.
+find_python() {
+    [ $# -gt 0 ] || set -- python3 python3.12 python3.11 python3.13
+    found='' bare=''
+    for name in "$@"; do
+        command -v "$name" >/dev/null 2>&1 || continue
+        if ! answer=$("$name" -c "$PROBE" 2>/dev/null); then
+            found="$found, $name (does not start)"
+            continue
+        fi
+        path=$(printf '%s\n' "$answer" | sed -n 2p)
+        version=$(printf '%s\n' "$answer" | sed -n '1s/ .*//p')
+        case $answer in
+            *" fits complete"*) python=$path; return ;;
+            *" fits bare"*) bare=${bare:-"$version $path"} ;;
+            *) found="$found, $name ($version)" ;;
+        esac
+    done
+    if [ -n "$bare" ]; then
+        minor=$(printf '%s\n' "$bare" | cut -d. -f1,2)
+        # Debian's python3-venv serves the system's python3 alone; other versions have their own package.
+        package=python$minor-venv
+        [ "$(readlink -f /usr/bin/python3)" != "${bare#* }" ] || package=python3-venv
+        die "Python ${bare%% *} (${bare#* }) cannot make virtual environments: ensurepip is missing." \
+            "On Debian or Ubuntu: apt install $package"
+    fi
+    found=${found#, }
+    die "Python 3.11, 3.12 or 3.13 is needed; found: ${found:-no program called $*}." \
+        "On Debian or Ubuntu: apt install python3 python3-venv. Elsewhere: pipx install uv && uv python install 3.12." \
+        "An interpreter in another place: make install PYTHON=/path/to/python3.12"
+}
+
+explain_pip_failure() { # $1: what pip printed
+    # The last error line, or the last line of a traceback.
+    error=$(printf '%s\n' "$1" | grep -i 'error' | tail -n 1)
+    say "The dependencies could not be installed. pip's last error:" \
+        "    ${error:-$(printf '%s\n' "$1" | tail -n 1)}"
+    if printf '%s\n' "$1" | grep -q -i -e 'no space left' -e 'quota exceeded'; then
+        say "The disk is full: $PWD/.venv needs about 2 GB (6 GB with CUDA), ${TMPDIR:-/tmp} as much for a moment." \
+            "Free some space, or move the temporary files: TMPDIR=/path make install"
+    elif printf '%s\n' "$1" | grep -q -i -e 'NewConnectionError' -e 'NameResolutionError' -e 'name resolution' \
+        -e 'unreachable' -e 'timed out' -e 'ProxyError' -e 'SSLError' -e 'certificate verify' -e 'retrying'; then
+        say "The package index cannot be reached. With a network again, call make once more." \
+            "Behind a proxy or with an own index: pip config set global.proxy (or global.index-url) URL"
+    else
+        say "To see all of it: .venv/bin/python -m pip install -r requirements.lock"
+    fi
+}
+
+works() { # does .venv have an interpreter that fits, with its pip?
+    [ ! -e .venv/.installing ] && answer=$(.venv/bin/python -c "import pip$PROBE" 2>/dev/null) || return 1
+    case $answer in *" fits "*) return 0 ;; esac
+    return 1
+}
+
+mkdir -p .venv || exit 1
+exec 9>.venv/.lock || exit 1
+if command -v flock >/dev/null 2>&1 && ! flock -n 9; then
+    say "another make is setting up .venv: waiting for it"
+    flock 9
+fi
+
+# Content, not time: a git checkout that touches the lock without changing it installs nothing.
+wanted=$(cksum <requirements.lock) || exit 1
+if [ "$(cat .venv/.installed 2>/dev/null)" = "$wanted" ] && works; then
+    touch .venv/.installed
+    exit 0
+fi
+rm -f .venv/.installed
+trap 'say "" "The set-up was interrupted; the next make starts it again."; exit 130' INT TERM HUP
+
+if ! works; then
+    find_python "$@"
+    find .venv -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} + || exit 1
+    output=$("$python" -m venv .venv 2>&1) ||
+        die "$output" "Python ($python) could not make .venv."
+fi
+
+command -v git >/dev/null 2>&1 ||
+    say "note: git was not found; without it a run cannot record the code that made it (apt install git)"
+say "installing the locked dependencies into .venv (about a minute, once) ..."
+# Left behind only when pip was killed: then nothing in .venv can be trusted and it is made anew.
+: >.venv/.installing || exit 1
+# An own PIP_USER=1 would be an error in a virtual environment.
+output=$(PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+    -r requirements.lock 2>&1)
+status=$?
+rm -f .venv/.installing
+if [ "$status" -ne 0 ]; then
+    explain_pip_failure "$output"
+    exit 1
+fi
+# The repository itself: a path file needs no build tools and shows every edit at once.
+.venv/bin/python -c '
+import os, pathlib, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "repository.pth").write_text(os.getcwd() + "\n")
+' || exit 1
+printf '%s\n' "$wanted" >.venv/.installed.new && mv .venv/.installed.new .venv/.installed
