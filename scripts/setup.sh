@@ -66,6 +66,7 @@ explain_pip_failure() { # $1: what pip printed
             "Free some space, or move the temporary files: TMPDIR=/path make install"
     elif printf '%s\n' "$1" | grep -q -i -e 'NewConnectionError' -e 'NameResolutionError' -e 'name resolution' \
         -e 'unreachable' -e 'timed out' -e 'ProxyError' -e 'SSLError' -e 'certificate verify' -e 'retrying'; then
+        rm -f .venv/.installing # nothing was changed yet: an older .venv goes on working
         say "The package index cannot be reached. With a network again, call make once more." \
             "Behind a proxy or with an own index: pip config set global.proxy (or global.index-url) URL"
     else
@@ -73,11 +74,16 @@ explain_pip_failure() { # $1: what pip printed
     fi
 }
 
-works() { # does .venv have an interpreter that fits, with its pip?
-    [ ! -e .venv/.installing ] && answer=$(.venv/bin/python -c "import pip$PROBE" 2>/dev/null) || return 1
-    case $answer in *" fits "*) return 0 ;; esac
-    return 1
-}
+# Is .venv whole, with an interpreter that fits? It must also be a virtual environment and this very one: through a
+# copied or linked bin/python without its pyvenv.cfg, pip would install into the system's interpreter.
+CHECK='
+import os, sys
+import pip
+real = os.path.realpath
+here = sys.prefix != sys.base_prefix and real(sys.prefix) == real(".venv")
+sys.exit(not (here and (3, 11) <= sys.version_info[:2] < (3, 14)))
+'
+works() { [ ! -e .venv/.installing ] && .venv/bin/python -c "$CHECK" >/dev/null 2>&1; }
 
 mkdir -p .venv || exit 1
 exec 9>.venv/.lock || exit 1
@@ -99,23 +105,24 @@ if ! works; then
     find_python "$@"
     find .venv -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} + || exit 1
     output=$("$python" -m venv .venv 2>&1) ||
-        die "$output" "Python ($python) could not make .venv."
+        die "$output" "$python could not make .venv."
+    works || die "$python made a .venv that does not work; try another: make install PYTHON=/path/to/python3.12"
 fi
 
 command -v git >/dev/null 2>&1 ||
     say "note: git was not found; without it a run cannot record the code that made it (apt install git)"
 say "installing the locked dependencies into .venv (about a minute, once) ..."
-# Left behind only when pip was killed: then nothing in .venv can be trusted and it is made anew.
+# Stays when pip was killed or ran out of space: then nothing in .venv can be trusted and it is made anew.
 : >.venv/.installing || exit 1
-# An own PIP_USER=1 would be an error in a virtual environment.
-output=$(PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+# A user's PIP_USER=1 would be an error in a virtual environment; outside of one, pip shall refuse.
+output=$(PIP_USER=0 PIP_REQUIRE_VIRTUALENV=1 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
     -r requirements.lock 2>&1)
 status=$?
-rm -f .venv/.installing
 if [ "$status" -ne 0 ]; then
     explain_pip_failure "$output"
     exit 1
 fi
+rm -f .venv/.installing
 # The repository itself: a path file needs no build tools and shows every edit at once.
 .venv/bin/python -c '
 import os, pathlib, sysconfig
