@@ -1,0 +1,138 @@
+"""The algorithms by name, and the types of their hyperparameters.
+
+The schemas stand here and not beside the networks for one reason: the process that checks what the user
+typed must not spend more than a second on importing torch. Values are in `conf/algo/<name>.yaml`, the
+learning itself in `algos/<name>.py`, which is imported only by the process that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rltemplate.types import count, fraction, number, positive
+
+
+class Schedule(Enum):
+    """How a learning rate moves over a run: not at all, or in a straight line to zero at the last step."""
+
+    constant = "constant"
+    linear = "linear"
+
+
+class Activation(Enum):
+    """Nonlinearity between the layers of a network."""
+
+    tanh = "tanh"
+    relu = "relu"
+    elu = "elu"
+
+
+@dataclass(slots=True, kw_only=True)
+class AlgoConfig:
+    """What every algorithm has in common."""
+
+    name: str = field()
+
+    def problems(self, num_envs: int) -> Iterator[str]:
+        """Yield what cannot work for reasons that a single value does not show."""
+        return iter(())
+
+
+@dataclass(slots=True, kw_only=True)
+class PPOConfig(AlgoConfig):
+    """Proximal policy optimisation; each value is explained in `conf/algo/ppo.yaml`."""
+
+    learning_rate: float = positive()
+    learning_rate_schedule: Schedule = field()
+    adam_eps: float = positive()
+    num_steps: int = count()
+    update_epochs: int = count()
+    num_minibatches: int = count()
+    gamma: float = fraction()
+    gae_lambda: float = fraction()
+    clip_coef: float = positive()
+    clip_value_loss: bool = field()
+    ent_coef: float = number(0.0)
+    vf_coef: float = number(0.0)
+    max_grad_norm: float = positive()
+    target_kl: float | None = positive()
+    normalize_advantage: bool = field()
+    recompute_advantage: bool = field()
+    normalize_obs: bool = field()
+    obs_clip: float = positive()
+    normalize_reward: bool = field()
+    reward_clip: float = positive()
+    hidden_sizes: list[int] = count()  # noqa: RUF009 - a field, not a shared default
+    activation: Activation = field()
+    orthogonal_init: bool = field()
+    log_std_init: float = number(-20.0, 2.0)
+
+    def problems(self, num_envs: int) -> Iterator[str]:
+        """A rollout must divide into minibatches of one size, each with at least two samples."""
+        rollout = self.num_steps * num_envs
+        if rollout % self.num_minibatches:
+            yield (
+                f"algo.num_minibatches={self.num_minibatches} does not divide the rollout of {rollout} "
+                f"samples (algo.num_steps={self.num_steps} x env.num_envs={num_envs}); "
+                f"nearest that does: {_nearest_divisor(rollout, self.num_minibatches)}"
+            )
+        elif rollout // self.num_minibatches < 2 and self.normalize_advantage:
+            yield (
+                f"algo.num_minibatches={self.num_minibatches} leaves one sample per minibatch, too few to "
+                f"normalise advantages; use at most {rollout // 2}, or algo.normalize_advantage=false"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class SACConfig(AlgoConfig):
+    """Soft actor-critic; each value is explained in `conf/algo/sac.yaml`."""
+
+    actor_learning_rate: float = positive()
+    critic_learning_rate: float = positive()
+    alpha_learning_rate: float = positive()
+    learning_rate_schedule: Schedule = field()
+    adam_eps: float = positive()
+    steps_per_iteration: int = count()
+    gamma: float = fraction()
+    tau: float = number(0.0, 1.0, open_low=True)
+    batch_size: int = number(2)
+    buffer_size: int = count()
+    learning_starts: int = number(0)
+    updates_per_step: float = positive()
+    policy_delay: int = count()
+    learn_alpha: bool = field()
+    alpha_init: float = positive()
+    target_entropy: float | None = field()
+    log_std_min: float = number(-20.0, 2.0)
+    log_std_max: float = number(-20.0, 4.0)
+    hidden_sizes: list[int] = count()  # noqa: RUF009 - a field, not a shared default
+    activation: Activation = field()
+    normalize_obs: bool = field()
+    obs_clip: float = positive()
+
+    def problems(self, num_envs: int) -> Iterator[str]:
+        """The buffer must hold what is drawn from it, and the bounds must leave something between them."""
+        if self.buffer_size < num_envs:
+            yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
+        if self.log_std_min >= self.log_std_max:
+            yield (f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where an algorithm is: the type of its configuration, and `module:class` of what learns."""
+
+    config: type[AlgoConfig]
+    implementation: str
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "ppo": Entry(PPOConfig, "rltemplate.algos.ppo:PPO"),
+    "sac": Entry(SACConfig, "rltemplate.algos.sac:SAC"),
+}
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))

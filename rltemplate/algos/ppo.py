@@ -1,0 +1,349 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347).
+
+Where the details are that decide whether it learns (numbers as in Huang et al. 2022, "The 37 implementation
+details of proximal policy optimization"):
+  orthogonal initialisation, small last policy layer (2)      ActorCritic
+  state-independent log standard deviation (c1-c3)            ActorCritic
+  generalised advantage estimation (5)                        compute_gae
+  truncation bootstraps with the value of the final obs       PPO._targets
+  advantage normalisation per minibatch (7)                   ppo_loss
+  clipped policy loss (8), optional value clipping (9)        ppo_loss
+  global gradient clipping (11), Adam eps (3), decay (4)      PPO._one_update, PPO.learning_rate
+  observation and reward scaling (c7, c8)                     PPO.train_iteration
+What may surprise: observation statistics are frozen during an iteration and merged at its end, so that the
+rollout and all passes over it see one and the same normalisation, and the first ratio is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rltemplate.algos import PPOConfig, Schedule
+from rltemplate.envs import Envs
+from rltemplate.networks import Categorical, DiagGaussian, mlp
+from rltemplate.normalize import RunningNorm
+from rltemplate.optim import AdamState, FlatModule, adam, adam_init, clip_by_norm, compiled, gradient
+from rltemplate.rng import Streams
+from rltemplate.types import IterationResult
+
+
+class ActorCritic(nn.Module):
+    """Separate networks for policy and value."""
+
+    def __init__(
+        self, config: PPOConfig, obs_size: int, dist: Categorical | DiagGaussian, rng: torch.Generator
+    ):
+        super().__init__()
+        gaussian = isinstance(dist, DiagGaussian)
+        out = dist.size if isinstance(dist, DiagGaussian) else dist.param_size
+        build = partial(mlp, activation=config.activation.name, generator=rng)
+        gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
+        self.actor = build([obs_size, *config.hidden_sizes, out], orthogonal_gain=gain[0])
+        self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
+        self.log_std = nn.Parameter(torch.full((out,), config.log_std_init)) if gaussian else None
+
+    def policy(self, obs: Tensor) -> Tensor:
+        """Parameters of the action distribution (B, P)."""
+        head = self.actor(obs)
+        return head if self.log_std is None else torch.cat([head, self.log_std.expand_as(head)], -1)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Expected discounted (and scaled) return (B,)."""
+        return self.critic(obs).squeeze(-1)  # type: ignore[no-any-return]
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Policy parameters (B, P) and value (B,)."""
+        return self.policy(obs), self.value(obs)
+
+
+class Rollout(NamedTuple):
+    """T steps of N environments. Observations are normalised, rewards as the environment gave them."""
+
+    obs: Tensor  # (T, N, O)
+    action: Tensor  # (T, N, A)
+    log_prob: Tensor  # (T, N)
+    reward: Tensor  # (T, N)
+    terminated: Tensor  # (T, N) 1.0 where the task ended
+    truncated: Tensor  # (T, N) 1.0 where the clock ended the episode
+    last_obs: Tensor  # (N, O) after the last step
+    final_obs: Tensor  # (K, O) the observations in which the K truncated episodes ended, in order of (t, n)
+
+
+class Minibatch(NamedTuple):
+    """What one update sees."""
+
+    obs: Tensor  # (B, O)
+    action: Tensor  # (B, A)
+    log_prob: Tensor  # (B,) under the policy that acted
+    advantage: Tensor  # (B,)
+    ret: Tensor  # (B,) target of the value
+    value: Tensor  # (B,) estimate when the target was made
+
+
+METRICS = (
+    "loss/policy",
+    "loss/value",
+    "policy/entropy",
+    "policy/approx_kl",
+    "policy/clip_fraction",
+    "policy/max_ratio_error",
+    "optim/grad_norm",
+)
+
+
+def compute_gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimates (T, N) (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    `next_value` (T, N) is the value of the true successor. Two masks do two jobs: `terminated` says that no
+    reward can follow, `done` (terminated or truncated) ends the sum over later steps.
+    """
+    delta = reward + gamma * (1.0 - terminated) * next_value - value  # (T, N)
+    decay = gamma * gae_lambda * (1.0 - done)  # (T, N)
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])  # (N,)
+    for t in range(delta.shape[0] - 1, -1, -1):
+        running = delta[t] + decay[t] * running
+        advantage[t] = running
+    return advantage
+
+
+def ppo_loss(
+    flat: Tensor, net: FlatModule, dist: Categorical | DiagGaussian, config: PPOConfig, mb: Minibatch
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The clipped surrogate, value and entropy losses, and what to report of them."""
+    params, value = net.call(flat, mb.obs)
+    log_ratio = dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
+    ratio = log_ratio.exp()  # (B,)
+    advantage = mb.advantage
+    if config.normalize_advantage:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    clipped = ratio.clamp(1.0 - config.clip_coef, 1.0 + config.clip_coef)
+    policy_loss = torch.maximum(-advantage * ratio, -advantage * clipped).mean()  # eq. 7
+    assert ratio.shape == value.shape == mb.ret.shape == advantage.shape
+    error = (value - mb.ret).square()
+    if config.clip_value_loss:
+        near = mb.value + (value - mb.value).clamp(-config.clip_coef, config.clip_coef)
+        error = torch.maximum(error, (near - mb.ret).square())
+    value_loss = 0.5 * error.mean()
+    entropy = dist.entropy(params).mean()
+    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+    approx_kl = (ratio - 1.0 - log_ratio).mean()  # the k3 estimator of Schulman, joschu.net/blog/kl-approx
+    clip_fraction = ((ratio - 1.0).abs() > config.clip_coef).float().mean()
+    return loss, (policy_loss, value_loss, entropy, approx_kl, clip_fraction, (ratio - 1.0).abs().max())
+
+
+class PPO:
+    """The algorithm over N environments."""
+
+    def __init__(
+        self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, compile_update: bool
+    ) -> None:
+        self.config = config
+        self.envs = envs
+        self.streams = streams
+        self.device = streams.device
+        self.total_env_steps = total_env_steps
+        self.env_steps = 0
+        codec = envs.codec
+        self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
+        init = streams.torch("init", device="cpu")  # the same weights whatever the device
+        self.net = FlatModule(ActorCritic(config, codec.obs_size, self.dist, init).to(self.device))
+        self.adam = adam_init(self.net.flat)
+        self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
+        self.return_norm = RunningNorm(1, config.reward_clip).to(self.device)
+        self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
+        self._update = compiled(self._one_update, compile_update)
+        self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
+
+    @property
+    def agent(self) -> ActorCritic:
+        """The networks, holding the current parameters."""
+        assert isinstance(self.net.module, ActorCritic)
+        return self.net.module
+
+    @property
+    def learning_rate(self) -> float:
+        """Adam's step size for the coming iteration."""
+        linear = self.config.learning_rate_schedule is Schedule.linear
+        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps) if linear else 1.0
+        return self.config.learning_rate * left
+
+    def train_iteration(self) -> IterationResult:
+        """One rollout, and the passes over it."""
+        rate = torch.tensor(self.learning_rate, device=self.device)
+        with torch.no_grad():
+            rollout, raw_obs, episodes = self._collect()
+            reward = self._scaled_reward(rollout) if self.config.normalize_reward else rollout.reward
+            metrics, probes = self._learn(rollout, reward, rate)
+            if self.config.normalize_obs:
+                self.obs_norm.update(raw_obs.flatten(0, 1))
+        metrics["optim/learning_rate"] = rate
+        return IterationResult(metrics, episodes, {**rollout._asdict(), **probes})
+
+    # Collecting
+
+    def _normalized(self, obs: Tensor) -> Tensor:
+        return self.obs_norm(obs) if self.config.normalize_obs else obs
+
+    def _collect(self) -> tuple[Rollout, Tensor, list[Any]]:
+        """T steps with the present policy: the rollout, its unscaled observations, and ended episodes."""
+        num_steps, num_envs, codec = self.config.num_steps, self.envs.num_envs, self.envs.codec
+        noise_stream = self.streams.torch("action")
+        if self._obs is None:
+            self._obs = self._to_device(self.envs.reset())
+        raw_obs = torch.empty(num_steps, num_envs, codec.obs_size, device=self.device)
+        obs = torch.empty_like(raw_obs)
+        action_type = torch.float32 if codec.continuous else torch.int64
+        action = torch.empty(num_steps, num_envs, codec.action_size, dtype=action_type, device=self.device)
+        log_prob = torch.empty(num_steps, num_envs, device=self.device)
+        scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
+        final_obs, episodes = [], []
+        for t in range(num_steps):
+            raw_obs[t] = self._obs
+            obs[t] = self._normalized(self._obs)
+            params = self.agent.policy(obs[t])
+            action[t] = self.dist.sample(params, self.dist.noise(num_envs, noise_stream))
+            log_prob[t] = self.dist.log_prob(params, action[t])
+            step = self.envs.step(action[t].cpu().numpy())
+            scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
+            if step.episodes:
+                cut = step.truncated & ~step.terminated
+                final_obs.append(step.next_obs[cut])
+                episodes += step.episodes
+            self._obs = self._to_device(step.obs)
+        self.env_steps += num_steps * num_envs
+        reward, terminated, truncated = self._to_device(scalars).unbind(0)
+        ends = np.concatenate(final_obs) if final_obs else np.empty((0, codec.obs_size), np.float32)
+        last = self._normalized(self._obs)
+        final = self._normalized(self._to_device(ends))
+        truncated = truncated * (1.0 - terminated)  # an end that is both is an end
+        return Rollout(obs, action, log_prob, reward, terminated, truncated, last, final), raw_obs, episodes
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _scaled_reward(self, rollout: Rollout) -> Tensor:
+        """Rewards (T, N) divided by the running deviation of the discounted return."""
+        returns = torch.empty_like(rollout.reward)
+        keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
+        running = self._running_return
+        for t, reward in enumerate(rollout.reward):
+            returns[t] = running + reward
+            running = returns[t] * keep[t]
+        self._running_return = running
+        self.return_norm.update(returns.reshape(-1, 1))
+        return self.return_norm.scale_only(rollout.reward)
+
+    # Learning
+
+    def _targets(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and values (T, N), from one pass of the value network."""
+        num_steps, num_envs = reward.shape
+        every = torch.cat([rollout.obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
+        value, last, final = self.agent.value(every).split(
+            [num_steps * num_envs, num_envs, len(rollout.final_obs)]
+        )
+        value = value.view(num_steps, num_envs)
+        next_value = torch.cat([value[1:], last[None]])  # (T, N)
+        next_value[rollout.truncated > 0] = final  # the successor before the reset, not the one after
+        done = torch.maximum(rollout.terminated, rollout.truncated)
+        gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
+        return compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda), value
+
+    def _learn(
+        self, rollout: Rollout, reward: Tensor, rate: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All passes over the rollout; metrics are means over updates."""
+        config = self.config
+        total = reward.numel()
+        size = total // config.num_minibatches
+        shuffle = self.streams.torch("minibatch", device="cpu")
+        params = self.agent.policy(rollout.obs.flatten(0, 1))
+        log_ratio = self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
+        first_error = (log_ratio.exp() - 1.0).abs().max()
+        advantage, value = self._targets(rollout, reward)
+        probes = {"value": value, "advantage": advantage}
+        flat, state, reports = self.net.flat.clone(), self.adam, []
+        explained = 1.0 - advantage.var() / ((advantage + value).var() + 1e-8)
+        for epoch in range(config.update_epochs):
+            if epoch > 0 and config.recompute_advantage:
+                self.net.assign(flat)
+                advantage, value = self._targets(rollout, reward)
+            data = (rollout.obs, rollout.action, rollout.log_prob, advantage, advantage + value, value)
+            order = torch.randperm(total, generator=shuffle).to(self.device)
+            shuffled = [x.flatten(0, 1).index_select(0, order).split(size) for x in data]
+            for parts in zip(*shuffled, strict=True):
+                flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
+                reports.append(report)
+            if config.target_kl is not None:
+                recent = torch.stack(reports[-config.num_minibatches :])[:, METRICS.index("policy/approx_kl")]
+                if recent.mean().item() > config.target_kl:
+                    break
+        self.net.assign(flat)
+        self.adam = state
+        table = torch.stack(reports)  # (updates, len(METRICS))
+        metrics = dict(zip(METRICS, table.mean(0).unbind(), strict=True))
+        # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
+        del metrics["policy/max_ratio_error"]
+        first_seen = table[0, METRICS.index("policy/max_ratio_error")]
+        metrics["policy/first_ratio_max_error"] = torch.maximum(first_error, first_seen)
+        metrics["value/explained_variance"] = explained
+        return metrics, {**probes, "params": self.net.flat}
+
+    def _one_update(
+        self, flat: Tensor, state: AdamState, mb: Minibatch, rate: Tensor
+    ) -> tuple[Tensor, AdamState, Tensor]:
+        """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
+        grad, report = gradient(ppo_loss, flat, self.net, self.dist, self.config, mb)
+        grad, norm = clip_by_norm(grad, self.config.max_grad_norm)
+        flat, state = adam(flat, grad, state, rate, self.config.adam_eps)
+        return flat, state, torch.stack([*report, norm])
+
+    # Acting and state
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions (N, A) for encoded observations (N, O); random ones come from a stream of their own."""
+        params = self.agent.policy(self._normalized(self._to_device(obs)))
+        if deterministic:
+            return self.dist.mode(params).cpu().numpy()
+        return self.dist.sample(params, self.dist.noise(len(obs), self.streams.torch("act"))).cpu().numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, optimiser, statistics, streams and counters."""
+        return {
+            "env_steps": self.env_steps,
+            "net": self.net.flat.clone(),
+            "adam": [x.clone() for x in self.adam],
+            "obs_norm": self.obs_norm.state_dict(),
+            "return_norm": self.return_norm.state_dict(),
+            "running_return": self._running_return,
+            "streams": self.streams.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over `state`."""
+        self.env_steps = int(state["env_steps"])
+        self.net.assign(state["net"])
+        self.adam = AdamState(*(x.to(self.device) for x in state["adam"]))
+        self.obs_norm.load_state_dict(state["obs_norm"])
+        self.return_norm.load_state_dict(state["return_norm"])
+        self._running_return = state["running_return"].to(self.device)
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.envs.close()

@@ -1,0 +1,1 @@
+"""What reads run folders after the fact. Nothing here imports torch."""

@@ -1,0 +1,226 @@
+"""Types and meaning of every configuration key. Values live in `conf/`, each written once.
+
+The dataclasses have no defaults: a key that no YAML file sets is a missing value, found before anything
+starts. After composition the configuration becomes plain dataclasses, which nobody writes to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rltemplate.algos import ALGORITHMS, AlgoConfig
+from rltemplate.types import ConfigError, count, number
+
+
+class Device(Enum):
+    """Where networks live. `auto` is CUDA where there is one."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    auto = "auto"
+
+
+class Level(Enum):
+    """What may differ between two runs of one configuration; see `conf/determinism/`."""
+
+    fast = "fast"
+    repeat = "repeat"
+
+
+class WandbMode(Enum):
+    """`auto`: online if a key is configured on this machine, else offline."""
+
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+
+
+@dataclass(slots=True, kw_only=True)
+class EnvConfig:
+    """One Gymnasium environment, and how many copies of it are stepped together."""
+
+    id: str = field()
+    num_envs: int = count()
+    async_envs: bool = field()
+    max_episode_steps: int | None = count()
+    kwargs: dict[str, Any] = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class DeterminismConfig:
+    """The switches of a level; each is set before the library reads it and read back afterwards."""
+
+    level: Level = field()
+    hash_seed: int | None = number(0, 2**32 - 1)
+    deterministic_algorithms: bool = field()
+    fill_uninitialized_memory: bool = field()
+    cudnn_benchmark: bool = field()
+    cudnn_deterministic: bool = field()
+    float32_precision: str = field()
+    cublas_workspace: str | None = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class WandbConfig:
+    """Weights & Biases."""
+
+    enabled: bool = field()
+    mode: WandbMode = field()
+    project: str = field()
+    entity: str | None = field()
+    group: str | None = field()
+    tags: list[str] = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerConfig:
+    """Which sinks show the metrics. `metrics.jsonl` is always written and not listed."""
+
+    console: bool = field()
+    tensorboard: bool = field()
+    wandb: WandbConfig = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """One run."""
+
+    algo: AlgoConfig = field()
+    env: EnvConfig = field()
+    determinism: DeterminismConfig = field()
+    logger: LoggerConfig = field()
+    experiment: str | None = field()
+    seed: int = number(0)
+    total_env_steps: int = count()
+    device: Device = field()
+    num_threads: int = count()
+    compile: bool = field()
+    runs_dir: str = field()
+    run_dir: str | None = field()
+    log_every: int = number(0)
+    eval_every: int = number(0)
+    eval_episodes: int = count()
+    video_every: int = number(0)
+    checkpoint_every: int = number(0)
+
+
+def register_schemas() -> None:
+    """Give Hydra the types, under names with a leading underscore that the YAML files build on."""
+    store = ConfigStore.instance()
+    store.store(name="_config", node=Config)
+    store.store(group="env", name="_env", node=EnvConfig)
+    store.store(group="determinism", name="_determinism", node=DeterminismConfig)
+    store.store(group="logger", name="_logger", node=LoggerConfig)
+    for name, entry in ALGORITHMS.items():
+        store.store(group="algo", name=f"_{name}", node=entry.config)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Composed and resolved values as typed dataclasses, or `ConfigError` naming the first wrong one."""
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            raise ConfigError(f"no value for {missing[0]}: set it on the command line or in a file of conf/")
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    if not isinstance(config, Config):
+        raise TypeError(f"composed a {type(config).__name__} instead of a Config")
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first value out of its range or out of step with the others."""
+    for problem in _out_of_range(config, ""):
+        raise ConfigError(problem)
+    for problem in config.algo.problems(config.env.num_envs):
+        raise ConfigError(problem)
+
+
+def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
+    for spec in fields(node):
+        key, value = prefix + spec.name, getattr(node, spec.name)
+        if is_dataclass(value):
+            yield from _out_of_range(value, key + ".")
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+            yield f"{key}={value}: must be finite"
+        elif "low" in spec.metadata and value is not None:
+            low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
+            if not values or any(not (v > low if open_low else v >= low) or not v <= high for v in values):
+                least = f"greater than {low:g}" if open_low else f"at least {low:g}"
+                most = "" if high == float("inf") else f" and at most {high:g}"
+                yield f"{key}={value}: must be {least}{most}"
+
+
+def _one_line(error: OmegaConfBaseException) -> str:
+    """OmegaConf's message with the key in front: `seed=1.5: ... could not be converted to Integer`."""
+    first = str(error.msg if error.msg is not None else error).splitlines()[0]
+    return f"{error.full_key}: {first}" if error.full_key else first
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as plain dicts, lists and scalars, enums by name."""
+    return {spec.name: _plain(getattr(config, spec.name)) for spec in fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The inverse of `to_dict`; wrong keys, types and ranges raise `ConfigError`."""
+    name = values.get("algo", {}).get("name")
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
+    try:
+        schema = OmegaConf.structured(Config)
+        OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
+        merged = OmegaConf.merge(schema, dict(values))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    assert isinstance(merged, DictConfig)
+    return to_config(merged)
+
+
+def to_yaml(config: Config) -> str:
+    """The text of `config.yaml`: the resolved configuration and nothing else."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration of a recorded run, from its `config.yaml`."""
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    values = OmegaConf.to_container(loaded)
+    assert isinstance(values, dict)
+    return from_dict({str(key): value for key, value in values.items()})
+
+
+def choose(wrong: str, allowed: Any) -> str:
+    """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
+    names = sorted(allowed)
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(wrong.lower(), list(folded), n=1, cutoff=0.5)
+    hint = f"did you mean {folded[near[0]]}? " if near else ""
+    return f"{hint}allowed: {', '.join(names)}"

@@ -1,0 +1,225 @@
+"""Gymnasium environments as algorithms see them: flat float observations, plain actions, no hidden resets.
+
+Wrapper order: gymnasium.make (with its time limit), vectorisation, then `Codec`, which is the only place
+that knows spaces. Parallel environments run with AutoresetMode.DISABLED and an explicit reset mask, so that
+no worker keeps a reset pending and no phantom step enters a buffer; the observation in which an episode
+ended is kept apart from the one that the next episode starts with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rltemplate.types import ConfigError, Episode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Which environment, without saying how many: what `gymnasium.make` needs to know."""
+
+    id: str
+    max_episode_steps: int | None
+    kwargs: Mapping[str, Any]
+
+
+def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym.Env[Any, Any]:
+    """One environment; `ConfigError` in one line for whatever the user can mend."""
+    try:
+        found = gym.spec(spec.id)
+        if "mujoco" in str(found.entry_point):
+            _quiet_mujoco()
+        return gym.make(
+            spec.id,
+            max_episode_steps=spec.max_episode_steps,
+            render_mode=render_mode,
+            disable_env_checker=True,
+            **{**spec.kwargs, **extra},
+        )
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
+    except (gym.error.UnregisteredEnv, ModuleNotFoundError) as error:
+        near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
+    except gym.error.Error as error:
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
+    except TypeError as error:
+        if spec.kwargs:
+            raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {_first_line(error)}") from error
+        raise
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].strip("'\" ")
+
+
+def _quiet_mujoco() -> None:
+    """MuJoCo writes warnings to a file in the working folder; send them to the log instead.
+
+    The one about `settotalmass` comes with every HalfCheetah and means nothing to a user.
+    """
+    import mujoco
+
+    def note(message: str) -> None:
+        if "settotalmass" not in message:
+            _log.warning("mujoco: %s", message)
+
+    mujoco.set_mju_user_warning(note)
+
+
+class Codec:
+    """Translates between an environment's spaces and the flat arrays that algorithms use.
+
+    Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
+    (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
+    integers (N, A) from zero for Discrete and MultiDiscrete.
+    """
+
+    def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.env_id = env_id
+        self.obs_space = obs_space
+        self.action_space = action_space
+        self.obs_size = self._check_obs(obs_space)
+        self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
+        if isinstance(action_space, spaces.Box):
+            self.action_size = int(np.prod(action_space.shape))
+            low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+            self._bounded = np.isfinite(low) & np.isfinite(high)
+            self._center = np.where(self._bounded, (low / 2 + high / 2), 0.0).astype(np.float32)
+            self._half = np.where(self._bounded, (high / 2 - low / 2), 1.0).astype(np.float32)
+            self._low, self._high = low, high
+        elif isinstance(action_space, spaces.Discrete):
+            self.nvec = (int(action_space.n),)
+            self.action_size = 1
+        elif isinstance(action_space, spaces.MultiDiscrete) and action_space.nvec.ndim == 1:
+            self.nvec = tuple(int(n) for n in action_space.nvec)
+            self.action_size = len(self.nvec)
+        else:
+            raise ConfigError(
+                f"{env_id} has the action space {action_space}; supported: Box, Discrete and one-dimensional "
+                "MultiDiscrete. Wrap the environment (gymnasium.wrappers.TransformAction) to get there"
+            )
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are real numbers."""
+        return not self.nvec
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component of a continuous action has finite bounds."""
+        return self.continuous and bool(self._bounded.all())
+
+    def _check_obs(self, space: spaces.Space[Any]) -> int:
+        if isinstance(space, spaces.Discrete):
+            return int(space.n)
+        if not isinstance(space, spaces.Box):
+            raise ConfigError(
+                f"{self.env_id} has the observation space {type(space).__name__}; supported: Box and "
+                "Discrete. Register a variant wrapped in gymnasium.wrappers.FlattenObservation and name that"
+            )
+        if space.dtype == np.uint8 and len(space.shape) >= 2:
+            raise ConfigError(
+                f"{self.env_id} observes images {space.shape}, and the networks are multi-layer perceptrons; "
+                "use an environment with vector observations, such as the -ram variant where there is one"
+            )
+        return int(np.prod(space.shape))
+
+    def encode_obs(self, obs: Any) -> np.ndarray:
+        """A batch of raw observations as float32 (N, O)."""
+        batch = np.asarray(obs)
+        if isinstance(self.obs_space, spaces.Discrete):
+            one_hot = np.zeros((len(batch), self.obs_size), np.float32)
+            one_hot[np.arange(len(batch)), batch - self.obs_space.start] = 1.0
+            return one_hot
+        return batch.reshape(len(batch), -1).astype(np.float32)
+
+    def decode_action(self, action: np.ndarray) -> np.ndarray:
+        """Algorithm actions (N, A) as a batch of the environment's own actions."""
+        if isinstance(self.action_space, spaces.Box):
+            clipped = np.where(self._bounded, np.clip(action, -1.0, 1.0), action)
+            # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
+            native = np.clip(clipped * self._half + self._center, self._low, self._high)
+            shaped: np.ndarray = native.reshape(-1, *self.action_space.shape)
+            return shaped.astype(self.action_space.dtype)
+        if isinstance(self.action_space, spaces.Discrete):
+            return action[:, 0] + int(self.action_space.start)
+        assert isinstance(self.action_space, spaces.MultiDiscrete)
+        return action + self.action_space.start
+
+
+class Step(NamedTuple):
+    """What one step of N environments gives."""
+
+    obs: np.ndarray  # (N, O) to act on next: after a reset where an episode ended
+    reward: np.ndarray  # (N,) float64, as the environment gives it
+    terminated: np.ndarray  # (N,) bool: the task ended, no reward can follow
+    truncated: np.ndarray  # (N,) bool: the clock ended the episode, reward would have followed
+    next_obs: np.ndarray  # (N, O) the true successor, before any reset
+    episodes: list[Episode]  # episodes that ended in this step
+
+
+class Envs:
+    """N copies of one environment, stepped together."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seeds: Sequence[int], async_envs: bool = False) -> None:
+        if len(seeds) != num_envs:
+            raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
+        first = make_env(spec)  # refuses before any worker starts
+        self.codec = Codec(spec.id, first.observation_space, first.action_space)
+        self.spec = spec
+        self.num_envs = num_envs
+        factories = [lambda: first, *[lambda: make_env(spec)] * (num_envs - 1)]
+        self._envs: VectorEnv[Any, Any, Any]
+        if async_envs:
+            first.close()
+            factories[0] = lambda: make_env(spec)
+            self._envs = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
+        else:
+            # Observations are encoded, and thereby copied, before the next step can overwrite them.
+            self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        self._seeds: Any = list(seeds)  # one seed each, which Gymnasium's types do not know of
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+
+    def reset(self) -> np.ndarray:
+        """Seed every environment, start its first episode and return the observations (N, O)."""
+        obs, _ = self._envs.reset(seed=self._seeds)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return self.codec.encode_obs(obs)
+
+    def step(self, action: np.ndarray) -> Step:
+        """Step every environment with `action` (N, A), and start a new episode where one ended."""
+        raw, reward, terminated, truncated, _ = self._envs.step(self.codec.decode_action(action))
+        reward = np.array(reward, np.float64)
+        terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
+        next_obs = self.codec.encode_obs(raw)
+        self._returns += reward
+        self._lengths += 1
+        done = terminated | truncated
+        if not done.any():
+            return Step(next_obs, reward, terminated, truncated, next_obs, [])
+        episodes = [
+            Episode(float(r), int(n)) for r, n in zip(self._returns[done], self._lengths[done], strict=True)
+        ]
+        self._returns[done] = 0.0
+        self._lengths[done] = 0
+        raw, _ = self._envs.reset(options={"reset_mask": done})
+        obs = np.where(done[:, None], self.codec.encode_obs(raw), next_obs)
+        return Step(obs, reward, terminated, truncated, next_obs, episodes)
+
+    def close(self) -> None:
+        """Release the environments and their worker processes."""
+        self._envs.close()

@@ -1,0 +1,63 @@
+"""Running statistics as module buffers, so that they are saved, moved and loaded with the policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningNorm(nn.Module):
+    """Mean and variance over everything seen, merged batch by batch (Chan et al. 1979, parallel variance).
+
+    Statistics are float64: a float32 count stops growing at 2^24. Before the first `update`, `forward`
+    changes nothing but the clipping.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, clip: float, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.clip = clip
+        self.epsilon = epsilon
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Keep float32 copies, so that normalising costs two float32 operations and no conversion."""
+        self._shift = self.mean.float()
+        self._scale = (self.var + self.epsilon).rsqrt().float()
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        """Merge the rows of `batch` (B, size)."""
+        rows = batch.to(torch.float64)
+        batch_mean = rows.mean(0)
+        batch_var = (rows - batch_mean).square().mean(0)
+        total = self.count + rows.shape[0]
+        delta = batch_mean - self.mean
+        share = rows.shape[0] / total
+        self.var.copy_((1.0 - share) * self.var + share * batch_var + delta.square() * share * (1.0 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+        self._refresh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x - mean) / sqrt(var + epsilon), clipped; shape (..., size)."""
+        return ((x - self._shift) * self._scale).clamp(-self.clip, self.clip)
+
+    def scale_only(self, x: Tensor) -> Tensor:
+        """x / sqrt(var + epsilon), clipped: for rewards, whose mean carries meaning."""
+        return (x * self._scale).clamp(-self.clip, self.clip)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        module = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._refresh()
+        return module
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
+        super()._load_from_state_dict(*args, **kwargs)
+        self._refresh()

@@ -1,0 +1,1 @@
+"""What observes a run and never changes it: record, logger, sinks, evaluation, video, checkpoints."""

@@ -1,0 +1,47 @@
+"""Names inside a run folder: the contract between what writes a run and what reads one.
+
+Only the standard library is imported here, so that tools which merely look at runs start at once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from pathlib import Path
+
+CONFIG = "config.yaml"
+RECORD = "record.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+VIDEOS = "videos"
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
+SWEEPS = "sweeps"
+SWEEP_INDEX = "sweep.json"
+REF_PREFIX = "refs/runs/"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def safe_name(text: str) -> str:
+    """`text` with every character that a folder name or a git ref could choke on replaced by `-`."""
+    return _UNSAFE.sub("-", text).strip("-.") or "unnamed"
+
+
+def new_id(label: str) -> str:
+    """An id such as `20261121-093015-seed3-9f2c41`: sorts by time, unique under concurrency.
+
+    The random part comes from the operating system, so no training stream is touched.
+    """
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe_name(label)}-{secrets.token_hex(3)}"
+
+
+def video_path(run_dir: Path, env_steps: int) -> Path:
+    """Where the video taken after `env_steps` environment steps lies."""
+    return run_dir / VIDEOS / f"step_{env_steps}.mp4"
+
+
+def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
+    """Where the checkpoint taken after `env_steps` environment steps lies."""
+    return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"

@@ -1,0 +1,256 @@
+"""One run: the composition root and the only training loop.
+
+This is the only module that knows both what learns and what observes. It never asks which algorithm or
+environment it has. The end of an iteration is the only place where anything is logged, evaluated, filmed or
+saved, so that all of these share one clock.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.config import Config, from_dict, to_dict, to_yaml
+from rltemplate.envs import Envs, EnvSpec, make_env
+from rltemplate.launch import PROJECT, Job
+from rltemplate.rng import Streams, env_seeds
+from rltemplate.run import determinism, paths
+from rltemplate.run.checkpoint import save_checkpoint
+from rltemplate.run.evaluate import Evaluator
+from rltemplate.run.logger import JsonlWriter, Logger
+from rltemplate.run.machine import machine_facts, package_versions
+from rltemplate.run.record import Record
+from rltemplate.run.sinks import ConsoleSink, Sink, TensorBoardSink
+from rltemplate.run.snapshot import GitRecord, Snapshot, commit_run, take_snapshot
+from rltemplate.run.video import VideoRecorder
+from rltemplate.run.wandb_sink import WandbSink
+from rltemplate.types import Algorithm, ConfigError, IterationResult
+
+FINISHED, REFUSED = 0, 2
+
+# What an iteration reported, the environment steps before it, how long it took, whether the run must end.
+AfterIteration = Callable[[IterationResult, int, float, bool], None]
+
+# Bound for environments without a time limit of their own, which a good policy might never leave.
+_LONGEST_EVALUATION = 10_000
+_KEPT_CHECKPOINTS = 3
+
+
+class Stop:
+    """A request to end after the present iteration; the signal's second arrival ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[Stop]:
+        """Take SIGINT and SIGTERM as requests while the block runs."""
+        before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)
+
+
+def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
+    """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other."""
+    if config.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+        raise ConfigError(
+            "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
+        )
+    streams = Streams(config.seed, determinism.resolve_device(config.device.name))
+    num_envs = config.env.num_envs
+    envs = Envs(env_spec(config), num_envs, env_seeds(config.seed, "env", num_envs), config.env.async_envs)
+    module, name = ALGORITHMS[config.algo.name].implementation.split(":")
+    implementation = getattr(importlib.import_module(module), name)
+    try:
+        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, config.compile)
+    except ConfigError:
+        envs.close()
+        raise
+    return algorithm, envs
+
+
+def env_spec(config: Config) -> EnvSpec:
+    """What the environment part of a configuration means to Gymnasium."""
+    return EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
+
+
+class Observers:
+    """Everything that looks at a run, behind three calls: begin, after each iteration, end."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, algorithm: Algorithm, envs: Envs, logger: Logger
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.algorithm = algorithm
+        self.logger = logger
+        self.final_metrics: dict[str, float] = {}
+        self._codec = envs.codec
+        self._evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
+        self._video = VideoRecorder(
+            lambda render_mode, **extra: make_env(envs.spec, render_mode, **extra),
+            self._single_action,
+            seed=config.seed,
+            note=logger.message,
+        )
+        self._training_s = 0.0  # time spent in iterations since the last log point
+        self._logged_steps = algorithm.env_steps
+
+    def _single_action(self, obs: Any) -> Any:
+        return self._codec.decode_action(self.algorithm.act(self._codec.encode_obs([obs])))[0]
+
+    def after_iteration(
+        self, result: IterationResult, before: int, seconds: float, interrupted: bool
+    ) -> None:
+        """Do what became due between the steps `before` and now; everything at the end of the run."""
+        config, steps = self.config, self.algorithm.env_steps
+        self.logger.observe(result)
+        self._training_s += seconds
+        last = interrupted or steps >= config.total_env_steps
+
+        def due(every: int) -> bool:
+            return every > 0 and (steps // every > before // every or last)
+
+        extra = {}
+        if due(config.eval_every) and not interrupted:
+            seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, steps)
+            extra = self._evaluator.run(self.algorithm.act, seeds, _LONGEST_EVALUATION).metrics()
+        if extra or last or due(config.log_every):
+            # The speed of training; what observers take shows in wall_time_s.
+            extra["time/steps_per_second"] = (steps - self._logged_steps) / max(self._training_s, 1e-9)
+            self._training_s, self._logged_steps = 0.0, steps
+            self.final_metrics.update(self.logger.log(steps, extra))
+        if due(config.video_every) and not interrupted:
+            path = self._video.record(paths.video_path(self.run_dir, steps), steps)
+            if path is not None:
+                self.logger.video(path, steps)
+        if due(config.checkpoint_every):
+            save_checkpoint(self.run_dir, steps, self.algorithm.state_dict(), _KEPT_CHECKPOINTS)
+
+    def close(self) -> None:
+        """Release what was opened."""
+        self._evaluator.close()
+
+
+def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:
+    """The loop."""
+    while algorithm.env_steps < total_env_steps and stop.signal is None:
+        before, started = algorithm.env_steps, time.perf_counter()
+        result = algorithm.train_iteration()
+        after(result, before, time.perf_counter() - started, stop.signal is not None)
+
+
+def run(job: Job) -> int:
+    """Do the job, and return its exit status."""
+    config = from_dict(job.config)
+    settings = determinism.apply(config.determinism, config.num_threads)
+    algorithm, envs = build_algorithm(config)  # the last that may refuse; nothing has been written yet
+    try:
+        run_dir = _make_run_dir(Path(job.run_dir))
+        (run_dir / paths.CONFIG).write_text(to_yaml(config))
+        git = _git_record(job, config)
+        record = Record.create(run_dir, _first_facts(job, config, git, settings))
+        logger = _make_logger(job, config, run_dir, git)
+        observers = Observers(config, run_dir, algorithm, envs, logger)
+    except BaseException:
+        algorithm.close()
+        raise
+    status, error, stop = "failed", None, Stop()
+    try:
+        if git.problem is not None:
+            logger.message(f"code not recorded: {git.problem}")
+        with stop.listening():
+            train(algorithm, config.total_env_steps, stop, observers.after_iteration)
+        status = "finished" if stop.signal is None else "interrupted"
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        raise
+    finally:
+        record.finish(status, observers.final_metrics, error)
+        logger.close(status, observers.final_metrics)
+        observers.close()
+        algorithm.close()
+    return FINISHED if stop.signal is None else 128 + stop.signal
+
+
+def _make_run_dir(run_dir: Path) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if any(run_dir.iterdir()):
+        raise ConfigError(f"run_dir={run_dir}: is not empty; a run needs a folder of its own")
+    return run_dir
+
+
+def _git_record(job: Job, config: Config) -> GitRecord:
+    snapshot = take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
+    return commit_run(snapshot, job.run_id, to_yaml(config))
+
+
+def _first_facts(job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": job.run_id,
+        "status": "running",
+        "command": job.command,
+        "overrides": job.overrides,
+        "sweep": None if job.sweep is None else asdict(job.sweep),
+        "git": asdict(git),
+        "determinism": {"level": config.determinism.level.name, "settings": dict(settings)},
+        "versions": package_versions(),
+        "machine": machine_facts(),
+    }
+
+
+def _make_logger(job: Job, config: Config, run_dir: Path, git: GitRecord) -> Logger:
+    wanted, values = config.logger, to_dict(config)
+    title = f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}"
+    sinks: list[Sink] = []
+    if wanted.console:
+        sinks.append(ConsoleSink(config.total_env_steps, title))
+    if wanted.tensorboard:
+        sinks.append(TensorBoardSink(run_dir / paths.TENSORBOARD, values))
+    if wanted.wandb.enabled:
+        wandb = WandbSink(
+            run_dir,
+            job.run_id,
+            project=wanted.wandb.project,
+            entity=wanted.wandb.entity,
+            name=run_dir.name,
+            group=wanted.wandb.group or (job.sweep.id if job.sweep else None),
+            tags=[config.algo.name, config.env.id, config.determinism.level.name, *wanted.wandb.tags],
+            mode=wanted.wandb.mode.name,
+            config=values,
+            git=asdict(git),
+            notify=lambda text: logger.message(text),
+        )
+        sinks.append(wandb)
+    logger = Logger(sinks, JsonlWriter(run_dir / paths.METRICS))
+    return logger
+
+
+def main() -> int:
+    """The process of a run: `python -m rltemplate.train`, started by scripts/train.py."""
+    try:
+        return run(Job.from_environment())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The one interface between what learns and what observes, and the legend of tensor shapes.
+
+Shape legend, used in trailing comments everywhere:
+    T  num_steps, steps per environment in one rollout
+    N  num_envs, environments stepped together
+    B  samples in a (mini)batch
+    O  size of the encoded observation
+    A  size of the action (number of components)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class ConfigError(Exception):
+    """The user asked for something that cannot be had. The message is one or two lines for the user."""
+
+
+class Episode(NamedTuple):
+    """A finished episode as the environment counted it: undiscounted, unscaled return and its length."""
+
+    episode_return: float
+    length: int
+
+
+@dataclass(slots=True)
+class IterationResult:
+    """What one training iteration tells the outside world.
+
+    `metrics` are detached 0-d tensors that stay on the device; only the logger reads their values, once
+    per log interval. `probes` are references to named tensors in causal order, free unless somebody
+    looks at them.
+    """
+
+    metrics: Mapping[str, Tensor]
+    episodes: list[Episode] = field(default_factory=list)
+    probes: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Algorithm(Protocol):
+    """All that the training loop and the observers know of an algorithm."""
+
+    env_steps: int
+
+    def train_iteration(self) -> IterationResult:
+        """Collect and learn until the next point at which the run may be observed."""
+        ...
+
+    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions (N, A) for encoded observations (N, O). Never changes any state of training."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on: tensors, numbers, strings, nested in dicts."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly from `state`."""
+        ...
+
+    def close(self) -> None:
+        """Release the environments."""
+        ...
+
+
+def number(low: float, high: float = float("inf"), *, open_low: bool = False) -> Any:
+    """A configuration field without a default whose value must lie in [low, high] (or (low, high])."""
+    return field(metadata={"low": low, "high": high, "open_low": open_low})
+
+
+def positive() -> Any:
+    """A configuration field without a default whose value must be greater than zero."""
+    return number(0.0, open_low=True)
+
+
+def fraction() -> Any:
+    """A configuration field without a default whose value must lie in [0, 1]."""
+    return number(0.0, 1.0)
+
+
+def count() -> Any:
+    """A configuration field without a default that counts something, or lists counts: 1 or more."""
+    return number(1)
