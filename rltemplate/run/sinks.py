@@ -1,0 +1,311 @@
+"""Where log rows go besides `metrics.jsonl`: the console and TensorBoard (W&B is in `wandb_sink`).
+
+A sink may fail at any time: the logger then reports it once, switches it off, and the run goes on.
+Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run began) and the metrics.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+Row = Mapping[str, float]
+
+# What a plain line shows of a row, in this order; everything else is in metrics.jsonl.
+_SHOWN = {
+    "episode/return": "return",
+    "episode/length": "length",
+    "policy/entropy": "entropy",
+    "loss/policy": "loss/policy",
+    "loss/value": "loss/value",
+    "loss/critic": "loss/critic",
+}
+# These are shown as `-` while there is no value, so that the columns of a plain log stay in place.
+_ALWAYS_SHOWN = ("episode/return", "episode/length")
+_X_AXES = ("env_steps", "wall_time_s")
+
+
+class Sink(Protocol):
+    """Something that shows or stores log rows. Every method may raise; none may block for long."""
+
+    def write(self, row: Row) -> None:
+        """One log point."""
+        ...
+
+    def video(self, path: Path, env_steps: int) -> None:
+        """A video of the policy after `env_steps` environment steps lies at `path`."""
+        ...
+
+    def note(self, text: str) -> bool:
+        """A line of plain text for the user. Whether the user sees it here."""
+        ...
+
+    def close(self, status: str, final_metrics: Row) -> None:
+        """The run ended with `status` (`finished`, `failed`, `interrupted`). Called once, as the last."""
+        ...
+
+
+def show_number(value: float) -> str:
+    """Four significant digits, without an exponent where that stays short: `143.2`, `0.0613`, `2.5e-07`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    if abs(value) >= 1000 and abs(value) < 1e6:
+        return f"{value:.1f}"
+    return f"{value:.4g}"
+
+
+def show_time(seconds: float | None) -> str:
+    """`h:mm:ss`, with days in front of long times, and `-:--:--` for an unknown one."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-:--:--"
+    hours, rest = divmod(max(0, round(seconds)), 3600)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+class ConsoleSink:
+    """A progress bar on a terminal, one plain line per log point anywhere else.
+
+    `title` names the run in a few characters. The bar needs a terminal that can move its cursor; with
+    `TERM=dumb`, in a pipe or in a file the plain lines are used.
+    """
+
+    def __init__(self, total_env_steps: int, title: str = "", stream: TextIO | None = None) -> None:
+        self._total = max(1, total_env_steps)
+        self._title = title
+        self._stream = sys.stderr if stream is None else stream
+        self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
+        self._latest: dict[str, float] = {}
+        self._console: Console | None = None
+        self._progress: Progress | None = None
+        self._drawn_at = -math.inf
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
+            self._start_bar()
+        elif title:
+            self._print(title)
+
+    def write(self, row: Row) -> None:
+        self._latest.update(row)
+        left = self._seconds_left(row)
+        if self._progress is None:
+            self._print(self._plain_line(row, left))
+            return
+        # Drawing takes milliseconds: with short log intervals not every row is drawn.
+        now = time.monotonic()
+        if draw := now - self._drawn_at >= 0.1:
+            self._drawn_at = now
+        recent_return = self._latest.get("episode/return")
+        speed = row.get("time/steps_per_second")
+        self._progress.update(
+            self._progress.task_ids[0],
+            completed=min(int(row["env_steps"]), self._total),
+            shown_return="-" if recent_return is None else show_number(recent_return),
+            shown_speed="-" if speed is None else f"{speed:,.0f}",
+            shown_left=show_time(left),
+            refresh=draw,
+        )
+
+    def video(self, path: Path, env_steps: int) -> None:
+        self.note(f"video after {env_steps} steps: {path}")
+
+    def note(self, text: str) -> bool:
+        if self._console is None:
+            self._print(text)
+        else:
+            # soft_wrap leaves paths in one piece, so that they can be clicked and copied.
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return True
+
+    def close(self, status: str, final_metrics: Row) -> None:
+        metrics = {**self._latest, **final_metrics}
+        self._stop_bar()
+        steps = int(metrics.get("env_steps", 0))
+        took = show_time(metrics["wall_time_s"]) if "wall_time_s" in metrics else "-:--:--"
+        ending = f"{status} after {steps} steps in {took}"
+        shown = {name: value for name, value in metrics.items() if name not in _X_AXES}
+        if self._console is None:
+            self._print(ending)
+        else:
+            self._console.print(ending, markup=False, highlight=False)
+            if shown:
+                self._console.print(_summary_table(shown, self._console))
+
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        self._console = Console(file=self._stream)
+
+        def fixed(template: str) -> TextColumn:
+            return TextColumn(template, table_column=Column(no_wrap=True, justify="right"))
+
+        title = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)
+        )
+        self._progress = Progress(
+            *([title] if self._console.width >= 72 else []),  # on a narrow terminal the numbers go first
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
+            fixed("[progress.percentage]{task.percentage:>3.0f}%"),
+            fixed("return [bold]{task.fields[shown_return]:>7}"),
+            fixed("{task.fields[shown_speed]:>6}[dim] steps/s"),
+            fixed("[dim]left[/] {task.fields[shown_left]}"),
+            console=self._console,
+            expand=True,
+            auto_refresh=False,  # drawn when a row arrives: no thread beside training
+        )
+        self._progress.add_task(
+            self._title, total=self._total, shown_return="-", shown_speed="-", shown_left=show_time(None)
+        )
+        self._progress.start()
+        # The bar hides the cursor; a run that dies without closing must not leave the terminal so.
+        atexit.register(self._stop_bar)
+
+    def _stop_bar(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            atexit.unregister(self._stop_bar)
+
+    def _print(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def _seconds_left(self, row: Row) -> float | None:
+        """From the speed over the last rows, so that it follows a slow evaluation, but not at once."""
+        now = (row["env_steps"], row["wall_time_s"])
+        self._recent.append(now)
+        oldest = self._recent[0]
+        steps, seconds = now[0] - oldest[0], now[1] - oldest[1]
+        speed = steps / seconds if steps > 0 and seconds > 0 else row.get("time/steps_per_second", 0.0)
+        return max(0.0, self._total - now[0]) / speed if speed > 0 else None
+
+    def _plain_line(self, row: Row, left: float | None) -> str:
+        steps = int(row["env_steps"])
+        width = len(str(self._total))
+        parts = [f"step {steps:>{width}}/{self._total} {100 * steps / self._total:4.0f}%"]
+        for name, label in _SHOWN.items():
+            if name in row:
+                parts.append(f"{label} {show_number(row[name]):>8}")
+            elif name in _ALWAYS_SHOWN:
+                parts.append(f"{label} {'-':>8}")
+        if "time/steps_per_second" in row:
+            parts.append(f"{row['time/steps_per_second']:>7,.0f} steps/s")
+        parts.append(f"left {show_time(left)}")
+        if "eval/return" in row:  # at the end, because most rows are without it
+            parts.append(f"eval {show_number(row['eval/return'])}")
+        return "  ".join(parts)
+
+
+def _summary_table(metrics: Row, console: Console) -> Table:
+    """The last value of every metric, side by side in as many pairs of columns as the terminal holds."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    cells = [(name, show_number(value)) for name, value in sorted(metrics.items())]
+
+    def table_of(pairs: int) -> Table:
+        rows = math.ceil(len(cells) / pairs)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for _ in range(pairs):
+            table.add_column("metric", style="dim", no_wrap=True)
+            table.add_column("last", justify="right", no_wrap=True)
+        for i in range(rows):
+            table.add_row(*(text for cell in cells[i::rows] for text in cell))
+        return table
+
+    for pairs in (3, 2):
+        wide = table_of(pairs)
+        # Measured in endless space: within the terminal's width every table "fits", by cutting its cells.
+        if console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width:
+            return wide
+    return table_of(1)
+
+
+class TensorBoardSink:
+    """Scalars under the same names in TensorBoard's event format, the configuration as text.
+
+    Records are written here, and not through `torch.utils.tensorboard`, because that takes a second to
+    import, writes from a thread with a blocking queue, and hides a full disk until the end. The file is
+    opened by the first row. `purge_step`: when a run goes on from a checkpoint, TensorBoard is told to
+    forget what an earlier file of this folder holds beyond that step.
+    """
+
+    def __init__(
+        self, log_dir: Path, config: Mapping[str, Any] | None = None, purge_step: int | None = None
+    ) -> None:
+        self._log_dir = log_dir
+        self._config = config
+        self._purge_step = purge_step
+        self._file: IO[bytes] | None = None
+
+    def write(self, row: Row) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
+        self._add(step=int(row["env_steps"]), summary=Summary(value=values))
+
+    def video(self, path: Path, env_steps: int) -> None:
+        self._add_text("video", str(path), env_steps)
+
+    def note(self, text: str) -> bool:
+        """Notes are for the person at the console."""
+        return False
+
+    def close(self, status: str, final_metrics: Row) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (self._log_dir / name).open("ab")
+        self._add(file_version="brain.Event:2")
+        if self._purge_step is not None:
+            # TensorBoard drops the events whose step is at or above that of a START record.
+            self._add(step=self._purge_step + 1, session_log=SessionLog(status=SessionLog.START))
+        if self._config is not None:
+            text = json.dumps(self._config, indent=2, default=str)
+            self._add_text("config", "\n".join("    " + line for line in text.splitlines()), 0)
+
+    def _add_text(self, tag: str, text: str, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+        value = Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)
+        self._add(step=step, summary=Summary(value=[value]))
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        RecordWriter(self._file).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
