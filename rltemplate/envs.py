@@ -96,8 +96,9 @@ class Codec:
             self.action_size = int(np.prod(action_space.shape))
             low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
             self._bounded = np.isfinite(low) & np.isfinite(high)
-            self._center = np.where(self._bounded, (low / 2 + high / 2), 0.0).astype(np.float32)
-            self._half = np.where(self._bounded, (high / 2 - low / 2), 1.0).astype(np.float32)
+            bottom, top = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
+            self._center = (bottom / 2 + top / 2).astype(np.float32)
+            self._half = (top / 2 - bottom / 2).astype(np.float32)
             self._low, self._high = low, high
         elif isinstance(action_space, spaces.Discrete):
             self.nvec = (int(action_space.n),)

@@ -7,6 +7,7 @@ saved, so that all of these share one clock.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import shutil
 import signal
@@ -20,12 +21,12 @@ from types import FrameType
 from typing import Any
 
 from rltemplate.algos import ALGORITHMS
-from rltemplate.config import Config, from_dict, to_dict, to_yaml
+from rltemplate.config import Config, Device, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env
 from rltemplate.launch import PROJECT, Job
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import determinism, paths
-from rltemplate.run.checkpoint import save_checkpoint
+from rltemplate.run.checkpoint import load_checkpoint, save_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.logger import JsonlWriter, Logger
 from rltemplate.run.machine import machine_facts, package_versions
@@ -42,7 +43,7 @@ FINISHED, REFUSED = 0, 2
 AfterIteration = Callable[[IterationResult, int, float, bool], None]
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
-_LONGEST_EVALUATION = 10_000
+LONGEST_EVALUATION = 10_000
 _KEPT_CHECKPOINTS = 3
 
 
@@ -91,6 +92,15 @@ def env_spec(config: Config) -> EnvSpec:
     return EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
 
 
+def load_policy(run_dir: Path) -> tuple[Config, Algorithm, Envs]:
+    """The configuration of a run and its newest policy, ready to act in a process of its own."""
+    config = load_config(run_dir / paths.CONFIG)
+    state = load_checkpoint(run_dir)
+    algorithm, envs = build_algorithm(dataclasses.replace(config, compile=False, device=Device.auto))
+    algorithm.load_state_dict(state)
+    return config, algorithm, envs
+
+
 class Observers:
     """Everything that looks at a run, behind three calls: begin, after each iteration, end."""
 
@@ -131,7 +141,7 @@ class Observers:
         extra = {}
         if due(config.eval_every) and not interrupted:
             seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, steps)
-            extra = self._evaluator.run(self.algorithm.act, seeds, _LONGEST_EVALUATION).metrics()
+            extra = self._evaluator.run(self.algorithm.act, seeds, LONGEST_EVALUATION).metrics()
         if extra or last or due(config.log_every):
             # The speed of training; what observers take shows in wall_time_s.
             extra["time/steps_per_second"] = (steps - self._logged_steps) / max(self._training_s, 1e-9)

@@ -1,0 +1,64 @@
+"""Evaluate the policy of a recorded run: `python scripts/evaluate.py run=RUN [episodes=N] [seed=N]`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rltemplate.run import paths
+from rltemplate.types import ConfigError
+from rltemplate.words import parse_words
+
+
+def main(argv: list[str]) -> int:
+    """Print returns and lengths over fresh, separately seeded episodes."""
+    as_json = "--json" in argv
+    try:
+        given = parse_words(
+            [word for word in argv if word != "--json"],
+            {"run": str, "episodes": int, "seed": int, "runs_dir": str},
+            required=["run"],
+        )
+        episodes, seed = given.get("episodes", 10), given.get("seed", 0)
+        if episodes < 1 or seed < 0:
+            raise ConfigError("episodes must be at least 1, and seed at least 0")
+        run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
+
+        from rltemplate.envs import make_env
+        from rltemplate.rng import env_seeds
+        from rltemplate.run.evaluate import Evaluator
+        from rltemplate.train import LONGEST_EVALUATION, load_policy
+
+        config, algorithm, envs = load_policy(run_dir)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    seeds = env_seeds(seed, "separate evaluation", episodes)
+    result = Evaluator(lambda: make_env(envs.spec), envs.codec).run(algorithm.act, seeds, LONGEST_EVALUATION)
+    spread = statistics.stdev(result.returns) if episodes > 1 else 0.0
+    if as_json:
+        report = {
+            "run": run_dir.name,
+            "env_steps": algorithm.env_steps,
+            "returns": result.returns,
+            "lengths": result.lengths,
+            **result.metrics(),
+        }
+        print(json.dumps(report))
+    else:
+        print(
+            f"{config.algo.name} on {config.env.id} after {algorithm.env_steps:,} steps, {episodes} episodes"
+        )
+        print(f"return  {statistics.mean(result.returns):10.2f} +- {spread:.2f} between episodes")
+        print(f"        {min(result.returns):10.2f} to {max(result.returns):.2f}")
+        print(f"length  {statistics.mean(result.lengths):10.1f}")
+    algorithm.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

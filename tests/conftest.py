@@ -1,0 +1,97 @@
+"""What tests share: the real configuration, composed as a user would, and small environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hydra import compose, initialize_config_dir
+
+from rltemplate.config import Config, register_schemas, to_config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What makes one iteration of each algorithm a matter of a tenth of a second.
+SHRUNK = {
+    "ppo": ["env.num_envs=2", "algo.num_steps=16", "algo.num_minibatches=4", "algo.update_epochs=2"],
+    "sac": [
+        "env.num_envs=2",
+        "algo.steps_per_iteration=24",
+        "algo.learning_starts=8",
+        "algo.batch_size=8",
+        "algo.buffer_size=64",
+    ],
+}
+
+Configure = Callable[..., Config]
+
+
+@pytest.fixture
+def configure() -> Configure:
+    """Compose `conf/` with overrides, recipe included, and return the typed configuration."""
+
+    def build(*overrides: str) -> Config:
+        register_schemas()
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return to_config(compose("config", overrides=list(overrides)))
+
+    return build
+
+
+class Scripted(gym.Env[np.ndarray, Any]):
+    """Counts its steps: the observation is [episode, step], the reward is the step number.
+
+    Ends by itself after `length` steps; which of the two flags is set then is up to `truncate`.
+    """
+
+    def __init__(
+        self,
+        length: int = 3,
+        truncate: bool = False,
+        action_space: spaces.Space[Any] | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.length = length
+        self.truncate = truncate
+        self.action_space = action_space or spaces.Discrete(2)
+        self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.episode = -1
+        self.steps = 0
+        self.actions: list[Any] = []
+        self.starts: list[float] = []
+
+    def _obs(self) -> Any:
+        if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape == (2,):
+            return np.array([self.episode, self.steps], np.float64)
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.starts.append(float(self.np_random.random()))
+        self.episode += 1
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        """One step."""
+        self.actions.append(action)
+        self.steps += 1
+        over = self.steps >= self.length
+        return self._obs(), float(self.steps), over and not self.truncate, over and self.truncate, {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scripted_env() -> str:
+    """The id under which `Scripted` is registered."""
+    if "Scripted-v0" not in gym.registry:
+        gym.register("Scripted-v0", entry_point="conftest:Scripted")
+    return "Scripted-v0"

@@ -1,0 +1,179 @@
+"""What holds for every algorithm: each environment, each flag, acting, state. A new one is tested unasked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, Configure
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.config import to_yaml
+from rltemplate.run.checkpoint import save_checkpoint
+from rltemplate.run.paths import CONFIG
+from rltemplate.train import build_algorithm
+from rltemplate.types import ConfigError
+
+ENVS = sorted(path.stem for path in (ROOT / "conf" / "env").glob("[A-Z]*.yaml"))
+CONTINUOUS = "Pendulum"
+COMMON = {"optim/learning_rate", "loss/policy", "policy/entropy"}
+PROMISED = {
+    "ppo": {
+        "loss/value",
+        "policy/approx_kl",
+        "policy/clip_fraction",
+        "value/explained_variance",
+        "optim/grad_norm",
+        "policy/first_ratio_max_error",
+    },
+    "sac": {"loss/critic", "alpha/value", "loss/alpha", "critic/q_mean"},
+}
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure, algo: str, env: str) -> None:
+    config = configure(f"algo={algo}", f"env={env}", *SHRUNK[algo])
+    if algo == "sac" and env in ("CartPole", "Acrobot", "LunarLander"):
+        with pytest.raises(ConfigError, match="use algo=ppo"):
+            build_algorithm(config)
+        return
+    algorithm, _ = build_algorithm(config)
+    before = {name: value.clone() for name, value in flat_tensors(algorithm.state_dict()).items()}
+    result = algorithm.train_iteration()
+    after = flat_tensors(algorithm.state_dict())
+    assert COMMON | PROMISED[algo] <= set(result.metrics)
+    assert all(metric.dim() == 0 and not metric.requires_grad for metric in result.metrics.values())
+    assert all(bool(torch.isfinite(metric)) for metric in result.metrics.values())
+    assert any(not torch.equal(before[name], after[name]) for name in before if "norm" not in name)
+    algorithm.close()
+
+
+def flat_tensors(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Tensors of a nested state by their path."""
+    if isinstance(state, torch.Tensor):
+        return {prefix: state}
+    items: Any = (
+        state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    )
+    return {k: v for key, value in items for k, v in flat_tensors(value, f"{prefix}/{key}").items()}
+
+
+def flags() -> list[tuple[str, str]]:
+    """Every boolean, enum and optional value of every algorithm, set to what it is not by default."""
+    cases = []
+    for name, entry in ALGORITHMS.items():
+        hints = get_type_hints(entry.config)
+        for spec in dataclasses.fields(entry.config):
+            kind = hints[spec.name]
+            if kind is bool:
+                cases += [(name, f"algo.{spec.name}={value}") for value in ("true", "false")]
+            elif isinstance(kind, type) and issubclass(kind, Enum):
+                cases += [(name, f"algo.{spec.name}={member.name}") for member in kind]
+            elif kind == float | None:
+                cases += [(name, f"algo.{spec.name}=0.05"), (name, f"algo.{spec.name}=null")]
+    return cases
+
+
+@pytest.mark.parametrize(("algo", "override"), flags())
+def test_every_flag_runs_both_ways(configure: Configure, algo: str, override: str) -> None:
+    config = configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], override)
+    algorithm, _ = build_algorithm(config)
+    metrics = algorithm.train_iteration().metrics
+    metrics = {**metrics, **algorithm.train_iteration().metrics}
+    assert all(bool(torch.isfinite(metric)) for metric in metrics.values())
+    algorithm.close()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_acting_changes_nothing_that_training_depends_on(configure: Configure, algo: str) -> None:
+    states = []
+    for disturb in (False, True):
+        algorithm, envs = build_algorithm(configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo]))
+        algorithm.train_iteration()
+        if disturb:
+            obs = np.zeros((5, envs.codec.obs_size), np.float32)
+            algorithm.act(obs)
+            first, second = algorithm.act(obs, deterministic=False), algorithm.act(obs, deterministic=False)
+            assert not np.array_equal(first, second)
+        algorithm.train_iteration()
+        states.append(flat_tensors(algorithm.state_dict()))
+        algorithm.close()
+    learned = [name for name in states[0] if not name.endswith("streams/act")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in learned)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_seed_decides_everything(configure: Configure, algo: str) -> None:
+    """Equal seeds give equal bits, and another seed does not (or the comparison could not fail)."""
+    runs = []
+    for seed in (3, 3, 4):
+        overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], f"seed={seed}"]
+        algorithm, _ = build_algorithm(configure(*overrides))
+        for _ in range(3):
+            algorithm.train_iteration()
+        runs.append(flat_tensors(algorithm.state_dict()))
+        algorithm.close()
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert any(not torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("env", ["Pendulum", "FrozenLake"])
+def test_several_environments_and_discrete_observations(configure: Configure, algo: str, env: str) -> None:
+    if env == "FrozenLake":
+        if algo == "sac":
+            pytest.skip("needs continuous actions")
+        algorithm, envs = build_algorithm(configure("algo=ppo", "env.id=FrozenLake-v1", *SHRUNK[algo]))
+        assert envs.codec.obs_size == 16
+    else:
+        overrides = [f"algo={algo}", f"env={env}", *SHRUNK[algo], "env.num_envs=4"]
+        algorithm, envs = build_algorithm(configure(*overrides))
+        assert envs.num_envs == 4
+    algorithm.train_iteration()
+    assert algorithm.env_steps % envs.num_envs == 0
+    algorithm.close()
+
+
+ACT_ELSEWHERE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from rltemplate.train import load_policy
+_, algorithm, envs = load_policy(Path(sys.argv[1]))
+obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+print(json.dumps(algorithm.act(obs).tolist()))
+"""
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_saved_policy_acts_like_the_live_one_in_a_fresh_process(
+    configure: Configure, algo: str, tmp_path: Path
+) -> None:
+    """Observation statistics are part of the policy; without them the actions must differ."""
+    overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], "algo.normalize_obs=true"]
+    config = configure(*overrides)
+    algorithm, envs = build_algorithm(config)
+    for _ in range(3):
+        algorithm.train_iteration()
+    (tmp_path / CONFIG).write_text(to_yaml(config))
+    save_checkpoint(tmp_path, algorithm.env_steps, algorithm.state_dict(), keep=1)
+    obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+    live = algorithm.act(obs)
+    command = [sys.executable, "-c", ACT_ELSEWHERE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    elsewhere = np.array(json.loads(done.stdout), np.float32)
+    np.testing.assert_allclose(elsewhere, live, rtol=1e-6, atol=1e-7)
+    state = algorithm.state_dict()
+    state["obs_norm"] = {**state["obs_norm"], "mean": state["obs_norm"]["mean"] + 1.0}
+    algorithm.load_state_dict(state)
+    assert not np.allclose(algorithm.act(obs), live)
+    algorithm.close()
