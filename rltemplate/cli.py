@@ -52,8 +52,8 @@ _HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")
 _REFUSED_FLAGS = ("config_path", "config_name", "config_dir", "experimental_rerun")
 # Packages that register a namespace of their own, for whoever has not installed them yet.
 _NAMESPACES = {"ALE": "ale-py", "dm_control": "shimmy[dm-control]", "mo-gymnasium": "mo-gymnasium"}
-# Beyond this many jobs only enough of them are composed in advance to see every value once.
-_COMPOSE_ALL_BELOW = 200
+# Jobs composed in advance, at some hundredths of a second each; what is wrong with others shows later.
+_COMPOSE_AT_MOST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,14 +341,14 @@ def _keys(algorithms: Iterable[str]) -> list[str]:
     return list(keys)
 
 
-def _walk(node: type, prefix: str, algorithm: str) -> Iterator[str]:
+def _walk(node: Any, prefix: str, algorithm: str) -> Iterator[str]:
     for name, hint in _hints(node, algorithm).items():
         yield prefix + name
         if is_dataclass(hint):
             yield from _walk(hint, f"{prefix}{name}.", algorithm)
 
 
-def _hints(node: type, algorithm: str) -> dict[str, Any]:
+def _hints(node: Any, algorithm: str) -> dict[str, Any]:
     hints = get_type_hints(node)
     if node is Config:
         hints["algo"] = ALGORITHMS[algorithm].config
@@ -376,6 +376,12 @@ def _check_keys(overrides: Sequence[Override]) -> None:
             if override.type == OverrideType.CHANGE and not _has_kwarg(key, overrides):
                 raise ConfigError(f"{line}: adds an argument; arguments are added with '+', as +{line}")
             continue
+        value = None if override.is_sweep_override() else override.value()
+        if key == "env.kwargs" and isinstance(value, dict):
+            added = " ".join(f"+env.kwargs.{name}={each}" for name, each in value.items())
+            raise ConfigError(
+                f"{line}: arguments are added one by one, as {added or '+env.kwargs.name=value'}"
+            )
         for algorithm in algorithms:
             if key not in _keys([algorithm]):
                 raise ConfigError(f"{line}: {_unknown_key(key, _keys([algorithm]), algorithm)}")
@@ -471,25 +477,28 @@ def _jobs(
     everything = [*(_parse(param, loader) for param in params), *overrides]
     for override in everything:
         if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
-            raise ConfigError(f"{override.input_line}: glob() is for names of files, as in env=glob(*Walker*)")
+            raise ConfigError(
+                f"{override.input_line}: glob() is for names of files, as in env=glob(*Walker*)"
+            )
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
-                f"{override.input_line}: interval() needs a sweeper that draws values; use choice() or range()"
+                f"{override.input_line}: interval() needs a sweeper that draws; use choice() or range()"
             )
     return BasicSweeper.split_arguments(everything, None)[0], True
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or where these are too many a part of them in which every value occurs."""
-    if len(jobs) <= _COMPOSE_ALL_BELOW:
+    """All jobs, or of too many some in which the values occur, those of the shortest lists before others."""
+    if len(jobs) <= _COMPOSE_AT_MOST:
         return jobs
-    seen: set[str] = set()
-    chosen = []
-    for job in jobs:
-        if not seen.issuperset(job):
-            seen.update(job)
-            chosen.append(job)
-    return chosen
+    chosen: dict[int, list[str]] = {}
+    for values in sorted((dict.fromkeys(column) for column in zip(*jobs, strict=True)), key=len):
+        for value in values:
+            number = next(number for number, job in enumerate(jobs) if value in job)
+            chosen.setdefault(number, jobs[number])
+            if len(chosen) == _COMPOSE_AT_MOST:
+                return list(chosen.values())
+    return list(chosen.values())
 
 
 def _check_sweep(configs: Sequence[Config]) -> None:

@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
 def from_dict(values: Mapping[str, Any]) -> Config:
     """The inverse of `to_dict`; wrong keys, types and ranges raise `ConfigError`."""
     name = values.get("algo", {}).get("name")
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
     try:
         schema = OmegaConf.structured(Config)

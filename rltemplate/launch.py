@@ -14,11 +14,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +44,7 @@ _CHANGED_BY_LAUNCHERS = (
     "NUMBA_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
     "ENABLE_IPC",
+    "KMP_INIT_AT_FORK",
     "CUDA_VISIBLE_DEVICES",
     "PYTHONPATH",
 )
@@ -215,30 +217,51 @@ class Sweep:
             index["jobs"].sort(key=lambda job: job["job"])
             _write(self.folder / paths.SWEEP_INDEX, index)
 
-    def lead(self) -> None:
-        """Make this process the one that started the sweep: it passes the user's signals on to the jobs.
+    def fork_launcher(self) -> int:
+        """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
 
-        The signals are blocked, here and in every worker started from here, and taken from the queue by a
-        thread. Otherwise Ctrl-C would kill the workers that wait for the runs, and the runs would be lost.
+        It leaves the process group of the terminal, and takes workers and runs with it. Ctrl-C would
+        otherwise reach all of them, and kill the workers that wait for the runs; now only this process hears
+        it, and tells the runs.
         """
         inherited = {name: os.environ.get(name) for name in _CHANGED_BY_LAUNCHERS}
-        os.environ[INHERITED_VARIABLE] = json.dumps(inherited)
-        os.environ[SWEEP_VARIABLE] = str(self.folder)
-        # Workers import this package to find the function that they are to call.
-        others = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *([others] if others else [])])
-        signals = {
-            number
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.environ[INHERITED_VARIABLE] = json.dumps(inherited)
+            os.environ[SWEEP_VARIABLE] = str(self.folder)
+            # Workers import this package to find the function that they are to call.
+            others = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *([others] if others else [])])
+        return pid
+
+    def wait(self, launcher: int) -> bool:
+        """Wait for the launcher and pass signals on to the runs; whether it came to its end.
+
+        The first signal asks the runs to end, which may take them an iteration; the second reaches them
+        again; the third ends everything at once.
+        """
+        received: list[int] = []
+        handled = {
+            number: signal.signal(number, lambda number, _: received.append(number))
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(number) is not signal.SIG_IGN
         }
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-
-        def forward() -> None:
-            while True:
-                self.stop(signal.sigwait(signals))
-
-        threading.Thread(target=forward, name="signals", daemon=True).start()
+        passed = 0
+        while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
+            for number in received[passed:]:
+                passed += 1
+                if passed > 2:
+                    os.killpg(launcher, signal.SIGKILL)
+                else:
+                    self.stop(number)
+            time.sleep(0.05)
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN)
+        return os.waitstatus_to_exitcode(ended[1]) == 0
 
     def stop(self, number: int) -> None:
         """Start no further jobs and send the signal to those that run on this machine."""
@@ -290,10 +313,11 @@ class Sweep:
             log = None if console else self.folder / f"job_{number}.log"
             print(title if log is None else f"{title}\n   output in {log}", flush=True)
             environment = worker_environment(job, config, _inherited_environment())
-            pid = _spawn(worker_command(), environment, log)
+            process = _spawn(worker_command(), environment, log)
             # Still under the lock: whoever stops the sweep now finds the process or prevents it.
-            entry |= {"status": "running", "start_time": _now(), "pid": pid}
-        exit_status = _wait(pid)
+            entry |= {"status": "running", "start_time": _now(), "pid": process.pid}
+        code = process.wait()
+        exit_status = code if code >= 0 else 128 - code  # as a shell reports a signal
         with self._changed() as index:
             entry = next(job for job in index["jobs"] if job["run_id"] == run_id)
             entry |= {"status": _status(exit_status), "exit_status": exit_status, "end_time": _now()}
@@ -322,11 +346,18 @@ class Sweep:
                 }
             )
 
-    def finish(self) -> int:
-        """Close the index, print the table of jobs and return the exit status of the command."""
+    def finish(self, launched: bool) -> int:
+        """Close the index, print the table of jobs and return the exit status of the command.
+
+        `launched` says whether the launcher came to its end, so that no job is missing.
+        """
+        exit_status: int
         with self._changed() as index:
             jobs = index["jobs"]
-            complete = bool(jobs) and len(jobs) >= (index["num_jobs"] or 0)
+            complete = launched and len(jobs) >= (index["num_jobs"] or 1)
+            for job in jobs:
+                if job["status"] == "running":  # its supervisor died
+                    job["status"] = "failed" if index["signal"] is None else "interrupted"
             if index["signal"] is not None:
                 index["status"], exit_status = "interrupted", 128 + index["signal"]
             elif complete and all(job["status"] == "finished" for job in jobs):
@@ -355,29 +386,15 @@ def _inherited_environment() -> dict[str, str]:
     return environment
 
 
-def _spawn(words: list[str], environment: dict[str, str], log: Path | None) -> int:
-    """Start a process that hears signals again, in a group of its own so that Ctrl-C reaches it once."""
-    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    if log is not None:
-        actions.append((os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+def _spawn(words: list[str], environment: dict[str, str], log: Path | None) -> subprocess.Popen[bytes]:
     sys.stdout.flush()
     sys.stderr.flush()
-    return os.posix_spawn(
-        words[0],
-        words,
-        environment,
-        file_actions=actions,
-        setpgroup=0,
-        setsigmask=[],
-        setsigdef=[signal.SIGINT, signal.SIGTERM],
-    )
-
-
-def _wait(pid: int) -> int:
-    """The exit status of a child as a shell would report it."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code if code >= 0 else 128 - code
+    if log is None:
+        return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
 
 
 def _status(exit_status: int) -> str:
@@ -424,7 +441,7 @@ def _print_table(index: Mapping[str, Any], folder: Path) -> None:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _write(path: Path, index: Mapping[str, Any]) -> None:

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Train: `python scripts/train.py algo=sac env=Hopper seed=3`; a list of values makes it a sweep."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+# The code that lies beside this file, whichever copy is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import hydra  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+from rltemplate import cli, launch  # noqa: E402
+from rltemplate.types import ConfigError  # noqa: E402
+
+
+@hydra.main(version_base="1.3", config_path=str(cli.CONF), config_name="config")
+def train(composed: DictConfig) -> float | None:
+    """One job, in this process until it is known what to run, then in its own."""
+    choices, overrides, number, console = cli.job_context()
+    sweep = launch.Sweep.from_environment()
+    try:
+        config = cli.typed(composed, choices)
+        if sweep is None or number is None:
+            launch.run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
+        return sweep.run(number, config, overrides, env_name=choices["env"], console=console)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if sweep is None or number is None:
+            sys.exit(2)
+        sweep.refuse(number, overrides, str(error))
+        return None
+
+
+def main() -> int:
+    """Check, then run; the exit status of the command."""
+    os.environ.pop(launch.SWEEP_VARIABLE, None)
+    try:
+        plan = cli.preflight(sys.argv[1:])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    sys.argv[1:] = plan.argv
+    if not plan.sweep:
+        train()
+        return 0
+    sweep = launch.Sweep.create(plan.configs[0], COMMAND, plan.num_jobs)
+    launcher = sweep.fork_launcher()
+    if launcher == 0:
+        train()
+        return 0
+    return sweep.finish(sweep.wait(launcher))
+
+
+COMMAND = list(sys.argv)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""What a user can get wrong is refused in a line or two that name the mistake and the way out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from rltemplate import cli
+from rltemplate.types import ConfigError
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
+
+# The words, and what the answer must contain.
+MISTAKES: list[tuple[str, list[str]]] = [
+    # keys
+    ("learning_rate=1e-3", ["learning_rate=1e-3", "did you mean algo.learning_rate?"]),
+    ("lr=1e-3", ["did you mean algo.learning_rate?"]),
+    ("algo.lerning_rate=1e-3", ["did you mean algo.learning_rate?", "allowed in algo:"]),
+    ("algo.num_envs=4", ["did you mean env.num_envs?"]),
+    ("num_envs=4", ["did you mean env.num_envs?"]),
+    ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env:"]),
+    ("enviroment=Hopper", ["did you mean env?", "allowed: "]),
+    ("algorithm=sac", ["did you mean algo?"]),
+    ("Seed=1", ["did you mean seed?"]),
+    ("total_timesteps=1000", ["did you mean total_env_steps?"]),
+    ("total-env-steps=1000", ["did you mean total_env_steps?"]),
+    ("wandb.project=x", ["did you mean logger.wandb.project?"]),
+    ("logger.wand.project=x", ["did you mean logger.wandb.project?"]),
+    ("logger.wandb.proj=x", ["did you mean logger.wandb.project?", "allowed in logger.wandb: enabled, mode"]),
+    ("threads=2", ["did you mean num_threads?"]),
+    ("clip=0.1", ["did you mean algo.clip_coef?"]),
+    ("launcher=joblib", ["did you mean hydra/launcher?"]),
+    ("xyzzy=1", ["xyzzy=1: no such key", "allowed: "]),
+    ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key", "algo=ppo has"]),
+    ("algo=ppo,sac algo.clip_coef=0.1", ["algo=sac has no such key"]),
+    ("algo.tau=0.1", ["algo=ppo has no such key, algo=sac has"]),
+    ("env.id=Hopper-v5", ["choose it with env=", "env=Hopper-v5"]),
+    ("algo.name=sac", ["choose it with algo="]),
+    ("determinism.level=fast", ["choose it with determinism="]),
+    # groups and their options
+    ("algo=scc", ["algo=scc", "did you mean sac?", "allowed: ppo, sac"]),
+    ("algo=PPO", ["did you mean ppo?"]),
+    ("algo=null", ["allowed: ppo, sac"]),
+    ("algo=", ["allowed: ppo, sac"]),
+    ("algo={name:ppo}", ["allowed: ppo, sac"]),
+    ("algo=[ppo,sac]", ["allowed: ppo, sac"]),
+    ("algo=_ppo", ["did you mean ppo?"]),
+    ("algo=ppo,scc", ["algo=scc", "did you mean sac?"]),
+    ("algo=interval(0,1)", ["a name is needed"]),
+    ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
+    ("determinism=repat", ["did you mean repeat?", "allowed: fast"]),
+    ("logger=wanb", ["did you mean wandb?", "allowed: local, none, wandb"]),
+    ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
+    ("debug=fats", ["did you mean fast?"]),
+    ("hydra/launcher=jobli", ["did you mean joblib?"]),
+    ("hydra/launcher=basic,joblib seed=1,2", ["a sweep has one launcher"]),
+    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
+    ("hydra.launcher.n_jobs=2", ["hydra/launcher=joblib"]),
+    ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
+    ("hydra.job.chdir=true", ["hydra/launcher, hydra/sweeper"]),
+    # environments
+    ("env=hopper", ["did you mean Hopper?"]),
+    ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
+    ("env=hopper-V5", ["did you mean Hopper-v5?"]),
+    ("env=Hopper-v99", ["did you mean Hopper-v"]),
+    ("env=MountainCarContinuous", ["did you mean MountainCarContinuous-v0?"]),
+    ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
+    ("env=NoSuchSpace/Pong-v5", ["no installed package provides NoSuchSpace/"]),
+    ("env=no_such_module:Pong-v5", ["cannot import no_such_module"]),
+    ("env=gymnasium:Hoper-v5", ["did you mean Hopper-v5?"]),
+    ("env=_gymnasium", ["no such environment"]),
+    ("env=null", ["allowed: Acrobot"]),
+    ("env=3", ["allowed: Acrobot"]),
+    ("env.kwargs.x=2", ["+env.kwargs.x=2"]),
+    ("env.kwargs={x:2}", ["+env.kwargs.x=2"]),
+    ("env=LunarLander,LunarLanderContinuous env.kwargs.continuous=true", ["+env.kwargs.continuous=true"]),
+    # values
+    ("seed=x", ["seed=x: expected a whole number"]),
+    ("seed=1.5", ["seed=1.5: expected a whole number"]),
+    ("seed=-1", ["seed=-1: must be at least 0"]),
+    ("seed=true", ["expected a whole number"]),
+    ("seed=null", ["expected a whole number"]),
+    ("seed=", ["expected a whole number"]),
+    ("seed=[1,2]", ["without brackets, as seed=1,2"]),
+    ("seed=1,x", ["seed=x: expected a whole number", "job"]),
+    ("seed=,1", ["seed=,1: expected a whole number"]),
+    ("seed=interval(0,1)", ["use choice() or range()"]),
+    ("seed=glob(*)", ["glob() is for names of files"]),
+    ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
+    ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
+    ("total_env_steps=0", ["must be at least 1"]),
+    ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
+    ("algo.learning_rate=0", ["must be greater than 0"]),
+    ("algo.learning_rate=nan", ["algo.learning_rate=nan"]),
+    ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
+    ("algo.gamma=1.01", ["at most 1"]),
+    ("algo.normalize_obs=maybe", ["expected true or false"]),
+    ("algo.hidden_sizes=64", ["expected a list of whole numbers, as in algo.hidden_sizes=[64,64]"]),
+    ("algo.hidden_sizes=[64,x]", ["expected a list of whole numbers"]),
+    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]"]),
+    ("algo.activation=rleu", ["did you mean relu?", "allowed: elu, relu, tanh"]),
+    ("algo.target_kl=x", ["expected a number or null"]),
+    ("device=gpu", ["allowed: auto, cpu, cuda"]),
+    ("logger.wandb=true", ["logger.wandb.enabled"]),
+    ("logger.wandb.mode=ofline", ["did you mean offline?"]),
+    ("logger.wandb.tags=a", ["logger.wandb.tags=[a,b]"]),
+    ("env.kwargs=3", ["+env.kwargs.name=value"]),
+    ("algo.num_minibatches=7", ["does not divide"]),
+    ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
+    ("experiment=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
+    ("runs_dir=", ["runs_dir: expected the name of a folder"]),
+    ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
+    ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
+    ("run_dir=a,b", ["all jobs of a sweep have one run_dir"]),
+    # form
+    ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
+    ("sac", ["did you mean algo=sac?"]),
+    ("seed", ["expected key=value", "did you mean seed=...?"]),
+    ("seed = 3", ["seed: expected key=value"]),
+    ("=3", ["a key is missing"]),
+    ("+seed=3", ["without '+', as seed=3"]),
+    ("++seed=3", ["without '+', as seed=3"]),
+    ("+debug=fast", ["without '+', as debug=fast"]),
+    ("+algo.extra=1", ["keys can be added to env.kwargs only"]),
+    ("~algo", ["nothing can be removed"]),
+    ("~experiment", ["write experiment=null"]),
+    ("env@other=Hopper", ["'@'"]),
+    ("seed=1 seed=2", ["seed is given twice"]),
+    ("algo=ppo algo=sac", ["algo is given twice"]),
+    ("logger.wandb.project=it's", ["need quoting", 'logger.wandb.project="it']),
+    ("logger.wandb.project=a(b", ["'(' has no partner"]),
+    ("algo.hidden_sizes=[64", ["'[' has no partner"]),
+    ("algo.hidden_sizes=64]", ["']' has no partner"]),
+    # options
+    ("--seed=3", ["no such option", "seed=3"]),
+    ("--env Hopper", ["no such option"]),
+    ("--config-name=other", ["conf/"]),
+    ("--cfg everything", ["--cfg"]),
+    ("--cfg job seed=1,2", ["show one configuration"]),
+    ("--multirun --cfg job", ["only one of"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_explained(
+    words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    separated = words.split() if " = " not in words else words.split(" ")
+    with pytest.raises(ConfigError) as refusal:
+        cli.preflight(separated)
+    message = str(refusal.value)
+    for text in expected:
+        assert text in message
+    assert len(message.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spaces_around_the_equals_sign_are_explained() -> None:
+    with pytest.raises(ConfigError, match="write seed=3"):
+        cli.preflight(["seed =3"])
+
+
+def test_advice_about_quotes_can_be_followed() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        cli.preflight(["logger.wandb.project=it's, here"])
+    advice = str(refusal.value).rpartition("write ")[2]
+    word = subprocess.run(
+        ["sh", "-c", f"printf %s {advice}"], capture_output=True, text=True, check=True
+    ).stdout
+    (config,) = cli.preflight([word]).configs
+    assert config.logger.wandb.project == "it's, here"
+
+
+@pytest.mark.parametrize(
+    ("words", "num_jobs"),
+    [
+        (["seed=1,2,3"], 3),
+        (["seed=range(1,5)"], 4),
+        (["seed=choice(1,2)", "algo=ppo,sac"], 4),
+        (["env=glob(*Walker*)"], 2),
+        (["env=Hopper,MountainCarContinuous-v0", "seed=1,2,3", "algo=ppo,sac"], 12),
+        (["algo.hidden_sizes=[64,64],[32]"], 2),
+        (["debug=fast,null"], 2),
+        (["-m"], 1),
+    ],
+)
+def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
+    plan = cli.preflight(words)
+    assert plan.sweep
+    assert plan.num_jobs == num_jobs
+    assert set(plan.argv) & {"-m", "--multirun"}
+
+
+@pytest.mark.parametrize(
+    "words", [["seed=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "seed=range(0,30)"]]
+)
+def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_COMPOSE_AT_MOST", 5)
+    with pytest.raises(ConfigError, match=r"algo\.gamma=2"):
+        cli.preflight(words)
+    plan = cli.preflight([word.replace("0.9,2", "0.9,1") for word in words])
+    assert plan.num_jobs == 60
+    assert len(plan.configs) == 5
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "algo.hidden_sizes=[256,256]",
+        "logger.wandb.project='1,2'",
+        "+env.kwargs.x={a:1}",
+        "logger.wandb.tags=[a,b]",
+    ],
+)
+def test_lists_inside_a_value_make_no_sweep(word: str) -> None:
+    plan = cli.preflight([word])
+    assert not plan.sweep
+    assert plan.argv == [word]
+
+
+@pytest.mark.parametrize(
+    ("word", "hydra", "env_id"),
+    [
+        ("env=Hopper", "env=Hopper", "Hopper-v5"),
+        ("env=Hopper-v5", "env=Hopper", "Hopper-v5"),
+        ("env='Hopper-v5'", "env=Hopper", "Hopper-v5"),
+        ("env=Hopper-v4", "env=Hopper-v4", "Hopper-v4"),
+        ("env=LunarLander-v3", "env=LunarLander", "LunarLander-v3"),
+        ("env=MountainCarContinuous-v0", "env=MountainCarContinuous-v0", "MountainCarContinuous-v0"),
+        ("env=gymnasium:MountainCarContinuous-v0",) * 2 + ("gymnasium:MountainCarContinuous-v0",),
+    ],
+)
+def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str, env_id: str) -> None:
+    plan = cli.preflight([word])
+    (config,) = plan.configs
+    assert plan.argv == [hydra]
+    assert config.env.id == env_id
+    assert config.env.kwargs == {}
+
+
+def test_an_id_with_a_namespace_is_found() -> None:
+    gymnasium.register("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
+    try:
+        plan = cli.preflight(["env=space/Pole-v3,CartPole-v1"])
+    finally:
+        del gymnasium.registry["space/Pole-v3"]
+    assert [config.env.id for config in plan.configs] == ["space/Pole-v3", "CartPole-v1"]
+    assert plan.argv[0] == "env=space/Pole-v3,CartPole"
+
+
+def test_an_environment_whose_package_is_missing_says_so() -> None:
+    gymnasium.register("Missing-v0", "no_such_package.envs:Env")
+    try:
+        with pytest.raises(ConfigError, match=r"not installed.*no_such_package"):
+            cli.preflight(["env=Missing-v0"])
+    finally:
+        del gymnasium.registry["Missing-v0"]
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        with pytest.raises(ConfigError, match="pip install ale-py"):
+            cli.preflight(["env=ALE/Pong-v5"])
+
+
+def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
+    (added,) = cli.preflight(["env=Hopper", "+env.kwargs.healthy_reward=2.0"]).configs
+    assert added.env.kwargs == {"healthy_reward": 2.0}
+    (changed,) = cli.preflight(["env=LunarLanderContinuous", "env.kwargs.continuous=false"]).configs
+    assert changed.env.kwargs == {"continuous": False}
+
+
+def test_the_recipe_is_named_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = {path.stem for path in (cli.CONF / "experiment").glob("*.yaml")}
+    for algo in ("ppo", "sac"):
+        for env in ("CartPole", "Hopper", "Hopper-v5", "MountainCarContinuous-v0"):
+            (config,) = cli.preflight([f"algo={algo}", f"env={env}"]).configs
+            name = f"{algo}-{env.removesuffix('-v5')}"
+            assert config.experiment == (name if name in recipes else None)
+            (without,) = cli.preflight([f"algo={algo}", f"env={env}", "experiment=null"]).configs
+            assert without.experiment is None
+
+
+def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HOME": str(cwd)}
+    command = [sys.executable, str(SCRIPT), *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["seed=x"], ["hopper"], ["algo=scc", "seed=1,2"], ["env=Hoper-v5"], ["--seed", "3"], ["run_dir=."]],
+)
+def test_the_command_refuses_and_creates_nothing(words: list[str], tmp_path: Path) -> None:
+    before = []
+    if words == ["run_dir=."]:
+        (tmp_path / "mine").touch()
+        before = [tmp_path / "mine"]
+    done = run(words, tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], "Configuration groups"),
+        (["--cfg", "job", "algo=sac", "seed=7"], "seed: 7"),
+        (["--info", "defaults"], "_self_"),
+        (["--version"], "Hydra"),
+    ],
+)
+def test_questions_are_answered_without_a_trace(words: list[str], expected: str, tmp_path: Path) -> None:
+    done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_imports_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys; from rltemplate import cli; cli.preflight(['seed=1,2', 'env=Hopper-v4', 'algo=sac']);"
+        "print(sorted({'torch', 'wandb', 'matplotlib', 'tensorboard'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

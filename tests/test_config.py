@@ -1,0 +1,250 @@
+"""Every value is written and explained once, has a type, and fits the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import gymnasium
+import pytest
+import yaml
+
+from rltemplate import cli
+from rltemplate.algos import ALGORITHMS
+from rltemplate.config import Config, Level, from_dict, load_config, to_dict, to_yaml
+from rltemplate.types import ConfigError
+
+FILES = sorted(cli.CONF.rglob("*.yaml"))
+SHARED = [path for path in FILES if path.relative_to(cli.CONF) != Path("local/default.yaml")]
+ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]
+RECIPES = [path.stem for path in FILES if path.parent.name == "experiment"]
+
+
+def compose(*words: str) -> Config:
+    # A developer's own conf/local/default.yaml must not decide about the tests.
+    (config,) = cli.preflight([*words, "local=null"]).configs
+    return config
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a configuration with the type of each."""
+    hints = get_type_hints(type(node))
+    for spec in fields(node):
+        value = getattr(node, spec.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{spec.name}.")
+        else:
+            yield prefix + spec.name, hints[spec.name]
+
+
+# --------------------------------------------------------------------------------------------- comments
+
+
+def unexplained(text: str) -> list[str]:
+    """Keys that set a value without a comment on their line, or above it where a comment spans lines.
+
+    A file of one value or of a named choice explains itself in its first line; Hydra's own block is Hydra's.
+    """
+    missing: list[str] = []
+    inside: str | None = None
+    for line in text.splitlines():
+        match = re.match(r"( *)([A-Za-z_]\w*):(.*)$", line)
+        if not match:
+            continue
+        indent, key, rest = match.groups()
+        if not indent:
+            inside = key
+        if inside in ("defaults", "hydra") or not rest.strip():
+            continue
+        if not re.search(r"\s#\s*\S", rest):
+            missing.append(key)
+    return missing
+
+
+# Said by the comment above the file or by its neighbour, in the words of that file.
+EXPLAINED_TOGETHER = {
+    "algo": {"name", "log_std_max"},
+    "env": {"id", "continuous"},
+    "determinism": {"level", "cudnn_deterministic"},
+    "logger": {"console", "tensorboard", "enabled"},
+}
+
+
+@pytest.mark.parametrize("path", SHARED, ids=[str(path.relative_to(cli.CONF)) for path in SHARED])
+def test_every_value_is_explained_where_it_is_set(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    group = path.relative_to(cli.CONF).parts[0]
+    # A recipe says in its first lines where its values come from; what they mean stands beside the defaults.
+    if group != "experiment":
+        assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(group, set())
+    assert text.lstrip().startswith("#"), "the file does not say what it is"
+
+
+def test_a_missing_explanation_is_found() -> None:
+    assert unexplained("a: 1 # one\nb: 2\nc:\n  d: 3\n  e: '#4' # four\n") == ["b", "d"]
+    assert unexplained("a: '#1'\n") == ["a"]
+
+
+# ----------------------------------------------------------------------------------------------- values
+
+
+def set_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value and key != "kwargs":
+            yield from set_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def keys_set_by(name: str) -> list[str]:
+    """Dotted keys to which a file of conf/ gives a value, where they end up."""
+    path = cli.CONF / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    content = {k: v for k, v in yaml.safe_load(text).items() if k not in ("defaults", "hydra")}
+    rooted = "@package _global_" in text or "/" not in name
+    return list(set_keys(content, "" if rooted else f"{name.partition('/')[0]}."))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_has_exactly_one_default(algo: str) -> None:
+    sources = [
+        "config",
+        f"algo/{algo}",
+        "env/_gymnasium",
+        "env/CartPole",
+        "determinism/repeat",
+        "logger/local",
+    ]
+    given = [key for name in sources for key in keys_set_by(name)]
+    assert sorted(given) == sorted(key for key, _ in leaves(compose(f"algo={algo}")))
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_files_of_environments_are_registered_environments(env: str) -> None:
+    assert compose(f"env={env}").env.id in gymnasium.registry
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_all_pairs_compose(algo: str) -> None:
+    for env in ENVS:
+        config = compose(f"algo={algo}", f"env={env}")
+        assert config.algo.name == algo
+        assert config.experiment == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_change_something_for_an_existing_pair(recipe: str) -> None:
+    algo, _, env = recipe.partition("-")
+    words = [f"algo={algo}", f"env={env}"]
+    with_recipe = compose(*words)
+    assert with_recipe.experiment == recipe
+    assert to_dict(with_recipe) != to_dict(compose(*words, "experiment=null")) | {"experiment": recipe}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_debugging_runs_are_short_and_learn(algo: str) -> None:
+    for env in ENVS:
+        config = compose(f"algo={algo}", f"env={env}", "debug=fast")
+        assert config.total_env_steps <= 5000
+        assert 0 < config.log_every <= config.total_env_steps / 2
+        assert 0 < config.eval_every <= config.total_env_steps
+        assert 0 < config.video_every <= config.total_env_steps
+        if algo == "sac":
+            assert config.algo.learning_starts < config.total_env_steps / 2  # type: ignore[attr-defined]
+        else:
+            rollout = config.algo.num_steps * config.env.num_envs  # type: ignore[attr-defined]
+            assert rollout <= config.total_env_steps / 2
+
+
+@pytest.mark.parametrize("level", [level.name for level in Level])
+@pytest.mark.parametrize("logger", ["local", "none", "wandb"])
+def test_levels_and_loggers_compose(level: str, logger: str) -> None:
+    config = compose(f"determinism={level}", f"logger={logger}")
+    assert config.determinism.level.name == level
+    assert config.logger.wandb.enabled == (logger == "wandb")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_switch_and_choice_can_be_flipped(algo: str) -> None:
+    plain = compose(f"algo={algo}")
+    flipped = 0
+    for key, hint in leaves(plain):
+        if key == "determinism.level":  # chosen through its group
+            continue
+        value: Any = plain
+        for part in key.split("."):
+            value = getattr(value, part)
+        if isinstance(value, bool):
+            others = [str(not value).lower()]
+        elif isinstance(hint, type) and issubclass(hint, Enum):
+            others = [name for name in hint.__members__ if name != value.name]
+        else:
+            continue
+        for other in others:
+            changed: Any = compose(f"algo={algo}", f"{key}={other}")
+            for part in key.split("."):
+                changed = getattr(changed, part)
+            assert changed != value, key
+            flipped += 1
+    assert flipped > 10
+
+
+# ------------------------------------------------------------------------------------------------ types
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_refuses_a_value_of_another_type(algo: str) -> None:
+    values = to_dict(compose(f"algo={algo}"))
+    for key, hint in leaves(from_dict(values)):
+        is_text = hint is str or (str in get_args(hint) and get_origin(hint) not in (list, dict))
+        wrong: Any = ["a", "list"] if is_text else "neither a number nor a name"
+        with pytest.raises(ConfigError):
+            from_dict(with_value(values, key, wrong))
+        if NoneType not in get_args(hint):
+            with pytest.raises(ConfigError):
+                from_dict(with_value(values, key, None))
+
+
+def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    return {**values, head: with_value(values[head], rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 1.5),
+        ("seed", -1),
+        ("algo.learning_rate", "abc"),
+        ("algo.learning_rate", float("inf")),
+        ("algo.learning_rate", 0.0),
+        ("algo.gamma", 1.5),
+        ("algo.hidden_sizes", []),
+        ("algo.hidden_sizes", [64, 0]),
+        ("algo.num_minibatches", 7),
+        ("algo.name", "scc"),
+        ("env.num_envs", 0),
+        ("unknown", 1),
+        ("algo.unknown", 1),
+    ],
+)
+def test_a_recorded_configuration_is_checked_like_a_new_one(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        from_dict(with_value(to_dict(compose()), key, value))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> None:
+    words = [f"algo={algo}", "env=LunarLanderContinuous", "+env.kwargs.wind_power=3.5", "seed=0"]
+    config = compose(*words, "logger.wandb.tags=[a,'1']", "algo.learning_rate_schedule=linear")
+    assert from_dict(to_dict(config)) == config
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+    path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
+    assert load_config(path) != config

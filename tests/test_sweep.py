@@ -1,0 +1,408 @@
+"""One run is one fresh process, and a job of a sweep is the single run of its configuration.
+
+The commands run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that reports
+what it was given; the last test uses the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltemplate import cli, launch
+from rltemplate.config import Config, from_dict, to_dict
+from rltemplate.launch import Job, Membership
+from rltemplate.types import ConfigError
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+# What a seed makes it do: 13 fails, 14 dies, 15 refuses, 90 and above wait for a signal.
+FAKE_WORKER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from rltemplate.launch import Job
+
+environment = dict(os.environ)
+job = Job.from_environment()
+seed = job.config["seed"]
+if seed == 15:
+    sys.exit(2)
+folder = Path(job.run_dir)
+folder.mkdir(parents=True)
+environment.pop("RLTEMPLATE_JOB")
+facts = {"job": json.loads(job.to_json()), "environment": environment, "children": dict(os.environ),
+         "code": __file__, "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+         "ignored": [n.name for n in signal.valid_signals()
+                     if n in (2, 15) and signal.getsignal(n) is signal.SIG_IGN]}
+(folder / "facts.json").write_text(json.dumps(facts))
+print(f"hello from seed {seed}", flush=True)
+heard = []
+if seed >= 90:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _: heard.append(n))
+    (folder / "ready").touch()
+    while not heard:
+        time.sleep(0.01)
+    time.sleep(0.3)  # a second copy of the signal would arrive by now
+    (folder / "heard").write_text(json.dumps(heard))
+    sys.exit(128 + heard[0])
+if seed == 14:
+    os.kill(os.getpid(), signal.SIGKILL)
+(folder / "record.json").write_text(json.dumps({"final_metrics": {"eval/return": 10.0 * seed}}))
+sys.exit(1 if seed == 13 else 0)
+"""
+
+
+def copy_project(target: Path) -> Path:
+    for name in ("rltemplate", "conf", "scripts"):
+        shutil.copytree(
+            PROJECT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "default.yaml")
+        )
+    return target
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = copy_project(tmp_path_factory.mktemp("project"))
+    (copy / "rltemplate" / "train.py").write_text(FAKE_WORKER)
+    return copy
+
+
+def start(project: Path, cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.Popen(
+        [sys.executable, str(project / "scripts" / "train.py"), *words],
+        cwd=cwd,
+        env=clean | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def train(project: Path, cwd: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+    return finish(start(project, cwd, *words, **environment))
+
+
+def index_of(cwd: Path) -> tuple[Path, dict[str, Any]]:
+    (path,) = cwd.glob("runs/sweeps/*/sweep.json")
+    return path.parent, json.loads(path.read_text())
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return facts
+
+
+def config(**changes: Any) -> Config:
+    return from_dict({**to_dict(cli.preflight([]).configs[0]), **changes})
+
+
+def example_job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "config": to_dict(config()),
+        "run_id": "id",
+        "run_dir": "/somewhere/id",
+        "command": ["scripts/train.py", "seed=1"],
+        "overrides": ["seed=1"],
+        "sweep": Membership(id="s", dir="/somewhere/s", job=3),
+        "snapshot": '{"tree": "0"}',
+    }
+    return Job(**{**values, **changes})
+
+
+# ------------------------------------------------------------------------------------------- one process
+
+
+@pytest.mark.parametrize("changes", [{}, {"sweep": None, "snapshot": None}])
+def test_a_job_survives_the_environment_and_is_taken_out_of_it(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    job = example_job(**changes)
+    monkeypatch.setenv(launch.JOB_VARIABLE, job.to_json())
+    assert Job.from_environment() == job
+    assert launch.JOB_VARIABLE not in os.environ
+    with pytest.raises(ConfigError, match=r"scripts/train\.py"):
+        Job.from_environment()
+
+
+def test_equal_jobs_get_equal_environments_from_different_parents() -> None:
+    own, job = config(num_threads=3), example_job()
+    plain = launch.worker_environment(job, own, {"PATH": "/bin"})
+    disturbed = launch.worker_environment(
+        job,
+        own,
+        {
+            "PATH": "/bin",
+            "OMP_NUM_THREADS": "7",
+            "PYTHONHASHSEED": "5",
+            launch.SWEEP_VARIABLE: "/s",
+            "PYTHONPATH": str(PROJECT),
+        },
+    )
+    assert disturbed == plain
+    assert plain["OMP_NUM_THREADS"] == "3"
+    assert plain["PYTHONHASHSEED"] == "0"
+    other = launch.worker_environment(job, config(num_threads=2), {"PATH": "/bin"})
+    assert other != plain
+
+
+def test_own_code_comes_first_and_is_named_once() -> None:
+    base = {"PYTHONPATH": os.pathsep.join(["/other", str(PROJECT)])}
+    environment = launch.worker_environment(example_job(), config(), base)
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(PROJECT), "/other"]
+
+
+def test_folders_are_named_after_what_the_user_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch.run_folder(config(), "id", "ALE/Pong-v5") == tmp_path / "runs" / "ppo-ALE-Pong-v5" / "id"
+    assert launch.run_folder(config(runs_dir="/x"), "id", "Hopper") == Path("/x/ppo-Hopper/id")
+    assert launch.run_folder(config(run_dir="a/b"), "id", "Hopper") == tmp_path / "a" / "b"
+
+
+@pytest.mark.parametrize("key", ["run_dir", "runs_dir"])
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=key):
+            launch.check_folder(config(**{key: str(path)}))
+    launch.check_folder(config(**{key: str(tmp_path / "new" / "below")}))
+    assert not (tmp_path / "new").exists()
+
+
+def test_run_dir_may_exist_only_if_empty(tmp_path: Path) -> None:
+    launch.check_folder(config(run_dir=str(tmp_path)))
+    (tmp_path / "something").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        launch.check_folder(config(run_dir=str(tmp_path)))
+    launch.check_folder(config(runs_dir=str(tmp_path)))
+
+
+# ------------------------------------------------------------------------------------------- single runs
+
+
+def test_a_single_run_is_told_everything_and_writes_nothing_else(project: Path, tmp_path: Path) -> None:
+    status, out, err = train(project, tmp_path, "seed=5", "env=Hopper-v5", "run_dir=here", "device=cpu")
+    assert (status, err) == (0, "")
+    assert "hello from seed 5" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
+    facts = facts_of(tmp_path / "here")
+    job = facts["job"]
+    assert job["config"]["env"]["id"] == "Hopper-v5"
+    assert job["run_dir"] == str(tmp_path / "here")
+    assert job["command"][1:] == ["seed=5", "env=Hopper-v5", "run_dir=here", "device=cpu"]
+    assert job["sweep"] is None
+    assert "seed=5" in job["overrides"]
+    assert launch.JOB_VARIABLE not in facts["children"]
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(13, 1), (14, -signal.SIGKILL), (15, 2)])
+def test_the_exit_status_is_that_of_the_run(project: Path, tmp_path: Path, seed: int, expected: int) -> None:
+    assert train(project, tmp_path, f"seed={seed}")[0] == expected
+
+
+def test_the_run_uses_the_code_beside_the_script(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "rltemplate").mkdir()
+    (tmp_path / "rltemplate" / "__init__.py").write_text("raise SystemExit('the wrong code')")
+    (tmp_path / "rltemplate" / "train.py").write_text("")
+    status, _, err = train(project, tmp_path, "run_dir=here", PYTHONPATH=str(tmp_path))
+    assert (status, err) == (0, "")
+    assert facts_of(tmp_path / "here")["code"] == str(project / "rltemplate" / "train.py")
+
+
+def test_a_module_of_the_projects_brings_its_environments(project: Path, tmp_path: Path) -> None:
+    (project / "my_envs.py").write_text(
+        "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    status, _, err = train(project, tmp_path, "env=my_envs:mine/Walk-v0")
+    assert (status, err) == (0, "")
+    (run,) = (tmp_path / "runs").glob("ppo-my_envs-mine-Walk-v0/*")
+    assert facts_of(run)["job"]["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
+
+
+# ------------------------------------------------------------------------------------------------ sweeps
+
+
+def test_a_failing_job_stops_nobody_and_is_named(project: Path, tmp_path: Path) -> None:
+    status, out, err = train(project, tmp_path, "seed=1,13,14,2")
+    assert status == 1, err
+    assert "Traceback" not in err
+    folder, index = index_of(tmp_path)
+    assert [job["status"] for job in index["jobs"]] == ["finished", "failed", "failed", "finished"]
+    assert [job["exit_status"] for job in index["jobs"]] == [0, 1, 128 + signal.SIGKILL, 0]
+    assert [job["return"] for job in index["jobs"]] == [10.0, 130.0, None, 20.0]
+    assert [job["overrides"] for job in index["jobs"]] == [["seed=1"], ["seed=13"], ["seed=14"], ["seed=2"]]
+    assert index["status"] == "failed"
+    assert index["command"][1:] == ["seed=1,13,14,2"]
+    assert out.count("hello from seed") == 4
+    assert "#1 seed=13: failed, exit status 1" in out
+    assert "#0 seed=1: failed" not in out
+
+    moved = tmp_path / "moved"
+    (tmp_path / "runs").rename(moved)
+    for job in index["jobs"]:
+        facts = facts_of(moved / "sweeps" / folder.name / job["run_dir"])
+        assert facts["job"]["run_id"] == job["run_id"]
+        assert facts["job"]["sweep"] == {"id": index["id"], "dir": str(folder), "job": job["job"]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved"]
+
+
+def test_a_sweep_of_refused_jobs_is_refused(project: Path, tmp_path: Path) -> None:
+    assert train(project, tmp_path, "-m", "seed=15")[0] == 2
+
+
+def test_a_sweep_crosses_algorithms_and_environments(project: Path, tmp_path: Path) -> None:
+    status, _, err = train(project, tmp_path, "algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0")
+    assert status == 0, err
+    _, index = index_of(tmp_path)
+    assert index["num_jobs"] == len(index["jobs"]) == 4
+    assert len({job["run_id"] for job in index["jobs"]}) == 4
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    pairs = [f"{algo}-{env}" for algo in ("ppo", "sac") for env in ("Hopper", "MountainCarContinuous-v0")]
+    assert folders == [*pairs, "sweeps"]
+
+
+@pytest.mark.parametrize(
+    "launcher", ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
+)
+def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Path, launcher: str) -> None:
+    inherited = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
+    single, sweep = tmp_path / "single", tmp_path / "sweep"
+    for cwd in (single, sweep):
+        cwd.mkdir()
+    assert train(project, single, "seed=1", "run_dir=here", **inherited)[0] == 0
+    status, out, err = train(project, sweep, "seed=1,2", f"hydra/launcher={launcher}", **inherited)
+    assert status == 0, err + out
+    folder, index = index_of(sweep)
+    alone = facts_of(single / "here")
+    first, second = (facts_of(folder / job["run_dir"]) for job in index["jobs"])
+
+    def relevant(facts: dict[str, Any]) -> dict[str, str]:
+        names = ("PWD", "OLDPWD", "_", "SHLVL")
+        ignored = ("SUBMITIT", "LOKY", "JOBLIB", "PYTEST")
+        return {k: v for k, v in facts["environment"].items() if k not in names and not k.startswith(ignored)}
+
+    assert relevant(first) == relevant(second) == relevant(alone)
+    for facts in (first, second, alone):
+        assert facts["blocked"] == facts["ignored"] == []
+    assert first["job"]["config"] == alone["job"]["config"] | {"run_dir": None}
+    assert first["job"]["config"] != second["job"]["config"]
+    if launcher == "basic":
+        assert "hello from seed 1" in out
+    else:
+        assert "hello" not in out
+        assert (folder / "job_0.log").read_text() == "hello from seed 1\n"
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
+    project: Path, tmp_path: Path, launcher: str, number: signal.Signals
+) -> None:
+    words = ["seed=90,91,92,93", f"hydra/launcher={launcher}"]
+    if launcher == "joblib":
+        words.append("hydra.launcher.n_jobs=2")
+    process = start(project, tmp_path, *words)
+    expected = 1 if launcher == "basic" else 2
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("runs/*/*/ready"))) < expected:
+        assert time.monotonic() < deadline, process.communicate(timeout=1)
+        time.sleep(0.02)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to every process of the group
+    else:
+        process.send_signal(number)
+    status, _, err = finish(process)
+    assert status == 128 + number, err
+    assert "Traceback" not in err
+    _, index = index_of(tmp_path)
+    statuses = sorted(job["status"] for job in index["jobs"])
+    assert statuses == ["interrupted"] * expected + ["not started"] * (4 - expected)
+    assert index["status"] == "interrupted"
+    heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
+    assert heard == [[number]] * expected
+
+
+def test_the_code_is_recorded_once_before_the_first_job(tmp_path: Path) -> None:
+    copy = copy_project(tmp_path / "project")
+    (copy / "rltemplate" / "train.py").write_text(FAKE_WORKER)
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.run(
+            ["git", *identity, *words], cwd=copy, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "start")
+    (tmp_path / "cwd").mkdir()
+    status, _, err = train(copy, tmp_path / "cwd", "seed=1,2")
+    assert status == 0, err
+    folder, index = index_of(tmp_path / "cwd")
+    assert git("rev-parse", f"refs/runs/{index['id']}^{{tree}}").strip() == index["snapshot"]["tree"]
+    for job in index["jobs"]:
+        assert json.loads(facts_of(folder / job["run_dir"])["job"]["snapshot"]) == index["snapshot"]
+
+
+# ------------------------------------------------------------------------------------------ the real one
+
+
+def _result(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "time" not in k} for line in lines], _tensors(folder)
+
+
+def _tensors(folder: Path) -> dict[str, list[Any]]:
+    """Every tensor in the checkpoint, by its place."""
+    import torch
+
+    from rltemplate.run.checkpoint import load_checkpoint
+
+    found: dict[str, list[Any]] = {}
+
+    def walk(node: Any, place: str) -> None:
+        if isinstance(node, torch.Tensor):
+            found[place] = node.tolist()
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                walk(value, f"{place}/{key}")
+
+    walk(load_checkpoint(folder), "")
+    assert found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_job_has_the_result_of_the_single_run(tmp_path: Path, launcher: str) -> None:
+    copy = copy_project(tmp_path / "project")
+    words = ["debug=fast", "logger=none", "total_env_steps=1024", "video_every=0"]
+    single, sweep = tmp_path / "single", tmp_path / "sweep"
+    for cwd in (single, sweep):
+        cwd.mkdir()
+    status, out, err = train(copy, single, *words, "seed=2", "run_dir=here")
+    assert status == 0, out + err
+    status, out, err = train(copy, sweep, *words, "seed=1,2", f"hydra/launcher={launcher}")
+    assert status == 0, out + err
+    folder, index = index_of(sweep)
+    other, same = (_result(folder / job["run_dir"]) for job in index["jobs"])
+    alone = _result(single / "here")
+    assert same == alone
+    assert other[0] != alone[0]
+    assert other[1] != alone[1]
