@@ -9,6 +9,7 @@ ended is kept apart from the one that the next episode starts with.
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,10 @@ class EnvSpec:
 def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym.Env[Any, Any]:
     """One environment; `ConfigError` in one line for whatever the user can mend."""
     try:
-        found = gym.spec(spec.id)
+        module, _, name = spec.id.rpartition(":")
+        if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
+            importlib.import_module(module)
+        found = gym.spec(name)
         if "mujoco" in str(found.entry_point):
             _quiet_mujoco()
         return gym.make(

@@ -29,7 +29,7 @@ from rltemplate.run.determinism import process_environment
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
-WORKER = "rltemplate.train"
+WORKER = "rltemplate"
 JOB_VARIABLE = "RLTEMPLATE_JOB"
 SWEEP_VARIABLE = "RLTEMPLATE_SWEEP"
 INHERITED_VARIABLE = "RLTEMPLATE_INHERITED"

@@ -7,6 +7,7 @@ saved, so that all of these share one clock.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import shutil
@@ -14,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -53,7 +53,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
         """Take SIGINT and SIGTERM as requests while the block runs."""
         before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -172,31 +172,27 @@ def run(job: Job) -> int:
     config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads)
     algorithm, envs = build_algorithm(config)  # the last that may refuse; nothing has been written yet
-    try:
+    stop = Stop()
+    with stop.listening(), contextlib.closing(algorithm):
         run_dir = _make_run_dir(Path(job.run_dir))
         (run_dir / paths.CONFIG).write_text(to_yaml(config))
         git = _git_record(job, config)
         record = Record.create(run_dir, _first_facts(job, config, git, settings))
         logger = _make_logger(job, config, run_dir, git)
         observers = Observers(config, run_dir, algorithm, envs, logger)
-    except BaseException:
-        algorithm.close()
-        raise
-    status, error, stop = "failed", None, Stop()
-    try:
-        if git.problem is not None:
-            logger.message(f"code not recorded: {git.problem}")
-        with stop.listening():
+        status, error = "failed", None
+        try:
+            if git.problem is not None:
+                logger.message(f"code not recorded: {git.problem}")
             train(algorithm, config.total_env_steps, stop, observers.after_iteration)
-        status = "finished" if stop.signal is None else "interrupted"
-    except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"
-        raise
-    finally:
-        record.finish(status, observers.final_metrics, error)
-        logger.close(status, observers.final_metrics)
-        observers.close()
-        algorithm.close()
+            status = "finished" if stop.signal is None else "interrupted"
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            raise
+        finally:
+            record.finish(status, observers.final_metrics, error)
+            logger.close(status, observers.final_metrics)
+            observers.close()
     return FINISHED if stop.signal is None else 128 + stop.signal
 
 
@@ -254,13 +250,9 @@ def _make_logger(job: Job, config: Config, run_dir: Path, git: GitRecord) -> Log
 
 
 def main() -> int:
-    """The process of a run: `python -m rltemplate.train`, started by scripts/train.py."""
+    """The process of a run, which finds its job in the environment; returns the exit status."""
     try:
         return run(Job.from_environment())
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

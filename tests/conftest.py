@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +45,44 @@ def configure() -> Configure:
             return to_config(compose("config", overrides=list(overrides)))
 
     return build
+
+
+def git(folder: Path, *words: str) -> str:
+    """The output of a git command."""
+    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    command = ["git", *identity, *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="session")
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project in a repository of its own, so that runs leave their refs there."""
+    copy = tmp_path_factory.mktemp("fork")
+    for name in ("rltemplate", "conf", "scripts"):
+        ignored = shutil.ignore_patterns("__pycache__", "default.yaml")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    (copy / ".gitignore").write_text("/runs/\n__pycache__/\n")
+    git(copy, "init", "-q", "-b", "main")
+    git(copy, "add", "-A")
+    git(copy, "commit", "-q", "-m", "a fork")
+    return copy
+
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def train_command(fork: Path, tmp_path: Path) -> Command:
+    """Run `scripts/train.py` of the fork in an empty folder, as a user would."""
+
+    def start(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+        command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**clean, **environment}, capture_output=True, text=True, check=False
+        )
+
+    return start
 
 
 class Scripted(gym.Env[np.ndarray, Any]):

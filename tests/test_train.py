@@ -1,0 +1,251 @@
+"""Whole runs through the command: what is written, that observers change nothing, how runs end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SHRUNK, Command, git
+
+from rltemplate.config import load_config
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.types import ConfigError
+
+SHORT = {
+    "ppo": ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=256"],
+    "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "env.max_episode_steps=40", "total_env_steps=240"],
+}
+OBSERVED = [
+    "logger=wandb",
+    "log_every=32",
+    "eval_every=64",
+    "eval_episodes=2",
+    "video_every=128",
+    "checkpoint_every=64",
+]
+UNOBSERVED = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=100000"]
+EVERYWHERE = {
+    "episode/return",
+    "episode/length",
+    "eval/return",
+    "eval/length",
+    "policy/entropy",
+    "loss/policy",
+    "optim/learning_rate",
+    "time/steps_per_second",
+}
+
+
+def only_run(folder: Path) -> Path:
+    """The folder of the one run below `folder`."""
+    (record,) = (folder / "runs").glob(f"*/*/{paths.RECORD}")
+    return record.parent
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / paths.METRICS).read_text().splitlines()]
+
+
+def learned(state: Any) -> list[torch.Tensor]:
+    """All tensors of a nested state, in order."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    inner = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
+    return [tensor for value in inner for tensor in learned(value)]
+
+
+@pytest.mark.parametrize("algo", SHORT)
+def test_observers_change_no_bit_of_training(train_command: Command, tmp_path: Path, algo: str) -> None:
+    """Everything on against everything off; another seed shows that the comparison can fail."""
+    states = {}
+    for name, words in {"on": OBSERVED, "off": UNOBSERVED, "seed": [*UNOBSERVED, "seed=2"]}.items():
+        done = train_command(*SHORT[algo], *words, f"run_dir={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+        states[name] = learned(load_checkpoint(tmp_path / name))
+    same = [torch.equal(a, b) for a, b in zip(states["on"], states["off"], strict=True)]
+    assert all(same)
+    assert not all(torch.equal(a, b) for a, b in zip(states["on"], states["seed"], strict=True))
+
+    observed = tmp_path / "on"
+    assert (observed / paths.VIDEOS).is_dir()
+    assert len(list((observed / paths.VIDEOS).glob("step_*.mp4"))) == 2
+    assert list((observed / paths.TENSORBOARD).glob("events*"))
+    assert list((observed / paths.WANDB).glob("offline-run-*/*.wandb"))
+    assert set().union(*rows(observed)) >= EVERYWHERE
+    assert [row["env_steps"] for row in rows(observed)][-1] == rows(tmp_path / "off")[-1]["env_steps"]
+
+
+def test_a_run_folder_holds_what_it_promises(train_command: Command, fork: Path, tmp_path: Path) -> None:
+    words = [*SHORT["ppo"], "seed=7", "logger=none", "video_every=0", "eval_every=128"]
+    done = train_command(*words)
+    assert done.returncode == 0, done.stderr
+    run_dir = only_run(tmp_path)
+    assert run_dir.parent.name == "ppo-CartPole"
+    config = load_config(run_dir / paths.CONFIG)
+    assert (config.seed, config.experiment, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
+
+    record = json.loads((run_dir / paths.RECORD).read_text())
+    assert record["id"] == run_dir.name
+    assert record["status"] == "finished"
+    assert record["command"][1:] == [
+        *SHORT["ppo"],
+        "seed=7",
+        "logger=none",
+        "video_every=0",
+        "eval_every=128",
+    ]
+    assert record["determinism"]["level"] == "repeat"
+    assert record["determinism"]["settings"]["deterministic_algorithms"] is True
+    assert record["determinism"]["settings"]["python_hash_seed"] == "0"
+    assert record["versions"]["torch"].startswith("2.")
+    assert record["machine"]["cpu"]
+    assert record["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
+    assert record["started_at"] < record["ended_at"]
+
+    ref = record["git"]["ref"]
+    assert ref == f"refs/runs/{run_dir.name}"
+    assert git(fork, "rev-parse", ref).strip() == record["git"]["commit"]
+    assert git(fork, "show", f"{ref}:.rltemplate/run/config.yaml") == (run_dir / paths.CONFIG).read_text()
+    assert git(fork, "show", f"{ref}:rltemplate/train.py") == (fork / "rltemplate/train.py").read_text()
+    assert git(fork, "rev-parse", f"{ref}^").strip() == git(fork, "rev-parse", "HEAD").strip()
+    assert git(fork, "status", "--porcelain") == ""
+
+    steps = [row["env_steps"] for row in rows(run_dir)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 256
+    assert not {"nan", "inf", "NaN", "Infinity"} & set((run_dir / paths.METRICS).read_text().split())
+
+
+def test_a_saved_run_is_evaluated_on_separate_episodes(
+    train_command: Command, fork: Path, tmp_path: Path
+) -> None:
+    assert train_command(*SHORT["ppo"], *UNOBSERVED).returncode == 0
+    run_dir = only_run(tmp_path)
+
+    def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(fork / "scripts" / "evaluate.py"), *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    first, again = (evaluate(f"run={name}", "episodes=5", "--json") for name in (run_dir, run_dir.name[-6:]))
+    assert first.returncode == again.returncode == 0, first.stderr
+    assert json.loads(first.stdout) == json.loads(again.stdout)
+    other = json.loads(evaluate(f"run={run_dir}", "episodes=5", "seed=1", "--json").stdout)
+    assert len(other["returns"]) == 5
+    assert other["returns"] != json.loads(first.stdout)["returns"]
+    for words, message in (
+        (["run=nothing"], "no such run"),
+        (["rum=1"], "did you mean run=?"),
+        ([], "run= is missing"),
+        ([f"run={run_dir}", "episodes=none"], "expected a whole number"),
+        ([f"run={run_dir}", "episodes=0"], "at least 1"),
+    ):
+        refused = evaluate(*words)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algo=sac", "env=CartPole"], "use algo=ppo"),
+        (["device=cuda"], "device=cpu"),
+        (["algo.num_minibatches=7"], "nearest that does"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_leaves_nothing(
+    train_command: Command, tmp_path: Path, words: list[str], message: str
+) -> None:
+    if words == ["device=cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = train_command(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    fork: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    command = [sys.executable, str(fork / "scripts" / "train.py"), "logger=none", "video_every=0"]
+    words = ["algo=ppo", "env=CartPole", "total_env_steps=100000000", f"run_dir={tmp_path / 'run'}"]
+    run = subprocess.Popen([*command, *words, "log_every=2000"], cwd=tmp_path, stderr=subprocess.PIPE)
+    metrics = tmp_path / "run" / paths.METRICS
+    until = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    run.send_signal(number)
+    assert run.wait(timeout=30) == status
+    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
+    assert record["status"] == "interrupted"
+    last = rows(tmp_path / "run")[-1]["env_steps"]
+    assert [path.stem for path in list_checkpoints(tmp_path / "run")][-1] == f"step_{last}"
+    assert load_checkpoint(tmp_path / "run")["env_steps"] == last
+
+
+def test_a_failing_environment_is_our_traceback_and_a_failed_record(fork: Path, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Breaks(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        self.taken = getattr(self, 'taken', 0) + 1\n"
+        "        if self.taken > 70: raise RuntimeError('the pole broke')\n"
+        "        return super().step(action)\n"
+        "gym.register('Breaks-v0', Breaks, max_episode_steps=500)\n"
+    )
+    command = [sys.executable, str(fork / "scripts" / "train.py"), "env=breaks:Breaks-v0", *SHRUNK["ppo"]]
+    done = subprocess.run(
+        [*command, "logger=none", f"run_dir={tmp_path / 'run'}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the pole broke" in done.stderr
+    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
+    assert record["status"] == "failed"
+    assert record["error"] == "RuntimeError: the pole broke"
+
+
+def test_checkpoints_are_whole_and_the_newest_are_kept(train_command: Command, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = [*UNOBSERVED[:-1], "checkpoint_every=32", f"run_dir={run_dir}"]
+    assert train_command(*SHORT["ppo"], *words).returncode == 0
+    assert [path.stem for path in list_checkpoints(run_dir)] == ["step_192", "step_224", "step_256"]
+    assert sorted(path.suffix for path in (run_dir / paths.CHECKPOINTS).iterdir()) == [".pt"] * 3
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        load_checkpoint(tmp_path)
+
+
+def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
+    for group, name in (
+        ("ppo-A", "20260101-a-111"),
+        ("ppo-A", "20260101-a-222"),
+        ("sac-B", "20260102-b-333"),
+    ):
+        folder = tmp_path / group / name
+        folder.mkdir(parents=True)
+        (folder / paths.RECORD).write_text("{}")
+    last = tmp_path / "sac-B" / "20260102-b-333"
+    for text in (str(last), "20260102-b-333", "b-33", "refs/runs/20260102-b-333"):
+        assert paths.find_run(text, tmp_path) == last
+    with pytest.raises(ConfigError, match="2 runs"):
+        paths.find_run("20260101", tmp_path)
+    with pytest.raises(ConfigError, match="no such run"):
+        paths.find_run("c", tmp_path)
