@@ -33,20 +33,25 @@ class Streams:
         self.seed = seed
         self.device = torch.device(device)
         self._torch: dict[str, torch.Generator] = {}
+        self._restored: dict[str, torch.Tensor] = {}  # states of streams that nobody has asked for yet
 
     def torch(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
         """The torch generator `name`, on the run's device unless told otherwise."""
         if name not in self._torch:
             generator = torch.Generator(device=self.device if device is None else device)
             generator.manual_seed(int(seed_sequence(self.seed, name).generate_state(1, np.uint64)[0] >> 1))
+            if name in self._restored:
+                generator.set_state(self._restored.pop(name))
             self._torch[name] = generator
         return self._torch[name]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every stream used so far."""
-        return {name: generator.get_state() for name, generator in self._torch.items()}
+        return self._restored | {name: generator.get_state() for name, generator in self._torch.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue every stream from `state`; streams must have been asked for before."""
-        for name, value in state.items():
-            self._torch[name].set_state(value)
+        """Continue every stream from `state`, those in use at once and the others when asked for."""
+        self._restored = dict(state)
+        for name, generator in self._torch.items():
+            if name in self._restored:
+                generator.set_state(self._restored.pop(name))

@@ -97,7 +97,8 @@ def load_policy(run_dir: Path) -> tuple[Config, Algorithm, Envs]:
     config = load_config(run_dir / paths.CONFIG)
     state = load_checkpoint(run_dir)
     algorithm, envs = build_algorithm(dataclasses.replace(config, compile=False, device=Device.auto))
-    algorithm.load_state_dict(state)
+    # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
+    algorithm.load_state_dict({**state, "streams": {}})
     return config, algorithm, envs
 
 

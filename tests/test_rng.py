@@ -44,10 +44,12 @@ def test_saved_streams_continue_where_they_were() -> None:
     torch.rand(3, generator=streams.torch("action"))
     state = streams.state_dict()
     expected = torch.rand(5, generator=streams.torch("action"))
-    again = Streams(99)
-    again.torch("action")
-    again.load_state_dict(state)
-    assert torch.equal(torch.rand(5, generator=again.torch("action")), expected)
+    in_use, untouched = Streams(99), Streams(99)
+    in_use.torch("action")
+    for again in (in_use, untouched):
+        again.load_state_dict(state)
+        assert again.state_dict().keys() == {"action"}
+        assert torch.equal(torch.rand(5, generator=again.torch("action")), expected)
 
 
 def test_global_generators_stay_untouched() -> None:

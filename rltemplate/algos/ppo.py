@@ -343,6 +343,7 @@ class PPO:
         self.obs_norm.load_state_dict(state["obs_norm"])
         self.return_norm.load_state_dict(state["return_norm"])
         self._running_return = state["running_return"].to(self.device)
+        self.streams.load_state_dict(state["streams"])
 
     def close(self) -> None:
         """Release the environments."""

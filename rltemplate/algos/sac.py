@@ -319,6 +319,7 @@ class SAC:
         self.nets.actor.assign(self.learner.actor)
         self.nets.critic.assign(self.learner.critic)
         self.obs_norm.load_state_dict(state["obs_norm"])
+        self.streams.load_state_dict(state["streams"])
 
     def close(self) -> None:
         """Release the environments."""

@@ -1,0 +1,68 @@
+"""Curves say what the run folders say, and only of runs that finished."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from rltemplate.analysis import curves
+from rltemplate.run import paths
+from rltemplate.types import ConfigError
+
+
+def write_run(root: Path, seed: int, returns: list[float], status: str = "finished") -> Path:
+    run_dir = root / "ppo-Thing" / f"run-{seed}"
+    run_dir.mkdir(parents=True)
+    facts = {
+        "id": run_dir.name,
+        "status": status,
+        "git": {"base_commit": "0123456789abcdef"},
+        "machine": {"cpu": "a processor"},
+    }
+    (run_dir / paths.RECORD).write_text(json.dumps(facts))
+    (run_dir / paths.CONFIG).write_text(f"algo: {{name: ppo}}\nenv: {{id: Thing-v0}}\nseed: {seed}\n")
+    rows = [{"env_steps": 5, "loss/policy": 1.0}]
+    rows += [{"env_steps": 100 * (i + 1), "eval/return": value} for i, value in enumerate(returns)]
+    (run_dir / paths.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_dir
+
+
+def test_the_table_is_the_mean_of_the_last_evaluations(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, seed, [0.0, float(seed)]) for seed in (10, 20, 60)]
+    runs.append(write_run(tmp_path, 1000, [9e9], status="failed"))
+    points = curves.read_runs(runs)
+    assert len(points) == 6
+    last = curves.table(points).splitlines()[-1]
+    assert last == "| ppo | Thing | 200 | 30.0 | 3 | 10, 20, 60 |"
+
+
+def test_points_survive_the_file(tmp_path: Path) -> None:
+    points = curves.read_runs([write_run(tmp_path, 3, [1.5, 2.25])])
+    curves.write_csv(points, tmp_path / "curves.csv")
+    assert curves.read_csv(tmp_path / "curves.csv") == points
+    assert points[0].commit == "0123456789ab"
+
+
+def test_nothing_to_show_is_said_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no finished run"):
+        curves.read_runs([write_run(tmp_path, 1, [1.0], status="running")])
+
+
+def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / "runs", seed, [1.0, 2.0 * seed])
+    command = [sys.executable, str(ROOT / "scripts" / "curves.py"), "out=figures"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| 3.0 | 2 |" in done.stdout
+    assert (tmp_path / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    refused = subprocess.run(
+        [*command, "runs=no/*"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "no run folder matches" in refused.stderr
