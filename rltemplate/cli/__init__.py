@@ -1,0 +1,132 @@
+"""What the user typed, checked before anything is created and before torch is imported.
+
+Hydra's own answers to mistakes are long, and one of its hints (`+key`) adds a key that nothing reads. So
+every word is looked at here first: keys, groups, names and values are compared with what exists, and every
+configuration that the command stands for is composed once. What Hydra receives afterwards cannot fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override, ValueType
+
+from rltemplate import launch
+from rltemplate.cli.command_line import parse_override, split_words
+from rltemplate.cli.composition import compose_config, compose_with_hydra, typed
+from rltemplate.cli.groups import CONF, NONE, OPTIONAL
+from rltemplate.cli.overrides import check_groups, check_keys
+from rltemplate.config import Config, register_schemas
+from rltemplate.types import ConfigError
+
+__all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
+
+# Jobs composed in advance, at some hundredths of a second each; what is wrong with others shows later.
+_COMPOSE_AT_MOST = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the command means: the words for Hydra, and the configurations that were seen to be good."""
+
+    argv: list[str]
+    sweep: bool
+    num_jobs: int | None  # None: the sweeper decides while it runs
+    configs: list[Config]  # empty where nothing is going to run (--help, --cfg, ...)
+
+
+def preflight(argv: Sequence[str]) -> Plan:
+    """Check what the user typed (without the program's name) and say what is to be done.
+
+    Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
+    """
+    words, flags, arguments = split_words(argv)
+    register_schemas()
+    for group in OPTIONAL:
+        ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        overrides = [parse_override(word, loader) for word in words]
+        overrides = check_groups(overrides, loader)
+        check_keys(overrides)
+        sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
+        plain = [str(override.input_line) for override in overrides]
+        if arguments.cfg or arguments.info:
+            if sweep:
+                raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
+            compose_config(plain)
+            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
+        if arguments.help or arguments.hydra_help or arguments.shell_completion:
+            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
+        if not sweep:
+            config = compose_config(plain)
+            launch.check_folder(config)
+            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=1, configs=[config])
+        jobs, exact = _jobs(overrides, plain, loader)
+        configs = [compose_config(job, sweep=True) for job in _sample(jobs)]
+        _check_sweep(configs)
+        if not arguments.multirun:
+            flags = [*flags, "--multirun"]
+        return Plan(argv=[*plain, *flags], sweep=True, num_jobs=len(jobs) if exact else None, configs=configs)
+
+
+def _jobs(
+    overrides: Sequence[Override], plain: Sequence[str], loader: ConfigLoader
+) -> tuple[list[list[str]], bool]:
+    """The overrides of every job, and whether these are all of them (another sweeper draws its own)."""
+    single = [line for line, o in zip(plain, overrides, strict=True) if not o.is_sweep_override()]
+    hydra = compose_with_hydra(single).hydra
+    if not str(hydra.sweeper["_target_"]).endswith("BasicSweeper"):
+        return [single], False
+    params = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+    everything = [*(parse_override(param, loader) for param in params), *overrides]
+    for override in everything:
+        if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            raise ConfigError(
+                f"{override.input_line}: glob() is for names of files, as in env=glob(*Walker*)"
+            )
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(
+                f"{override.input_line}: interval() needs a sweeper that draws; use choice() or range()"
+            )
+    return BasicSweeper.split_arguments(everything, None)[0], True
+
+
+def _sample(jobs: list[list[str]]) -> list[list[str]]:
+    """All jobs, or of too many some in which the values occur, those of the shortest lists before others."""
+    if len(jobs) <= _COMPOSE_AT_MOST:
+        return jobs
+    chosen: dict[int, list[str]] = {}
+    for values in sorted((dict.fromkeys(column) for column in zip(*jobs, strict=True)), key=len):
+        for value in values:
+            number = next(number for number, job in enumerate(jobs) if value in job)
+            chosen.setdefault(number, jobs[number])
+            if len(chosen) == _COMPOSE_AT_MOST:
+                return list(chosen.values())
+    return list(chosen.values())
+
+
+def _check_sweep(configs: Sequence[Config]) -> None:
+    if any(config.run_dir is not None for config in configs):
+        raise ConfigError(
+            "run_dir: all jobs of a sweep would share this folder; use runs_dir, or leave it out"
+        )
+    if len({config.runs_dir for config in configs}) > 1:
+        raise ConfigError("runs_dir: all jobs of a sweep have one runs_dir")
+    launch.check_folder(configs[0])
+
+
+def job_context() -> tuple[dict[str, Any], list[str], int | None, bool]:
+    """Of the job that Hydra is running: choices by group, overrides, number in the sweep, own console."""
+    hydra = HydraConfig.get()
+    number = None if hydra.mode is None or hydra.mode.name != "MULTIRUN" else int(hydra.job.num)
+    console = str(hydra.launcher["_target_"]).endswith("BasicLauncher")
+    return dict(hydra.runtime.choices), list(hydra.overrides.task), number, console

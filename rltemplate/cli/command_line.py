@@ -1,0 +1,99 @@
+"""The words of a command: which are flags, which are overrides, and what is wrong with their form."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.cli.groups import group_names, option_names
+from rltemplate.cli.keys import expected_value, known_keys, nearest_key
+from rltemplate.types import ConfigError
+
+_REFUSED_FLAGS = ("config_path", "config_name", "config_dir", "experimental_rerun")
+
+
+def split_words(argv: Sequence[str]) -> tuple[list[str], list[str], argparse.Namespace]:
+    """Overrides, flags (with their values) and the flags as Hydra will read them."""
+    parser = get_args_parser()
+    parser.error = _refuse_flag  # type: ignore[method-assign]
+    arguments = parser.parse_intermixed_args(list(argv))
+    for name in _REFUSED_FLAGS:
+        if getattr(arguments, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is not supported: configuration is read from conf/"
+            )
+    if arguments.run and arguments.multirun:
+        raise ConfigError("--run and --multirun exclude each other")
+    commands = [name for name in ("cfg", "info", "shell_completion") if getattr(arguments, name)]
+    if len(commands) + (arguments.run or arguments.multirun) > 1:
+        raise ConfigError("only one of --run, --multirun, --cfg, --info and --shell-completion can be given")
+    if arguments.resolve and not arguments.cfg and not arguments.help:
+        raise ConfigError("--resolve goes with --cfg")
+    words = list(arguments.overrides)
+    flags = list(argv)
+    for word in words:
+        flags.remove(word)
+    return words, flags, arguments
+
+
+def _refuse_flag(message: str) -> Any:
+    unknown = re.match(r"unrecognized arguments: (-+)([A-Za-z_.]+)([ =].*)?$", message)
+    if unknown:
+        dashes, name, rest = unknown.groups()
+        value = (rest or " ...")[1:].split()
+        example = f"{nearest_key(name, known_keys(ALGORITHMS)) or name}={value[0] if value else '...'}"
+        raise ConfigError(f"{dashes}{name}: no such option; values are written without dashes, as {example}")
+    raise ConfigError(message)
+
+
+def parse_override(word: str, loader: ConfigLoader) -> Override:
+    """The word as Hydra reads it; `ConfigError` where Hydra could not, or would read what nobody meant."""
+    key, equals, value = word.partition("=")
+    if not equals and not word.startswith("~"):
+        raise ConfigError(_leftover(word))
+    if not key.strip("+~ "):
+        raise ConfigError(f"{word}: a key is missing before '='")
+    if key != key.strip() or value != value.strip():
+        raise ConfigError(f"{word!r}: leave no spaces around '=', write {key.strip()}={value.strip()}")
+    try:
+        override: Override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
+    except HydraException as error:
+        raise ConfigError(f"{word}: {_unreadable(key, value, error)}") from error
+    if override.package is not None:
+        raise ConfigError(f"{word}: '@' in a key is not supported; write {override.key_or_group}={value}")
+    return override
+
+
+def _leftover(word: str) -> str:
+    for group in group_names():
+        for option in option_names(group):
+            if word.lower() == option.lower():
+                return f"{word}: expected key=value; did you mean {group}={option}?"
+    near = nearest_key(word, [*known_keys(ALGORITHMS), *group_names()])
+    return f"{word}: expected key=value" + (f"; did you mean {near}=...?" if near else "")
+
+
+def _unreadable(key: str, value: str, error: HydraException) -> str:
+    for opening, closing in ("[]", "{}", "()"):
+        if value.count(opening) != value.count(closing):
+            wrong = opening if value.count(opening) > value.count(closing) else closing
+            return f"'{wrong}' has no partner; brackets come in pairs, as in {key}=[64,64]"
+    expected = expected_value(key.lstrip("+"), value, [])
+    if expected and "a text" not in expected:
+        return expected
+    quoted = '{}="{}"'.format(key, value.replace("\\", "\\\\").replace('"', '\\"'))
+    with suppress(HydraException):
+        OverridesParser.create().parse_override(quoted)
+        return f"quotes, brackets and commas inside a text need quoting; write {shlex.quote(quoted)}"
+    return f"cannot be read as key=value ({str(error).splitlines()[0]})"

@@ -1,0 +1,97 @@
+"""The configuration that a list of overrides stands for, or one line that says why there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from hydra import compose
+from hydra.errors import ConfigCompositionException, HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from rltemplate.cli.groups import CONF
+from rltemplate.cli.keys import expected_value
+from rltemplate.config import Config, choose, to_config
+from rltemplate.types import ConfigError
+
+
+def compose_config(words: Sequence[str], *, sweep: bool = False) -> Config:
+    """The configuration that Hydra would hand to the job with these overrides."""
+    try:
+        composed = compose_with_hydra(words)
+        choices = dict(composed.hydra.runtime.choices)
+        # Hydra's own settings were needed for the choices only; the schema has no place for them.
+        OmegaConf.set_struct(composed, False)
+        del composed["hydra"]
+        OmegaConf.set_struct(composed, True)
+        return typed(composed, choices)
+    except ConfigError as error:
+        where = ""
+        if isinstance(error.__cause__, InterpolationResolutionError):
+            where = "".join(f"{word}: " for word in words if "${" in word)
+        job = f" (in the job {' '.join(words)})" if sweep else ""
+        raise ConfigError(f"{where}{error}{job}") from error
+
+
+def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
+    """The typed configuration of one job; `choices` are Hydra's, which know whether a recipe was applied."""
+    try:
+        recipe = choices.get("experiment")
+        applied = recipe is not None and (CONF / "experiment" / f"{recipe}.yaml").is_file()
+        composed.experiment = recipe if applied else None
+        OmegaConf.resolve(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from error
+    return to_config(composed)
+
+
+def compose_with_hydra(words: Sequence[str]) -> DictConfig:
+    """What Hydra composes from these overrides, its own settings under `hydra` included."""
+    try:
+        return compose("config", overrides=list(words), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_explain(error, words)) from error
+
+
+def _explain(error: Exception, words: Sequence[str]) -> str:
+    """One or two lines for what composition refused."""
+    cause = error.__cause__
+    merging = re.match(r"Error merging override (.*)$", str(error).splitlines()[0])
+    if merging and isinstance(error, ConfigCompositionException):
+        line = merging.group(1)
+        key, _, value = line.lstrip("+").partition("=")
+        expected = expected_value(key, value, words)
+        if expected:
+            return f"{line}: {expected}"
+        return f"{line}: {first_line(cause)}" if cause else line
+    hydra_key = re.match(r"Could not override '(hydra\.\w+)\.([\w.]+)'", str(error))
+    if hydra_key:
+        parent, leaf = hydra_key.groups()
+        chosen = compose_with_hydra([word for word in words if word.startswith("hydra/")])
+        node = OmegaConf.select(chosen, parent)
+        allowed = [str(name) for name in node if not str(name).startswith("_")]
+        if not allowed:
+            group = parent.replace(".", "/")
+            return f"{parent}.{leaf}: no such key; choose {group}= first, as in hydra/launcher=joblib"
+        return f"{parent}.{leaf}: no such key; {choose(leaf, allowed)}"
+    return f"{first_line(error)}{f' ({first_line(cause)})' if cause else ''}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, with the key in front that OmegaConf puts behind."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem or error.context}"
+    lines = str(error).splitlines()
+    located = re.search(r"full_key: (\S+)", str(error))
+    key = getattr(error, "full_key", None) or (located.group(1) if located else None)
+    return f"{key}: {lines[0]}" if key and lines else reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an exception says, or its name where it says nothing."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,69 @@
+"""What `env=` can be: a file of `conf/env/`, or any id that Gymnasium has registered."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Sequence
+
+import yaml
+from hydra.core.config_store import ConfigStore
+
+from rltemplate.cli.composition import reason
+from rltemplate.cli.groups import CONF
+from rltemplate.types import ConfigError
+
+# Packages that register a namespace of their own, for whoever has not installed them yet.
+_PACKAGES = {"ALE": "ale-py", "dm_control": "shimmy[dm-control]", "mo-gymnasium": "mo-gymnasium"}
+
+
+def environment_option(name: str, files: Sequence[str]) -> str:
+    """The file of conf/env/ that stands for a Gymnasium id, or a node made for it on the spot."""
+    for file in files:
+        content = yaml.safe_load((CONF / "env" / f"{file}.yaml").read_text(encoding="utf-8"))
+        if content.get("id") == name and not content.get("kwargs"):
+            return file
+    _check_registered(name, files)
+    group, _, leaf = f"env/{name}".rpartition("/")
+    node = {"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": name}
+    ConfigStore.instance().store(group=group, name=leaf, node=node)
+    return name
+
+
+def _check_registered(name: str, files: Sequence[str]) -> None:
+    import gymnasium
+
+    module, _, env_id = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a module of the user's raises is the user's to read
+            package = _PACKAGES.get(env_id.rpartition("/")[0])
+            remedy = f"; pip install {package}" if package else ""
+            raise ConfigError(f"env={name}: cannot import {module} ({reason(error)}){remedy}") from error
+    spec = gymnasium.registry.get(env_id)
+    if spec is None:
+        known = {known_id.rpartition("/")[0] for known_id in gymnasium.registry}
+        namespace = env_id.rpartition("/")[0]
+        if namespace not in known:
+            package = _PACKAGES.get(namespace)
+            remedy = (
+                f"pip install {package}" if package else f"install the package that registers {namespace}/"
+            )
+            raise ConfigError(
+                f"env={name}: no installed package provides {namespace}/ environments; {remedy}"
+            )
+        folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
+        near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)
+        hint = f"; did you mean {folded[near[0]]}?" if near else ""
+        raise ConfigError(
+            f"env={name}: no such environment{hint}\n"
+            f"allowed: any id registered in Gymnasium, or {', '.join(files)}"
+        )
+    if isinstance(spec.entry_point, str):
+        try:
+            importlib.import_module(spec.entry_point.partition(":")[0])
+        except (ImportError, gymnasium.error.Error) as error:
+            raise ConfigError(
+                f"env={name}: is registered, but what it needs is not installed ({reason(error)})"
+            ) from error

@@ -1,0 +1,127 @@
+"""Every key that exists, what it takes, and which one was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.cli.groups import HYDRA_GROUPS, default_option, group_names
+from rltemplate.config import Config, choose
+
+# Chosen through their group, because recipe, folder name and further values go with the choice.
+IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
+
+
+def known_keys(algorithms: Iterable[str]) -> list[str]:
+    """Every dotted key that a configuration with one of these algorithms has."""
+    keys: dict[str, None] = {}
+    for name in algorithms:
+        keys.update(dict.fromkeys(_walk(Config, "", name)))
+    return list(keys)
+
+
+def _walk(node: Any, prefix: str, algorithm: str) -> Iterator[str]:
+    for name, hint in _hints(node, algorithm).items():
+        yield prefix + name
+        if is_dataclass(hint):
+            yield from _walk(hint, f"{prefix}{name}.", algorithm)
+
+
+def _hints(node: Any, algorithm: str) -> dict[str, Any]:
+    hints = get_type_hints(node)
+    if node is Config:
+        hints["algo"] = ALGORITHMS[algorithm].config
+    return {spec.name: hints[spec.name] for spec in fields(node)}
+
+
+def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) -> str:
+    """What to say about a key that nothing has: the nearest that exists, and what stands beside it."""
+    owners = [name for name in ALGORITHMS if key in known_keys([name])]
+    if owners and algorithm is not None:
+        own = [k.partition(".")[2] for k in known if k.startswith("algo.")]
+        return f"algo={algorithm} has no such key, algo={owners[0]} has\nallowed in algo: {', '.join(own)}"
+    candidates = [*known, *group_names(), *HYDRA_GROUPS]
+    near = nearest_key(key, candidates) or nearest_key(key, known_keys(ALGORITHMS))
+    hint = f"; did you mean {near}?" if near else ""
+    parent = key.rpartition(".")[0]
+    if parent and parent not in known:
+        parent = ""
+    prefix = f"{parent}." if parent else ""
+    beside = [k[len(prefix) :] for k in known if k.startswith(prefix) and "." not in k[len(prefix) :]]
+    if not parent:
+        beside = list(dict.fromkeys([*group_names(), *beside]))
+    return f"no such key{hint}\nallowed{f' in {parent}' if parent else ''}: {', '.join(beside)}"
+
+
+def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
+    """The known key that was probably meant: the same last part, its initials, or similar letters."""
+    wrong = wrong.lower().replace("-", "_")
+    parent, leaf = _split_key(wrong)
+
+    def likeness(key: str) -> float:
+        beside, last = _split_key(key)
+        whole = difflib.SequenceMatcher(None, wrong, key).ratio()
+        part = difflib.SequenceMatcher(None, leaf, last).ratio()
+        if last == leaf:
+            return 2 + whole
+        if len(leaf) > 1 and "".join(word[0] for word in last.split("_") if word) == leaf:
+            return 1 + whole
+        if last.startswith(f"{leaf}_") or (len(last) > 2 and leaf.startswith(last)):
+            return 0.9 + whole / 10
+        # What two keys of one group have in common says nothing about what was meant.
+        return part if beside == parent else 0.95 * max(whole, part)
+
+    sensible = [key for key in known if key not in IDENTITY and not wrong.startswith(f"{key}.")]
+    best = max(sensible, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def _split_key(key: str) -> tuple[str, str]:
+    parts = re.split(r"[./]", key)
+    return ".".join(parts[:-1]), parts[-1]
+
+
+def expected_value(key: str, value: str, words: Sequence[str]) -> str:
+    """What a key takes, in words, with the nearest right value where there is one; empty: unknown key."""
+    algorithm = next((word.partition("=")[2] for word in words if word.startswith("algo=")), None)
+    hint: Any = Config
+    for part in key.split("."):
+        hints = _hints(hint, algorithm or default_option("algo")) if is_dataclass(hint) else {}
+        if part not in hints:
+            return ""
+        hint = hints[part]
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not NoneType]
+    optional = " or null" if NoneType in get_args(hint) else ""
+    kind = hint if get_origin(hint) in (list, dict) else kinds[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return choose(value, [*kind.__members__, *(["null"] if optional else [])])
+    return f"expected {_kind(kind, key)}{optional}{_better(kind, key, value)}"
+
+
+def _kind(kind: Any, key: str) -> str:
+    if get_origin(kind) is list:
+        inner = "whole numbers" if get_args(kind)[0] is int else "texts"
+        return f"a list of {inner}, as in {key}=[{'64,64' if inner == 'whole numbers' else 'a,b'}]"
+    if get_origin(kind) is dict:
+        return f"names with values; add one with +{key}.name=value"
+    if is_dataclass(kind):
+        return f"one of its keys: {', '.join(f'{key}.{spec.name}' for spec in fields(kind))}"
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names[kind]
+
+
+def _better(kind: Any, key: str, value: str) -> str:
+    """The value in the form that the key takes, if it is plain what was meant."""
+    if kind is int and value.startswith("["):
+        return f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
+    with suppress(ValueError, OverflowError):
+        if kind is int and float(value).is_integer():
+            return f"; did you mean {key}={int(float(value))}?"
+    return ""
