@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Turn a fork into your project: `make rename name=my_project`.
+
+Renames the package folder and every mention of the name in the files of the repository, then puts imports
+and line breaks in order again. The licence keeps its copyright line, as the licence asks. Refuses to start on
+work that is not committed, because `git restore` would not bring it back; `force=true` does it anyway.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Whoever copies the code keeps the notice; a lock has other projects' names in it.
+KEPT = {"LICENSE", "requirements.lock"}
+# Only asked where git does not say what belongs to the repository.
+NOT_OURS = {
+    ".git",
+    ".venv",
+    "runs",
+    "outputs",
+    "multirun",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+}
+
+
+class Refusal(Exception):
+    """The project cannot be renamed as asked. The message is for the user; nothing was changed."""
+
+
+def current_name(root: Path) -> str:
+    """The package's name, which the project's name gives."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    return str(project).replace("-", "_")
+
+
+def check_name(root: Path, old: str, new: str) -> None:
+    """Raise Refusal unless `new` can be the name of the package in `root`."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", new):
+        tidy = re.sub(r"[^a-z0-9]+", "_", new.lower()).strip("_0123456789")
+        hint = f", for example name={tidy}" if tidy and not keyword.iskeyword(tidy) else ""
+        raise Refusal(f"name={new}: a package's name has lower-case letters, digits and _ only{hint}.")
+    if keyword.iskeyword(new):
+        raise Refusal(f"name={new} is a word of the Python language.")
+    if new == old:
+        raise Refusal(f"The project is called {old} already.")
+    if new in sys.stdlib_module_names:
+        raise Refusal(f"name={new} would hide the module '{new}' of Python's standard library.")
+    if (
+        (root / new).exists()
+        or (root / "scripts" / f"{new}.py").exists()
+        or (root / "tests" / f"{new}.py").exists()
+    ):
+        raise Refusal(f"name={new} is taken: the repository has a file or folder of that name.")
+    if importlib.util.find_spec(new) is not None:
+        raise Refusal(f"name={new} would hide the installed package '{new}'.")
+
+
+def git(root: Path, *arguments: str) -> str | None:
+    """What git prints, or None where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def check_committed(root: Path) -> None:
+    """Raise Refusal unless git could bring back every file as it is now."""
+    changes = git(root, "status", "--porcelain")
+    if changes is None:
+        raise Refusal("Without git there is no way back; if you have a copy: force=true.")
+    if changes:
+        number = len(changes.splitlines())
+        raise Refusal(
+            f"Commit your work first, so that there is a way back ({number} files changed); or force=true."
+        )
+
+
+def own_files(root: Path) -> list[Path]:
+    """The repository's text files and where they are; links and what git ignores are left alone."""
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is None:
+        paths = [path for path in root.rglob("*") if not NOT_OURS & set(path.relative_to(root).parts)]
+    else:
+        paths = [root / name for name in listed.split("\0") if name]
+    return sorted(path for path in set(paths) if path.is_file() and not path.is_symlink())
+
+
+def rename(root: Path, old: str, new: str) -> int:
+    """Rename the package and its mentions; returns how many files were rewritten."""
+    # Also inside longer names with underscores, so that both ends of an identifier change alike.
+    mention = re.compile(rf"(?<![A-Za-z0-9])(?:{old}|{old.upper()})(?![A-Za-z0-9])")
+
+    def renamed(text: str) -> str:
+        return mention.sub(lambda match: new if match[0] == old else new.upper(), text)
+
+    rewritten: dict[Path, bytes] = {}
+    files = own_files(root)
+    for path in files:
+        if path.relative_to(root).as_posix() in KEPT:
+            continue
+        before = path.read_bytes()
+        try:
+            after = renamed(before.decode("utf-8")).encode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if after != before:
+            rewritten[path] = after
+    # All is read before anything is written: an unreadable file leaves the project as it was.
+    for path, content in rewritten.items():
+        path.write_bytes(content)
+    for path in files:
+        if path.relative_to(root).parts[0] != old and renamed(path.name) != path.name:
+            path.rename(path.with_name(renamed(path.name)))
+    (root / old).rename(root / new)
+    return len(rewritten)
+
+
+def tidy(root: Path) -> None:
+    """Sort imports and break lines anew, which depend on the name's letters and length."""
+    if importlib.util.find_spec("ruff") is None:
+        return
+    for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
+        subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
+
+
+def parse(arguments: list[str]) -> tuple[str, bool]:
+    """Name and force from words like `name=my_project force=true`."""
+    words = {"name": "", "force": "false"}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in words:
+            raise Refusal(f"'{argument}' is not understood. Usage: make rename name=my_project [force=true]")
+        words[key] = value
+    if not words["name"]:
+        raise Refusal("Usage: make rename name=my_project [force=true]")
+    if words["force"].lower() not in ("true", "1", "false", "0"):
+        raise Refusal(f"force={words['force']}: true or false.")
+    return words["name"], words["force"].lower() in ("true", "1")
+
+
+def main() -> int:
+    """Exit status: 0 renamed, 2 refused."""
+    try:
+        new, force = parse(sys.argv[1:])
+        old = current_name(ROOT)
+        check_name(ROOT, old, new)
+        if not force:
+            check_committed(ROOT)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    count = rename(ROOT, old, new)
+    tidy(ROOT)
+    print(
+        f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."
+    )
+    print("LICENSE keeps the line of the template's authors; add your own above it.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

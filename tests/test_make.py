@@ -1,0 +1,623 @@
+"""The Makefile and the set-up behind it, with pretended interpreters.
+
+Every make here runs in a copy of its own with a PATH of few chosen tools, so that no interpreter, index or
+environment of this machine can be reached, let alone changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+# All that a make below can call, next to the interpreters that the test makes up.
+TOOLS = """
+awk cat chmod cksum cp cut dirname env find flock git grep make mkdir mv printf readlink rm
+sed sh sleep tail test touch
+""".split()  # noqa: SIM905 - a line, not a column
+PROGRAM = (
+    "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH'), os.getcwd()]))\n"
+)
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+# An interpreter as far as the set-up can tell: it answers the probe, makes a .venv with itself as its
+# interpreter, and its pip does what the test asks for, leaving one line per call in 'calls'.
+INTERPRETER = """#!/bin/sh
+case "$1 $2" in
+    "-c "*ensurepip*) printf '%s\\n' '{version} {fits} {complete}' "$0" ;;
+    "-c "*) exit 0 ;;
+    "-m venv") echo "venv {version}" >>calls; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+    "-m pip") echo "pip $*" >>calls; . ./pip ;;
+    *) . ./program ;;
+esac
+"""
+
+
+@dataclass
+class Checkout:
+    """A copy of what set-up needs, and the only programs it can find."""
+
+    folder: Path
+    bin: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def add_interpreter(
+        self, name: str, version: str = "3.11.9", *, fits: bool = True, complete: bool = True
+    ) -> Path:
+        path = self.bin / name
+        text = INTERPRETER.format(
+            version=version, fits="fits" if fits else "other", complete="complete" if complete else "bare"
+        )
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def pip_does(self, script: str) -> None:
+        (self.folder / "pip").write_text(script + "\n")
+
+    def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        return {
+            "PATH": str(self.bin),
+            "HOME": str(self.folder),
+            "LC_ALL": "C",
+            **self.environment,
+            **(extra or {}),
+        }
+
+    def make(
+        self, *words: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        make = shutil.which("make") or "make"
+        return subprocess.run(
+            [make, *words],
+            cwd=self.folder,
+            env=self.environ(environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        make = shutil.which("make") or "make"
+        return subprocess.Popen(
+            [make, *words],
+            cwd=self.folder,
+            env=self.environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def arguments(self, *words: str, environment: Mapping[str, str] | None = None) -> list[str]:
+        """What the program behind the target gets."""
+        done = self.make(*words, environment=environment)
+        assert done.returncode == 0, done.stderr
+        received: list[str] = json.loads(done.stdout.splitlines()[-1])[0]
+        return received
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Checkout:
+    """A clone before the first make; it has no interpreter yet."""
+    folder = tmp_path / "a clone"  # with a space, as in people's folders
+    (folder / "scripts").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "scripts/setup.sh"):
+        shutil.copy(ROOT / name, folder / name)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in TOOLS:
+        if found := shutil.which(tool):
+            (tools / tool).symlink_to(found)
+    (folder / "program").write_text('echo "$@"\n')
+    checkout = Checkout(folder, tools)
+    checkout.pip_does(":")
+    return checkout
+
+
+@pytest.fixture
+def ready(fresh: Checkout) -> Checkout:
+    """A clone that is set up, with programs that print what they were given."""
+    (fresh.folder / ".venv" / "bin").mkdir(parents=True)
+    python = fresh.folder / ".venv" / "bin" / "python"
+    # Isolated and without site-packages: a program of the test, never an installer.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -I "$@"\n')
+    python.chmod(0o755)
+    for name in ("train", "evaluate", "rename"):
+        (fresh.folder / "scripts" / f"{name}.py").write_text(PROGRAM)
+    (fresh.folder / ".venv" / ".installed").write_text("")
+    return fresh
+
+
+# --- overrides -----------------------------------------------------------------------------------------
+
+VALUES = {
+    "dollar": "$HOME $(id) ${HOME} $$ $",
+    "backtick": "`id`",
+    "single": "it's",
+    "double": 'say "hi"',
+    "both": """a'b"c""",
+    "hash": "#a#b",
+    "semicolon": "a;b",
+    "call": "choice(1,2)",
+    "range": "range(1,5)",
+    "list": "[256,256]",
+    "dict": "{a: 1, b: {c: 2}}",
+    "tilde": "~",
+    "star": "*",
+    "question": "?",
+    "ampersand": "a&b&&c",
+    "pipe": "a|b>c<d",
+    "backslash": "a\\b\\",
+    "percent": "%s%",
+    "equals": "a=b:=c",
+    "spaces": "a  b ",
+    "tab": "a\tb",
+    "bang": "!!",
+    "empty": "",
+    "letters": "üλ",
+}
+
+
+def test_any_value_arrives_as_it_was_typed(ready: Checkout) -> None:
+    typed = [f"x.{key}={value}" for key, value in VALUES.items()]
+    assert sorted(ready.arguments("train", *typed)) == sorted(typed)
+
+
+def test_hydra_names_arrive(ready: Checkout) -> None:
+    typed = [
+        "+env.kwargs.x=1",
+        "++a.b=2",
+        "~a.c=3",
+        "hydra/launcher=joblib",
+        "algo@x=ppo",
+        "algo.learning_rate=3e-4",
+    ]
+    assert sorted(ready.arguments("train", *typed)) == sorted(typed)
+
+
+def test_the_order_is_always_the_same(ready: Checkout) -> None:
+    assert ready.arguments("train", "seed=1", "algo=sac") == ["algo=sac", "seed=1"]
+    assert ready.arguments("train", "algo=sac", "seed=1") == ["algo=sac", "seed=1"]
+
+
+def test_only_the_command_line_makes_overrides(ready: Checkout) -> None:
+    inherited = {"env": "CartPole", "seed": "3", "json": "1", "ARGS": "--bad", "algo": "ppo"}
+    assert ready.arguments("train", "env=Hopper", environment=inherited) == ["env=Hopper"]
+    assert ready.arguments("evaluate", "run=a", environment=inherited) == ["run=a"]
+    assert ready.arguments("-e", "train", environment={"env": "CartPole"}) == []
+
+
+def test_upper_case_stays_with_make(ready: Checkout) -> None:
+    given = ready.arguments(
+        "train", "CUDA_VISIBLE_DEVICES=", "PYTHON=/nowhere", "algo=sac", 'ARGS=--cfg "a b"'
+    )
+    assert given == ["algo=sac", "--cfg", "a b"]
+
+
+def test_json_is_a_flag_for_what_composes_no_configuration(ready: Checkout) -> None:
+    assert ready.arguments("evaluate", "run=a", "json=1") == ["run=a", "--json"]
+    assert ready.arguments("evaluate", "run=a", "json=0") == ["run=a"]
+    assert ready.arguments("train", "json=1") == ["json=1"]
+
+
+def test_a_make_in_the_program_does_not_inherit_the_overrides(ready: Checkout) -> None:
+    (ready.folder / "inner.mk").write_text("$(info seed=$(seed) flags=$(MAKEOVERRIDES))\nall: ; @:\n")
+    program = (
+        "import subprocess\nsubprocess.run(['make', '-f', 'inner.mk'], env=dict(PATH=%r, **%s), check=True)\n"
+    )
+    environment = "{k: v for k, v in __import__('os').environ.items() if k.startswith('M')}"
+    (ready.folder / "scripts" / "train.py").write_text(program % (str(ready.bin), environment))
+    done = ready.make("train", "seed=3", "-j2")
+    assert "seed= flags=\n" in done.stdout + "\n", done.stdout + done.stderr
+
+
+def test_this_checkout_comes_first_on_the_path(ready: Checkout) -> None:
+    done = ready.make("train", environment={"PYTHONPATH": "/else"})
+    _, path, cwd = json.loads(done.stdout)
+    assert path == f"{ready.folder}:/else"
+    assert cwd == str(ready.folder)
+
+
+def test_make_works_from_another_folder(ready: Checkout, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [shutil.which("make") or "make", "-C", str(ready.folder), "train", "a=1"],
+        cwd=tmp_path,
+        env=ready.environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert any(line.startswith('[["a=1"]') for line in done.stdout.splitlines()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "x=a\nb"], "line break"),
+        (["train", "sac"], "No such target: sac"),
+        (["train", "algo", "=sac"], ""),
+        (["test", "k=record"], "'test' takes no overrides, but got: k"),
+        (["clean", "runs=all"], "'clean' takes no overrides"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_what_cannot_be_meant_stops_before_anything_runs(
+    ready: Checkout, words: list[str], message: str
+) -> None:
+    done = ready.make(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("status", [1, 2, 130])
+def test_a_failing_program_gives_status_2_after_its_own_message(ready: Checkout, status: int) -> None:
+    script = f"import sys\nprint('what was wrong', file=sys.stderr)\nsys.exit({status})\n"
+    (ready.folder / "scripts" / "train.py").write_text(script)
+    done = ready.make("train")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0] == "what was wrong"
+    assert len(lines) == 2, "one line of make at most"
+
+
+def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) -> None:
+    script = (
+        "import pathlib, signal, sys, time\n"
+        "def stop(*_):\n    time.sleep(0.3); pathlib.Path('saved').touch(); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\npathlib.Path('started').touch()\ntime.sleep(30)\n"
+    )
+    (ready.folder / "scripts" / "train.py").write_text(script)
+    process = ready.start("train", "x=it's")
+    wait_for(ready.folder / "started")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert (ready.folder / "saved").exists(), (
+        "make went before its program, or the signal got lost in a shell"
+    )
+
+
+# --- help and dry runs ---------------------------------------------------------------------------------
+
+
+def test_help_lists_every_target_and_is_the_default(fresh: Checkout) -> None:
+    done = fresh.make()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == fresh.make("help").stdout
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    for target in set(phony[1].split()) - {"FORCE"}:
+        assert re.search(rf"^  {target} +\S", done.stdout, re.MULTILINE), f"{target} has no line in make help"
+    assert fresh.calls() == []
+
+
+def test_every_target_that_runs_a_program_is_set_up_first(fresh: Checkout) -> None:
+    for target in (
+        "install",
+        "train",
+        "evaluate",
+        "test",
+        "test-slow",
+        "lint",
+        "format",
+        "bench",
+        "rename",
+        "lock",
+    ):
+        assert "scripts/setup.sh" in fresh.make("-n", target).stdout, target
+
+
+def test_a_dry_run_shows_the_command_and_does_nothing(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    done = fresh.make("-n", "train", "algo=sac", "name=it's")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("scripts/train.py 'algo=sac' 'name=it'\\''s'")
+    assert fresh.calls() == []
+    assert not (fresh.folder / ".venv").exists()
+
+
+# --- set-up --------------------------------------------------------------------------------------------
+
+
+def wait_for(path: Path, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not come"
+        time.sleep(0.01)
+
+
+def test_the_first_make_sets_up_and_the_second_adds_next_to_nothing(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    first = fresh.make("train", "seed=1")
+    assert first.returncode == 0, first.stderr
+    assert "installing the locked dependencies" in first.stderr
+    assert first.stdout.strip() == "scripts/train.py seed=1"
+    assert len(fresh.calls()) == 2
+    assert fresh.calls()[1].endswith("-r requirements.lock")
+    # The fastest of three: the time is make's, not that of a busy machine.
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        second = fresh.make("-j4", "train", "seed=2")
+        times.append(time.perf_counter() - start)
+        assert second.stderr == ""
+    assert len(fresh.calls()) == 2
+    assert min(times) < 0.3
+
+
+def test_a_changed_lock_is_installed_and_a_touched_one_is_not(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.make("install")
+    future = time.time() + 2
+    os.utime(fresh.folder / "requirements.lock", (future, future))
+    assert fresh.make("install").stderr.count("installing") == 0
+    with (fresh.folder / "requirements.lock").open("a") as lock:
+        lock.write("more==1\n")
+    os.utime(fresh.folder / "requirements.lock", (future + 2, future + 2))
+    assert fresh.make("install").stderr.count("installing") == 1
+    assert [call.split()[0] for call in fresh.calls()] == ["venv", "pip", "pip"]
+
+
+def test_the_first_interpreter_that_fits_is_found_by_calling_it(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3", "3.9.2", fits=False)
+    shim = fresh.bin / "python3.12"
+    shim.write_text("#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    fresh.add_interpreter("python3.13", "3.13.1")
+    assert fresh.make("install").returncode == 0
+    assert fresh.calls()[0] == "venv 3.13.1"
+
+
+def test_python_names_the_interpreter(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3", "3.11.9")
+    other = fresh.add_interpreter("my own", "3.12.4")
+    assert fresh.make("install", f"PYTHON={other}").returncode == 0
+    assert fresh.calls()[0] == "venv 3.12.4"
+
+
+def test_an_interpreter_that_can_make_environments_is_preferred(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3", "3.11.9", complete=False)
+    fresh.add_interpreter("python3.12", "3.12.4")
+    assert fresh.make("install").returncode == 0
+    assert fresh.calls()[0] == "venv 3.12.4"
+
+
+def fails_with(checkout: Checkout, *words: str) -> str:
+    done = checkout.make(*words)
+    assert done.returncode == 2
+    assert not (checkout.folder / ".venv" / ".installed").exists()
+    assert "Traceback" not in done.stderr
+    assert "scripts/train.py" not in done.stdout
+    return done.stderr
+
+
+def test_without_python_the_message_says_what_to_install(fresh: Checkout) -> None:
+    message = fails_with(fresh, "train")
+    assert "Python 3.11, 3.12 or 3.13 is needed" in message
+    assert "apt install python3 python3-venv" in message
+
+
+def test_python_that_does_not_fit_is_named_with_its_version(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3", "3.14.0", fits=False)
+    (fresh.bin / "python3.11").write_text("#!/bin/sh\nexit 1\n")
+    (fresh.bin / "python3.11").chmod(0o755)
+    message = fails_with(fresh, "train")
+    assert "found: python3 (3.14.0), python3.11 (does not start)." in message
+    assert "/nowhere/python" in fails_with(fresh, "train", "PYTHON=/nowhere/python")
+
+
+def test_without_venv_the_message_names_the_package(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3.12", "3.12.4", complete=False)
+    assert "apt install python3.12-venv" in fails_with(fresh, "train")
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("ERROR: Could not install: [Errno 28] No space left on device", "The disk is full"),
+        (
+            "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for absl-py",
+            "The package index cannot be reached",
+        ),
+        ("ERROR: Hash of something is wrong", "pip install -r requirements.lock"),
+    ],
+)
+def test_a_failed_install_shows_the_last_error_and_a_way_on(fresh: Checkout, printed: str, said: str) -> None:
+    fresh.add_interpreter("python3")
+    fresh.pip_does(f"echo '{printed}' >&2; exit 1")
+    message = fails_with(fresh, "train")
+    assert said in message
+    assert printed.splitlines()[-1] in message
+    fresh.pip_does(":")
+    assert fresh.make("train").returncode == 0
+
+
+def test_a_failed_update_does_not_pass_for_installed(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    assert fresh.make("install").returncode == 0
+    with (fresh.folder / "requirements.lock").open("a") as lock:
+        lock.write("more==1\n")
+    fresh.pip_does("echo ERROR: no >&2; exit 1")
+    fails_with(fresh, "train")
+    fails_with(fresh, "train")
+
+
+def test_without_git_there_is_a_note_and_no_failure(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    (fresh.bin / "git").unlink(missing_ok=True)
+    done = fresh.make("install")
+    assert done.returncode == 0
+    assert "git was not found" in done.stderr
+
+
+def test_a_killed_install_leaves_no_stamp_and_is_made_anew(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.pip_does("touch reached; exec sleep 30")
+    process = fresh.start("install")
+    wait_for(fresh.folder / "reached")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    assert not (fresh.folder / ".venv" / ".installed").exists()
+    (fresh.folder / ".venv" / "half a package").touch()
+    fresh.pip_does(":")
+    assert fresh.make("install").returncode == 0
+    assert not (fresh.folder / ".venv" / "half a package").exists()
+    assert (fresh.folder / ".venv" / ".installed").exists()
+
+
+def test_ctrl_c_during_the_install_says_so(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.pip_does("touch reached; exec sleep 30")
+    process = fresh.start("install")
+    wait_for(fresh.folder / "reached")
+    os.killpg(process.pid, signal.SIGINT)
+    _, message = process.communicate(timeout=10)
+    assert "interrupted" in message
+    assert not (fresh.folder / ".venv" / ".installed").exists()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_the_second_of_two_makes_waits_for_the_first(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    # Fails if two of them are ever in here together.
+    fresh.pip_does("mkdir inside || exit 1; touch reached; sleep 0.5; rm -r inside")
+    first = fresh.start("train", "a=1")
+    wait_for(fresh.folder / "reached")
+    second = fresh.start("train", "a=2")
+    _, waited = second.communicate(timeout=20)
+    _, errors = first.communicate(timeout=20)
+    assert (first.returncode, second.returncode) == (0, 0), errors + waited
+    assert "waiting" in waited
+    assert [call.split()[0] for call in fresh.calls()] == ["venv", "pip"]
+
+
+def test_an_interpreter_that_was_removed_is_noticed(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.make("install")
+    python = fresh.folder / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/gone/python3.11")
+    assert fresh.make("train").returncode == 0
+    assert [call.split()[0] for call in fresh.calls()] == ["venv", "pip", "venv", "pip"]
+
+
+def test_a_linked_interpreter_that_is_no_environment_is_never_installed_into(fresh: Checkout) -> None:
+    """Without pyvenv.cfg beside it, a link in .venv/bin leads pip to the interpreter behind it."""
+    outside = fresh.bin.parent / "outside"
+    outside.mkdir()
+    # A real interpreter's judgement, behind a wrapper that cannot run pip.
+    wrapper = outside / "python"
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$1 $2" in "-m pip") echo pip >>calls; exit 0 ;; esac\n'
+        f'exec "{sys.executable}" -I "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    (fresh.folder / ".venv" / "bin").mkdir(parents=True)
+    (fresh.folder / ".venv" / "bin" / "python").symlink_to(wrapper)
+    assert fresh.make("install").returncode == 2
+    assert fresh.calls() == []
+
+
+def test_pip_refuses_outside_of_an_environment_and_ignores_pip_user(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.pip_does('echo "$PIP_REQUIRE_VIRTUALENV $PIP_USER" >seen')
+    fresh.environment = {"PIP_USER": "1"}
+    assert fresh.make("install").returncode == 0
+    assert (fresh.folder / "seen").read_text() == "1 0\n"
+
+
+def test_clean_keeps_runs_and_the_environment(ready: Checkout) -> None:
+    for name in (
+        "runs/a/__pycache__",
+        "build",
+        ".mypy_cache",
+        "scripts/__pycache__",
+        ".venv/lib/__pycache__",
+    ):
+        (ready.folder / name).mkdir(parents=True)
+    assert ready.make("clean").returncode == 0
+    assert not (ready.folder / "build").exists()
+    assert not (ready.folder / ".mypy_cache").exists()
+    assert not (ready.folder / "scripts" / "__pycache__").exists()
+    assert (ready.folder / "runs" / "a" / "__pycache__").exists()
+    assert (ready.folder / ".venv" / "lib" / "__pycache__").exists()
+
+
+# --- pins ----------------------------------------------------------------------------------------------
+
+
+def locked() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def wrong_pins(config: str, lock: Mapping[str, str]) -> list[str]:
+    """Dependencies of the hooks that are not what the lock has."""
+    dependencies = [
+        dependency
+        for repo in yaml.safe_load(config)["repos"]
+        for hook in repo["hooks"]
+        for dependency in hook.get("additional_dependencies", [])
+    ]
+    assert dependencies
+    return [pin for pin in dependencies if pin.partition("==")[2] != lock.get(pin.partition("==")[0])]
+
+
+def test_hooks_use_the_locked_versions_and_clone_nothing() -> None:
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert wrong_pins(config, locked()) == []
+    assert [repo["repo"] for repo in yaml.safe_load(config)["repos"]] == ["local"]
+
+
+def test_a_hook_that_was_left_behind_is_found() -> None:
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert wrong_pins(config, {**locked(), "ruff": "999"}) != []
+    assert wrong_pins(config.replace("codespell==", "codespell>="), locked()) != []
+
+
+def missing_from_lock(project: Mapping[str, object], lock: Mapping[str, str]) -> list[str]:
+    """Requirements of the project that the lock does not fulfil."""
+    extras = project["optional-dependencies"]
+    required = project["dependencies"]
+    assert isinstance(required, list)
+    assert isinstance(extras, dict)
+    parsed = [Requirement(text) for text in [*required, *extras["dev"]]]
+    return [
+        str(requirement)
+        for requirement in parsed
+        if not requirement.specifier.contains(
+            lock.get(canonicalize_name(requirement.name), "0"), prereleases=True
+        )
+        or canonicalize_name(requirement.name) not in lock
+    ]
+
+
+def test_the_lock_fulfils_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert missing_from_lock(project, locked()) == []
+    stale = {**locked(), "torch": "1.0.0"}
+    del stale["rich"]
+    assert len(missing_from_lock(project, stale)) == 2, "torch is too old and rich is missing"
