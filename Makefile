@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train evaluate test test-slow lint format bench rename lock clean FORCE
+.PHONY: help install train evaluate test test-slow lint format curves bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -90,7 +90,10 @@ lint: $(STAMP) ## style, format, types, spelling; changes nothing
 format: $(STAMP) ## format the code and fix what can be fixed safely
 	@$(NO_OVERRIDES)$(VENV_PYTHON) -m ruff check --fix-only --quiet . && $(VENV_PYTHON) -m ruff format .
 
-bench: $(STAMP) ## the benchmark suite
+curves: $(STAMP) ## learning curves of runs as picture, table and CSV: make curves runs='runs/*/*' out=results
+	$(call RUN,curves,$(WORDS))
+
+bench: $(STAMP) ## training speed side by side with Stable-Baselines3, where that is installed
 	$(call RUN,bench,$(WORDS))
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project

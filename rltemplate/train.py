@@ -31,10 +31,9 @@ from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.logger import JsonlWriter, Logger
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import Record
-from rltemplate.run.sinks import ConsoleSink, Sink, TensorBoardSink
+from rltemplate.run.sinks import RunFacts, make_sinks
 from rltemplate.run.snapshot import GitRecord, Snapshot, commit_run, take_snapshot
 from rltemplate.run.video import VideoRecorder
-from rltemplate.run.wandb_sink import WandbSink
 from rltemplate.types import Algorithm, ConfigError, IterationResult
 
 FINISHED, REFUSED = 0, 2
@@ -224,29 +223,18 @@ def _first_facts(job: Job, config: Config, git: GitRecord, settings: Mapping[str
 
 
 def _make_logger(job: Job, config: Config, run_dir: Path, git: GitRecord) -> Logger:
-    wanted, values = config.logger, to_dict(config)
-    title = f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}"
-    sinks: list[Sink] = []
-    if wanted.console:
-        sinks.append(ConsoleSink(config.total_env_steps, title))
-    if wanted.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / paths.TENSORBOARD, values))
-    if wanted.wandb.enabled:
-        wandb = WandbSink(
-            run_dir,
-            job.run_id,
-            project=wanted.wandb.project,
-            entity=wanted.wandb.entity,
-            name=run_dir.name,
-            group=wanted.wandb.group or (job.sweep.id if job.sweep else None),
-            tags=[config.algo.name, config.env.id, config.determinism.level.name, *wanted.wandb.tags],
-            mode=wanted.wandb.mode.name,
-            config=values,
-            git=asdict(git),
-            notify=lambda text: logger.message(text),
-        )
-        sinks.append(wandb)
-    logger = Logger(sinks, JsonlWriter(run_dir / paths.METRICS))
+    facts = RunFacts(
+        run_id=job.run_id,
+        run_dir=run_dir,
+        title=f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}",
+        total_env_steps=config.total_env_steps,
+        config=to_dict(config),
+        git=asdict(git),
+        group=job.sweep.id if job.sweep else None,
+        tags=[config.algo.name, config.env.id, config.determinism.level.name],
+        notify=lambda text: logger.message(text),
+    )
+    logger = Logger(make_sinks(config.logger, facts), JsonlWriter(run_dir / paths.METRICS))
     return logger
 
 

@@ -14,9 +14,12 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+
+from rltemplate.run.paths import TENSORBOARD
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -309,3 +312,51 @@ class TensorBoardSink:
         assert self._file is not None
         RecordWriter(self._file).write(Event(wall_time=time.time(), **fields).SerializeToString())
         self._file.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a sink may want to know of the run that it shows."""
+
+    run_id: str
+    run_dir: Path
+    title: str
+    total_env_steps: int
+    config: Mapping[str, Any]
+    git: Mapping[str, Any]
+    group: str | None  # what the runs of a sweep share
+    tags: Sequence[str]
+    notify: Callable[[str], None]
+
+
+def _wandb(settings: Any, facts: RunFacts) -> Sink:
+    from rltemplate.run.wandb_sink import WandbSink
+
+    return WandbSink(
+        facts.run_dir,
+        facts.run_id,
+        project=settings.project,
+        entity=settings.entity,
+        name=facts.run_id,
+        group=settings.group or facts.group,
+        tags=[*facts.tags, *settings.tags],
+        mode=settings.mode.name,
+        config=facts.config,
+        git=facts.git,
+        notify=facts.notify,
+    )
+
+
+# By key of the logger configuration, in the order in which they get each row. A new sink is a class above,
+# a line here, its key in `LoggerConfig` and its value in conf/logger/local.yaml.
+SINKS: dict[str, Callable[[Any, RunFacts], Sink]] = {
+    "console": lambda _, facts: ConsoleSink(facts.total_env_steps, facts.title),
+    "tensorboard": lambda _, facts: TensorBoardSink(facts.run_dir / TENSORBOARD, facts.config),
+    "wandb": _wandb,
+}
+
+
+def make_sinks(logger_config: Any, facts: RunFacts) -> list[Sink]:
+    """The sinks that are switched on: `key: true`, or a group of settings with `enabled: true`."""
+    settings = {name: getattr(logger_config, name) for name in SINKS}
+    return [SINKS[name](value, facts) for name, value in settings.items() if getattr(value, "enabled", value)]
