@@ -6,6 +6,8 @@ what it was given; the last test uses the real one.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -13,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import git
 
 from rltemplate import cli, launch
 from rltemplate.config import Config, from_dict, to_dict
@@ -62,24 +66,43 @@ sys.exit(1 if seed == 13 else 0)
 """
 
 
-def copy_project(target: Path) -> Path:
-    for name in ("rltemplate", "conf", "scripts"):
-        shutil.copytree(
-            PROJECT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "default.yaml")
-        )
-    return target
-
-
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = copy_project(tmp_path_factory.mktemp("project"))
+def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("project") / "copy"
+    shutil.copytree(fork, copy)
     (copy / "rltemplate" / "train.py").write_text(FAKE_WORKER)
     return copy
 
 
+STARTED: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_running() -> Iterator[None]:
+    """Kill what a failed test has left behind: launchers and runs stay in the session of their command."""
+    yield
+    while STARTED:
+        kill_session(STARTED.pop())
+
+
+def kill_session(leader: int) -> list[int]:
+    """Kill every process of the session and return those that there were."""
+    if Path("/proc/self").exists():
+        listed = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+    else:
+        listed = subprocess.check_output(["ps", "-A", "-o", "pid="], text=True).split()
+    found = []
+    for pid in map(int, listed):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or somebody else's
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+    return found
+
+
 def start(project: Path, cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(project / "scripts" / "train.py"), *words],
         cwd=cwd,
         env=clean | environment,
@@ -88,6 +111,8 @@ def start(project: Path, cwd: Path, *words: str, **environment: str) -> subproce
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    STARTED.append(process.pid)
+    return process
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -109,8 +134,13 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return facts
 
 
+@functools.cache
+def defaults() -> Config:
+    return cli.preflight([]).configs[0]
+
+
 def config(**changes: Any) -> Config:
-    return from_dict({**to_dict(cli.preflight([]).configs[0]), **changes})
+    return from_dict({**to_dict(defaults()), **changes})
 
 
 def example_job(**changes: Any) -> Job:
@@ -277,19 +307,26 @@ def test_a_sweep_crosses_algorithms_and_environments(project: Path, tmp_path: Pa
     assert folders == [*pairs, "sweeps"]
 
 
+INHERITED = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+@pytest.fixture(scope="module")
+def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a single run was given, started from an environment that says more than the default."""
+    cwd = tmp_path_factory.mktemp("single")
+    assert train(project, cwd, "seed=1", "run_dir=here", **INHERITED)[0] == 0
+    return facts_of(cwd / "here")
+
+
 @pytest.mark.parametrize(
     "launcher", ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
 )
-def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Path, launcher: str) -> None:
-    inherited = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
-    single, sweep = tmp_path / "single", tmp_path / "sweep"
-    for cwd in (single, sweep):
-        cwd.mkdir()
-    assert train(project, single, "seed=1", "run_dir=here", **inherited)[0] == 0
-    status, out, err = train(project, sweep, "seed=1,2", f"hydra/launcher={launcher}", **inherited)
+def test_a_job_has_the_environment_of_the_single_run(
+    project: Path, tmp_path: Path, alone: dict[str, Any], launcher: str
+) -> None:
+    status, out, err = train(project, tmp_path, "seed=1,2", f"hydra/launcher={launcher}", **INHERITED)
     assert status == 0, err + out
-    folder, index = index_of(sweep)
-    alone = facts_of(single / "here")
+    folder, index = index_of(tmp_path)
     first, second = (facts_of(folder / job["run_dir"]) for job in index["jobs"])
 
     def relevant(facts: dict[str, Any]) -> dict[str, str]:
@@ -309,8 +346,24 @@ def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Pa
         assert (folder / "job_0.log").read_text() == "hello from seed 1\n"
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def wait_for_runs(process: subprocess.Popen[str], cwd: Path, number: int) -> None:
+    """Until so many runs wait for a signal."""
+    deadline = time.monotonic() + 60
+    while len(list(cwd.glob("runs/*/*/ready"))) < number:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("basic", signal.SIGTERM),
+        ("joblib", signal.SIGINT),
+        pytest.param("basic", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("joblib", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
     project: Path, tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:
@@ -319,10 +372,7 @@ def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
         words.append("hydra.launcher.n_jobs=2")
     process = start(project, tmp_path, *words)
     expected = 1 if launcher == "basic" else 2
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("runs/*/*/ready"))) < expected:
-        assert time.monotonic() < deadline, process.communicate(timeout=1)
-        time.sleep(0.02)
+    wait_for_runs(process, tmp_path, expected)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does: to every process of the group
     else:
@@ -338,26 +388,22 @@ def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
     assert heard == [[number]] * expected
 
 
-def test_the_code_is_recorded_once_before_the_first_job(tmp_path: Path) -> None:
-    copy = copy_project(tmp_path / "project")
-    (copy / "rltemplate" / "train.py").write_text(FAKE_WORKER)
-
-    def git(*words: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        return subprocess.run(
-            ["git", *identity, *words], cwd=copy, check=True, capture_output=True, text=True
-        ).stdout
-
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-q", "-m", "start")
-    (tmp_path / "cwd").mkdir()
-    status, _, err = train(copy, tmp_path / "cwd", "seed=1,2")
+def test_the_code_is_recorded_once_before_the_first_job(project: Path, tmp_path: Path) -> None:
+    status, _, err = train(project, tmp_path, "seed=1,2")
     assert status == 0, err
-    folder, index = index_of(tmp_path / "cwd")
-    assert git("rev-parse", f"refs/runs/{index['id']}^{{tree}}").strip() == index["snapshot"]["tree"]
+    folder, index = index_of(tmp_path)
+    tree = git(project, "rev-parse", f"refs/runs/{index['id']}^{{tree}}").strip()
+    assert tree == index["snapshot"]["tree"]
     for job in index["jobs"]:
         assert json.loads(facts_of(folder / job["run_dir"])["job"]["snapshot"]) == index["snapshot"]
+
+
+def test_a_failed_test_leaves_no_process(project: Path, tmp_path: Path) -> None:
+    process = start(project, tmp_path, "seed=90,91", "hydra/launcher=basic")
+    wait_for_runs(process, tmp_path, 1)
+    (job,) = index_of(tmp_path)[1]["jobs"]
+    assert {process.pid, job["pid"]} < set(kill_session(process.pid))
+    assert finish(process)[0] == -signal.SIGKILL
 
 
 # ------------------------------------------------------------------------------------------ the real one
@@ -390,15 +436,14 @@ def _tensors(folder: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_job_has_the_result_of_the_single_run(tmp_path: Path, launcher: str) -> None:
-    copy = copy_project(tmp_path / "project")
+def test_a_job_has_the_result_of_the_single_run(fork: Path, tmp_path: Path, launcher: str) -> None:
     words = ["debug=fast", "logger=none", "total_env_steps=1024", "video_every=0"]
     single, sweep = tmp_path / "single", tmp_path / "sweep"
     for cwd in (single, sweep):
         cwd.mkdir()
-    status, out, err = train(copy, single, *words, "seed=2", "run_dir=here")
+    status, out, err = train(fork, single, *words, "seed=2", "run_dir=here")
     assert status == 0, out + err
-    status, out, err = train(copy, sweep, *words, "seed=1,2", f"hydra/launcher={launcher}")
+    status, out, err = train(fork, sweep, *words, "seed=1,2", f"hydra/launcher={launcher}")
     assert status == 0, out + err
     folder, index = index_of(sweep)
     other, same = (_result(folder / job["run_dir"]) for job in index["jobs"])
