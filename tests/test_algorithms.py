@@ -10,10 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure
+from conftest import ROOT, SHRUNK, Configure, Scripted
+from gymnasium import spaces
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import to_yaml
@@ -127,19 +129,54 @@ def test_the_seed_decides_everything(configure: Configure, algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-@pytest.mark.parametrize("env", ["Pendulum", "FrozenLake"])
-def test_several_environments_and_discrete_observations(configure: Configure, algo: str, env: str) -> None:
-    if env == "FrozenLake":
-        if algo == "sac":
-            pytest.skip("needs continuous actions")
-        algorithm, envs = build_algorithm(configure("algo=ppo", "env.id=FrozenLake-v1", *SHRUNK[algo]))
-        assert envs.codec.obs_size == 16
-    else:
-        overrides = [f"algo={algo}", f"env={env}", *SHRUNK[algo], "env.num_envs=4"]
-        algorithm, envs = build_algorithm(configure(*overrides))
-        assert envs.num_envs == 4
+def test_four_environments_are_stepped_together(configure: Configure, algo: str) -> None:
+    overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], "env.num_envs=4"]
+    algorithm, envs = build_algorithm(configure(*overrides))
     algorithm.train_iteration()
-    assert algorithm.env_steps % envs.num_envs == 0
+    assert envs.num_envs == 4
+    assert algorithm.env_steps % 4 == 0
+    algorithm.close()
+
+
+SPACES = {
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "Discrete from -1": spaces.Discrete(3, start=-1),
+    "Box of two dimensions": spaces.Box(-2.0, 5.0, (2, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_ppo_acts_within_every_kind_of_action_space(configure: Configure, name: str) -> None:
+    """Every part of the space is taken, and nothing outside of it."""
+    taken: list[Any] = []
+
+    class Listening(Scripted):
+        def step(self, action: Any) -> Any:
+            taken.append(np.array(action))
+            return super().step(action)
+
+    gym.register("Listening-v0", entry_point=lambda **kwargs: Listening(action_space=SPACES[name], **kwargs))
+    algorithm, _ = build_algorithm(configure("algo=ppo", "env.id=Listening-v0", *SHRUNK["ppo"]))
+    for _ in range(4):
+        algorithm.train_iteration()
+    algorithm.close()
+    gym.registry.pop("Listening-v0")
+    space = SPACES[name]
+    assert len(taken) == 4 * 2 * 16
+    assert all(space.contains(action.astype(space.dtype)) for action in taken)
+    if isinstance(space, spaces.Box):
+        assert np.stack(taken).min() < -1.0
+        assert np.stack(taken).max() > 4.0
+    else:
+        choices = 6 if isinstance(space, spaces.MultiDiscrete) else 3
+        assert len({tuple(np.atleast_1d(action).tolist()) for action in taken}) == choices
+
+
+def test_discrete_observations_are_learned_from(configure: Configure) -> None:
+    algorithm, envs = build_algorithm(configure("algo=ppo", "env.id=FrozenLake-v1", *SHRUNK["ppo"]))
+    probes = algorithm.train_iteration().probes
+    assert envs.codec.obs_size == 16
+    assert probes["obs"].shape == (16, 2, 16)
     algorithm.close()
 
 

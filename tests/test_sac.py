@@ -150,6 +150,17 @@ def test_the_target_entropy_is_minus_the_action_size_unless_given(configure: Con
     chosen.close()
 
 
+def test_all_three_learning_rates_fall_in_a_line(configure: Configure) -> None:
+    sac = build(configure, "algo.learning_rate_schedule=linear", "total_env_steps=48")
+    start = sac.rates()
+    sac.train_iteration()
+    half = sac.rates()
+    sac.train_iteration()
+    assert [float(rate) for rate in half] == pytest.approx([float(rate) / 2 for rate in start])
+    assert [float(rate) for rate in sac.rates()] == [0.0, 0.0, 0.0]
+    sac.close()
+
+
 def test_truncation_is_stored_as_not_terminated(configure: Configure) -> None:
     sac = build(configure, "env.max_episode_steps=4", "algo.learning_starts=1000")
     sac.train_iteration()
