@@ -79,9 +79,7 @@ EXPLAINED_TOGETHER = {
 def test_every_value_is_explained_where_it_is_set(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     group = path.relative_to(cli.CONF).parts[0]
-    # A recipe says in its first lines where its values come from; what they mean stands beside the defaults.
-    if group != "experiment":
-        assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(group, set())
+    assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(group, set())
     assert text.lstrip().startswith("#"), "the file does not say what it is"
 
 
