@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -25,6 +26,7 @@ ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.na
 RECIPES = [path.stem for path in FILES if path.parent.name == "experiment"]
 
 
+@functools.cache  # several tests look at the same configurations, and none writes to them
 def compose(*words: str) -> Config:
     # A developer's own conf/local/default.yaml must not decide about the tests.
     (config,) = cli.preflight([*words, "local=null"]).configs
@@ -167,29 +169,32 @@ def test_levels_and_loggers_compose(level: str, logger: str) -> None:
     assert config.logger.wandb.enabled == (logger == "wandb")
 
 
+def value_of(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_switch_and_choice_can_be_flipped(algo: str) -> None:
     plain = compose(f"algo={algo}")
-    flipped = 0
+    others: dict[str, list[str]] = {}
     for key, hint in leaves(plain):
+        value = value_of(plain, key)
         if key == "determinism.level":  # chosen through its group
             continue
-        value: Any = plain
-        for part in key.split("."):
-            value = getattr(value, part)
         if isinstance(value, bool):
-            others = [str(not value).lower()]
+            others[key] = [str(not value).lower()]
         elif isinstance(hint, type) and issubclass(hint, Enum):
-            others = [name for name in hint.__members__ if name != value.name]
-        else:
-            continue
-        for other in others:
-            changed: Any = compose(f"algo={algo}", f"{key}={other}")
-            for part in key.split("."):
-                changed = getattr(changed, part)
-            assert changed != value, key
-            flipped += 1
-    assert flipped > 10
+            others[key] = [name for name in hint.__members__ if name != value.name]
+    assert len(others) > 10
+    # All at once, and as often as the longest list of choices is long.
+    for turn in range(max(map(len, others.values()))):
+        chosen = {key: names[turn % len(names)] for key, names in others.items()}
+        changed = compose(f"algo={algo}", *(f"{key}={name}" for key, name in chosen.items()))
+        for key, name in chosen.items():
+            value = value_of(changed, key)
+            assert (value.name if isinstance(value, Enum) else str(value).lower()) == name, key
 
 
 # ------------------------------------------------------------------------------------------------ types
