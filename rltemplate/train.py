@@ -212,7 +212,7 @@ def _first_facts(job: Job, config: Config, git: GitRecord, settings: Mapping[str
     return {
         "id": job.run_id,
         "status": "running",
-        "command": job.command,
+        "command_line": job.command,
         "overrides": job.overrides,
         "sweep": None if job.sweep is None else asdict(job.sweep),
         "git": asdict(git),

@@ -97,7 +97,7 @@ def test_a_run_folder_holds_what_it_promises(train_command: Command, fork: Path,
     record = json.loads((run_dir / paths.RECORD).read_text())
     assert record["id"] == run_dir.name
     assert record["status"] == "finished"
-    assert record["command"][1:] == [
+    assert record["command_line"][1:] == [
         *SHORT["ppo"],
         "seed=7",
         "logger=none",
