@@ -292,7 +292,7 @@ def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) 
     process = ready.start("train", "x=it's")
     wait_for(ready.folder / "started")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert (ready.folder / "saved").exists(), (
         "make went before its program, or the signal got lost in a shell"
     )
@@ -341,7 +341,7 @@ def test_a_dry_run_shows_the_command_and_does_nothing(fresh: Checkout) -> None:
 # --- set-up --------------------------------------------------------------------------------------------
 
 
-def wait_for(path: Path, seconds: float = 10.0) -> None:
+def wait_for(path: Path, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not come"
@@ -481,7 +481,7 @@ def test_a_killed_install_leaves_no_stamp_and_is_made_anew(fresh: Checkout) -> N
     process = fresh.start("install")
     wait_for(fresh.folder / "reached")
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert not (fresh.folder / ".venv" / ".installed").exists()
     (fresh.folder / ".venv" / "half a package").touch()
     fresh.pip_does(":")
@@ -496,7 +496,7 @@ def test_ctrl_c_during_the_install_says_so(fresh: Checkout) -> None:
     process = fresh.start("install")
     wait_for(fresh.folder / "reached")
     os.killpg(process.pid, signal.SIGINT)
-    _, message = process.communicate(timeout=10)
+    _, message = process.communicate(timeout=30)
     assert "interrupted" in message
     assert not (fresh.folder / ".venv" / ".installed").exists()
 
@@ -509,8 +509,8 @@ def test_the_second_of_two_makes_waits_for_the_first(fresh: Checkout) -> None:
     first = fresh.start("train", "a=1")
     wait_for(fresh.folder / "reached")
     second = fresh.start("train", "a=2")
-    _, waited = second.communicate(timeout=20)
-    _, errors = first.communicate(timeout=20)
+    _, waited = second.communicate(timeout=60)
+    _, errors = first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0), errors + waited
     assert "waiting" in waited
     assert [call.split()[0] for call in fresh.calls()] == ["venv", "pip"]
