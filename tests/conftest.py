@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -74,15 +75,16 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def train_command(fork: Path, tmp_path: Path) -> Command:
     """Run `scripts/train.py` of the fork in an empty folder, as a user would."""
+    return functools.partial(run_train, fork, tmp_path)
 
-    def start(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
-        command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env={**clean, **environment}, capture_output=True, text=True, check=False
-        )
 
-    return start
+def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `scripts/train.py` of the fork in a folder."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+    command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
+    return subprocess.run(
+        command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
+    )
 
 
 class Scripted(gym.Env[np.ndarray, Any]):
