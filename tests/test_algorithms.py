@@ -185,32 +185,36 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from rltemplate.train import load_policy
-_, algorithm, envs = load_policy(Path(sys.argv[1]))
-obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
-print(json.dumps(algorithm.act(obs).tolist()))
+for run_dir in sys.argv[1:]:
+    _, algorithm, envs = load_policy(Path(run_dir))
+    obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+    print(json.dumps(algorithm.act(obs).tolist()))
 """
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_saved_policy_acts_like_the_live_one_in_a_fresh_process(
-    configure: Configure, algo: str, tmp_path: Path
+    configure: Configure, tmp_path: Path
 ) -> None:
     """Observation statistics are part of the policy; without them the actions must differ."""
-    overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], "algo.normalize_obs=true"]
-    config = configure(*overrides)
-    algorithm, envs = build_algorithm(config)
-    for _ in range(3):
-        algorithm.train_iteration()
-    (tmp_path / CONFIG).write_text(to_yaml(config))
-    save_checkpoint(tmp_path, algorithm.env_steps, algorithm.state_dict(), keep=1)
-    obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
-    live = algorithm.act(obs)
-    command = [sys.executable, "-c", ACT_ELSEWHERE, str(tmp_path)]
+    live = []
+    for algo in ALGORITHMS:
+        config = configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], "algo.normalize_obs=true")
+        algorithm, envs = build_algorithm(config)
+        for _ in range(3):
+            algorithm.train_iteration()
+        run_dir = tmp_path / algo
+        run_dir.mkdir()
+        (run_dir / CONFIG).write_text(to_yaml(config))
+        save_checkpoint(run_dir, algorithm.env_steps, algorithm.state_dict(), keep=1)
+        obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+        live.append(algorithm.act(obs))
+        state = algorithm.state_dict()
+        state["obs_norm"] = {**state["obs_norm"], "mean": state["obs_norm"]["mean"] + 1.0}
+        algorithm.load_state_dict(state)
+        assert not np.allclose(algorithm.act(obs), live[-1])
+        algorithm.close()
+    command = [sys.executable, "-c", ACT_ELSEWHERE, *(str(tmp_path / algo) for algo in ALGORITHMS)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    elsewhere = np.array(json.loads(done.stdout), np.float32)
-    np.testing.assert_allclose(elsewhere, live, rtol=1e-6, atol=1e-7)
-    state = algorithm.state_dict()
-    state["obs_norm"] = {**state["obs_norm"], "mean": state["obs_norm"]["mean"] + 1.0}
-    algorithm.load_state_dict(state)
-    assert not np.allclose(algorithm.act(obs), live)
-    algorithm.close()
+    elsewhere = [np.array(json.loads(line), np.float32) for line in done.stdout.splitlines()]
+    for here, there in zip(live, elsewhere, strict=True):
+        np.testing.assert_allclose(there, here, rtol=1e-6, atol=1e-7)

@@ -273,15 +273,15 @@ def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
     assert changed.env.kwargs == {"continuous": False}
 
 
-def test_the_recipe_is_named_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_is_named_only_where_there_is_one() -> None:
     recipes = {path.stem for path in (cli.CONF / "experiment").glob("*.yaml")}
     for algo in ("ppo", "sac"):
-        for env in ("CartPole", "Hopper", "Hopper-v5", "MountainCarContinuous-v0"):
+        for env in ("CartPole", "Hopper-v5", "MountainCarContinuous-v0"):
             (config,) = cli.preflight([f"algo={algo}", f"env={env}"]).configs
             name = f"{algo}-{env.removesuffix('-v5')}"
             assert config.experiment == (name if name in recipes else None)
-            (without,) = cli.preflight([f"algo={algo}", f"env={env}", "experiment=null"]).configs
-            assert without.experiment is None
+    (without,) = cli.preflight(["algo=ppo", "env=Hopper", "experiment=null"]).configs
+    assert without.experiment is None
 
 
 def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
