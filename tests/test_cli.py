@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -284,9 +285,9 @@ def test_the_recipe_is_named_only_where_there_is_one() -> None:
     assert without.experiment is None
 
 
-def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HOME": str(cwd)}
-    command = [sys.executable, str(SCRIPT), *words]
+    command = [sys.executable, str(script), *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -306,6 +307,24 @@ def test_the_command_refuses_and_creates_nothing(words: list[str], tmp_path: Pat
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == before
+
+
+def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(fork, copy)
+    for text, expected in {
+        "total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
+        "algo: {clip_coef: 0.1}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
+        "num_threads: many": ["num_threads=many: expected a whole number"],
+        "device: gpu": ["device=gpu: ", "allowed: auto, cpu, cuda"],
+        "runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
+    }.items():
+        (copy / "conf" / "local" / "default.yaml").write_text(f"# @package _global_\n{text}\n")
+        done = run(["algo=sac"], tmp_path, copy / "scripts" / "train.py")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: conf/local/default.yaml: ")
+        assert all(each in done.stderr for each in expected), done.stderr
+        assert len(done.stderr.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from rltemplate.cli.groups import CONF
-from rltemplate.cli.keys import expected_value
+from rltemplate.cli.keys import chosen_algorithm, expected_value, known_keys, unknown_key
 from rltemplate.config import Config, choose, to_config
 from rltemplate.types import ConfigError
 
@@ -67,6 +67,10 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         if expected:
             return f"{line}: {expected}"
         return f"{line}: {first_line(cause)}" if cause else line
+    in_file = re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", str(error))
+    if in_file:
+        file, problem, key = in_file.groups()
+        return f"conf/{file}.yaml: {_explain_value(key, problem, words)}"
     hydra_key = re.match(r"Could not override '(hydra\.\w+)\.([\w.]+)'", str(error))
     if hydra_key:
         parent, leaf = hydra_key.groups()
@@ -78,6 +82,18 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
             return f"{parent}.{leaf}: no such key; choose {group}= first, as in hydra/launcher=joblib"
         return f"{parent}.{leaf}: no such key; {choose(leaf, allowed)}"
     return f"{first_line(error)}{f' ({first_line(cause)})' if cause else ''}"
+
+
+def _explain_value(key: str, problem: str, words: Sequence[str]) -> str:
+    """What is wrong with a key or a value in a file, told as for the command line."""
+    if problem.startswith("Key "):
+        algorithm = chosen_algorithm(words)
+        return f"{key}: {unknown_key(key, known_keys([algorithm]), algorithm)}"
+    value = re.search(r"[Vv]alue:? '?(.*?)'?(?: of type.*|, expected.*)?$", problem)
+    expected = expected_value(key, value.group(1), words) if key and value else ""
+    if value and expected:
+        return f"{key}={value.group(1)}: {expected}"
+    return f"{key}: {problem}" if key else problem
 
 
 def first_line(error: BaseException) -> str:

@@ -88,12 +88,18 @@ def _split_key(key: str) -> tuple[str, str]:
     return ".".join(parts[:-1]), parts[-1]
 
 
+def chosen_algorithm(words: Sequence[str]) -> str:
+    """The algorithm of a configuration with these overrides."""
+    chosen = next((word.partition("=")[2] for word in words if word.startswith("algo=")), None)
+    return chosen or default_option("algo")
+
+
 def expected_value(key: str, value: str, words: Sequence[str]) -> str:
     """What a key takes, in words, with the nearest right value where there is one; empty: unknown key."""
-    algorithm = next((word.partition("=")[2] for word in words if word.startswith("algo=")), None)
+    algorithm = chosen_algorithm(words)
     hint: Any = Config
     for part in key.split("."):
-        hints = _hints(hint, algorithm or default_option("algo")) if is_dataclass(hint) else {}
+        hints = _hints(hint, algorithm) if is_dataclass(hint) else {}
         if part not in hints:
             return ""
         hint = hints[part]
