@@ -89,7 +89,7 @@ def _explain_value(key: str, problem: str, words: Sequence[str]) -> str:
     if problem.startswith("Key "):
         algorithm = chosen_algorithm(words)
         return f"{key}: {unknown_key(key, known_keys([algorithm]), algorithm)}"
-    value = re.search(r"[Vv]alue:? '?(.*?)'?(?: of type.*|, expected.*)?$", problem)
+    value = re.search(r"(?:Value|value):? '?(.*?)'?(?: of type.*|, expected.*)?$", problem)
     expected = expected_value(key, value.group(1), words) if key and value else ""
     if value and expected:
         return f"{key}={value.group(1)}: {expected}"
