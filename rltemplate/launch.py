@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,7 +62,11 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that the process of a run is told. `snapshot` is the text of `Snapshot.to_json`."""
+    """All that the process of a run is told.
+
+    `snapshot` is the text of `Snapshot.to_json`. In a sweep it stays behind in the index until the run's
+    process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
+    """
 
     config: dict[str, Any]
     run_id: str
@@ -90,7 +94,11 @@ class Job:
         text = os.environ.pop(JOB_VARIABLE, None)
         if text is None:
             raise ConfigError("no job given: start runs with scripts/train.py, which prepares their process")
-        return cls.from_json(text)
+        job = cls.from_json(text)
+        if job.sweep is None or job.snapshot is not None:
+            return job
+        index = Sweep(Path(job.sweep.dir)).read()
+        return replace(job, snapshot=json.dumps(index["snapshot"]))
 
 
 def run_folder(config: Config, run_id: str, env_name: str) -> Path:
@@ -159,7 +167,10 @@ def run_single(
     sys.stdout.flush()
     sys.stderr.flush()
     words = worker_command()
-    os.execve(words[0], words, worker_environment(job, config, os.environ))
+    try:
+        os.execve(words[0], words, worker_environment(job, config, os.environ))
+    except OSError as error:  # an override of a hundred kilobytes, for instance
+        raise ConfigError(f"the process of the run could not be started: {error}") from error
 
 
 class Sweep:
@@ -172,6 +183,8 @@ class Sweep:
     def __init__(self, folder: Path) -> None:
         """Take part in the sweep whose folder exists."""
         self.folder = folder
+        self._received: list[int] = []  # signals, from just before the launcher is split off
+        self._handled: list[int] = []
 
     @classmethod
     def create(cls, config: Config, command: Sequence[str], num_jobs: int | None) -> Sweep:
@@ -227,10 +240,16 @@ class Sweep:
         inherited = {name: os.environ.get(name) for name in _CHANGED_BY_LAUNCHERS}
         sys.stdout.flush()
         sys.stderr.flush()
+        # From before there is a launcher: a signal in between would end this process and leave it alone.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._received.append(number))
+                self._handled.append(number)
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in self._handled:
+                signal.signal(number, signal.SIG_DFL)
             os.environ[INHERITED_VARIABLE] = json.dumps(inherited)
             os.environ[SWEEP_VARIABLE] = str(self.folder)
             # Workers import this package to find the function that they are to call.
@@ -244,22 +263,16 @@ class Sweep:
         The first signal asks the runs to end, which may take them an iteration; the second reaches them
         again; the third ends everything at once.
         """
-        received: list[int] = []
-        handled = {
-            number: signal.signal(number, lambda number, _: received.append(number))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
         passed = 0
         while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
-            for number in received[passed:]:
+            for number in self._received[passed:]:
                 passed += 1
                 if passed > 2:
                     os.killpg(launcher, signal.SIGKILL)
                 else:
                     self.stop(number)
             time.sleep(0.05)
-        for number in handled:
+        for number in self._handled:
             signal.signal(number, signal.SIG_IGN)
         return os.waitstatus_to_exitcode(ended[1]) == 0
 
@@ -308,12 +321,17 @@ class Sweep:
                 command=index["command"],
                 overrides=list(overrides),
                 sweep=Membership(id=index["id"], dir=str(self.folder), job=number),
-                snapshot=json.dumps(index["snapshot"]),
             )
             log = None if console else self.folder / f"job_{number}.log"
             print(title if log is None else f"{title}\n   output in {log}", flush=True)
             environment = worker_environment(job, config, _inherited_environment())
-            process = _spawn(worker_command(), environment, log)
+            try:
+                process = _spawn(worker_command(), environment, log)
+            except OSError as error:
+                problem = f"its process could not be started: {error}"
+                entry |= {"status": "failed", "end_time": _now(), "problem": problem}
+                print(f"#{number} failed: {problem}", flush=True)
+                return None
             # Still under the lock: whoever stops the sweep now finds the process or prevents it.
             entry |= {"status": "running", "start_time": _now(), "pid": process.pid}
         code = process.wait()

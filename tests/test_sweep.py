@@ -223,6 +223,41 @@ def test_run_dir_may_exist_only_if_empty(tmp_path: Path) -> None:
     launch.check_folder(config(runs_dir=str(tmp_path)))
 
 
+def sweep_with(tmp_path: Path, snapshot: dict[str, Any]) -> launch.Sweep:
+    """A sweep whose index is as it was written at the start."""
+    index = {"id": "s", "status": "running", "command": ["train.py"], "num_jobs": 1, "signal": None}
+    (tmp_path / "sweep.json").write_text(json.dumps(index | {"snapshot": snapshot, "jobs": []}))
+    return launch.Sweep(tmp_path)
+
+
+@pytest.mark.parametrize("number_of_paths", [1, 10_000])
+def test_a_snapshot_of_any_size_reaches_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_paths: int
+) -> None:
+    snapshot = {"tree": "0", "untracked": [f"folder/file_{n}" for n in range(number_of_paths)]}
+    sweep = sweep_with(tmp_path, snapshot)
+    report = "import sys, rltemplate.launch as l; sys.stdout.write(l.Job.from_environment().snapshot)"
+    monkeypatch.setattr(launch, "worker_command", lambda: [sys.executable, "-P", "-c", report])
+    sweep.run(0, config(runs_dir=str(tmp_path)), ["seed=1"], env_name="CartPole", console=False)
+    (job,) = sweep.read()["jobs"]
+    assert job["status"] == "finished"
+    assert json.loads((tmp_path / "job_0.log").read_text()) == snapshot
+
+
+def test_a_job_whose_process_cannot_start_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_with(tmp_path, {"tree": "0"})
+    monkeypatch.setattr(launch, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
+    assert sweep.run(0, config(), ["seed=1"], env_name="CartPole", console=True) is None
+    (job,) = sweep.read()["jobs"]
+    assert (job["status"], job["pid"]) == ("failed", None)
+    assert sweep.finish(True) == 1
+    assert "no_such_interpreter" in capsys.readouterr().out.replace("\n", "")
+    with pytest.raises(ConfigError, match="could not be started"):
+        launch.run_single(config(runs_dir=str(tmp_path)), ["train.py"])
+
+
 # ------------------------------------------------------------------------------------------- single runs
 
 
@@ -386,6 +421,45 @@ def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
     assert index["status"] == "interrupted"
     heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
     assert heard == [[number]] * expected
+
+
+INTERRUPTED_AT_ONCE = """
+import os, runpy, signal, sys
+
+fork = os.fork
+
+
+def forked():
+    pid = fork()
+    if pid:
+        os.kill(os.getpid(), signal.SIGINT)
+    return pid
+
+
+os.fork = forked
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_signal_that_comes_with_the_launcher_leaves_nothing_running(project: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_AT_ONCE, str(project / "scripts" / "train.py"), "seed=90,91"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    STARTED.append(process.pid)
+    status, _, err = finish(process)
+    assert status == 128 + signal.SIGINT, err
+    _, index = index_of(tmp_path)
+    assert index["status"] == "interrupted"
+    assert {job["status"] for job in index["jobs"]} <= {"not started"}
+    assert not list(tmp_path.glob("runs/*/*/ready"))
+    assert kill_session(process.pid) == []
 
 
 def test_the_code_is_recorded_once_before_the_first_job(project: Path, tmp_path: Path) -> None:
