@@ -37,6 +37,13 @@ class Level(Enum):
     repeat = "repeat"
 
 
+class Float32Precision(Enum):
+    """How CUDA multiplies float32 matrices: in full, or with factors rounded to 10 bits of mantissa."""
+
+    ieee = "ieee"
+    tf32 = "tf32"
+
+
 class WandbMode(Enum):
     """`auto`: online if a key is configured on this machine, else offline."""
 
@@ -66,8 +73,9 @@ class DeterminismConfig:
     fill_uninitialized_memory: bool = field()
     cudnn_benchmark: bool = field()
     cudnn_deterministic: bool = field()
-    float32_precision: str = field()
-    cublas_workspace: str | None = field()
+    float32_precision: Float32Precision = field()
+    # The two with which cuBLAS promises the same bits (CUDA documentation, "Results Reproducibility").
+    cublas_workspace: str | None = field(metadata={"choices": (":4096:8", ":16:8")})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +122,15 @@ class Config:
     checkpoint_every: int = number(0)
 
 
+# Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
+_SET_BY_THE_PROJECT = {
+    "render_mode": "training shows nothing, and videos are made every video_every steps",
+    "max_episode_steps": "use env.max_episode_steps",
+    "id": "choose the environment with env=",
+    "disable_env_checker": "the checker is off",
+}
+
+
 def register_schemas() -> None:
     """Give Hydra the types, under names with a leading underscore that the YAML files build on."""
     store = ConfigStore.instance()
@@ -146,6 +163,9 @@ def check(config: Config) -> None:
         raise ConfigError(problem)
     for problem in config.algo.problems(config.env.num_envs):
         raise ConfigError(problem)
+    for name, instead in _SET_BY_THE_PROJECT.items():
+        if name in config.env.kwargs:
+            raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
 
 
 def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
@@ -157,9 +177,14 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
+        elif "choices" in spec.metadata and value is not None and value not in spec.metadata["choices"]:
+            yield f"{key}={value}: {choose(value, [*spec.metadata['choices'], 'null'])}"
+        elif value == [] and "low" in spec.metadata:
+            what = "layer" if spec.name == "hidden_sizes" else "value"
+            yield f"{key}=[]: needs at least one {what}, as in {key}=[64,64]"
         elif "low" in spec.metadata and value is not None:
             low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
-            if not values or any(not (v > low if open_low else v >= low) or not v <= high for v in values):
+            if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
                 least = f"greater than {low:g}" if open_low else f"at least {low:g}"
                 most = "" if high == float("inf") else f" and at most {high:g}"
                 yield f"{key}={value}: must be {least}{most}"

@@ -248,8 +248,8 @@ class Sweep:
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
-            for number in self._handled:
-                signal.signal(number, signal.SIG_DFL)
+            for each in self._handled:
+                signal.signal(each, signal.SIG_DFL)
             os.environ[INHERITED_VARIABLE] = json.dumps(inherited)
             os.environ[SWEEP_VARIABLE] = str(self.folder)
             # Workers import this package to find the function that they are to call.

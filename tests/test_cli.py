@@ -21,6 +21,12 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # keys
     ("learning_rate=1e-3", ["learning_rate=1e-3", "did you mean algo.learning_rate?"]),
     ("lr=1e-3", ["did you mean algo.learning_rate?"]),
+    ("algo=sac lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
+    ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
+    ("steps=1000", ["did you mean total_env_steps?"]),
+    ("total_steps=", ["did you mean total_env_steps?"]),
+    ("timesteps=", ["did you mean total_env_steps?"]),
+    ("wandb=true", ["logger=wandb"]),
     ("algo.lerning_rate=1e-3", ["did you mean algo.learning_rate?", "allowed in algo:"]),
     ("algo.num_envs=4", ["did you mean env.num_envs?"]),
     ("num_envs=4", ["did you mean env.num_envs?"]),
@@ -55,6 +61,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algo=interval(0,1)", ["a name is needed"]),
     ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
     ("determinism=repat", ["did you mean repeat?", "allowed: fast"]),
+    ("logger=tensorboard", ["part of logger=local"]),
     ("logger=wanb", ["did you mean wandb?", "allowed: local, none, wandb"]),
     ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
     ("debug=fats", ["did you mean fast?"]),
@@ -103,14 +110,18 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algo.normalize_obs=maybe", ["expected true or false"]),
     ("algo.hidden_sizes=64", ["expected a list of whole numbers, as in algo.hidden_sizes=[64,64]"]),
     ("algo.hidden_sizes=[64,x]", ["expected a list of whole numbers"]),
-    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]"]),
+    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one layer", "[64,64]"]),
     ("algo.activation=rleu", ["did you mean relu?", "allowed: elu, relu, tanh"]),
     ("algo.target_kl=x", ["expected a number or null"]),
-    ("device=gpu", ["allowed: auto, cpu, cuda"]),
-    ("logger.wandb=true", ["logger.wandb.enabled"]),
+    ("device=gpu", ["did you mean cuda?", "allowed: auto, cpu, cuda"]),
+    ("determinism.float32_precision=banana", ["allowed: ieee, tf32"]),
+    ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :16:8, :4096:8, null"]),
+    ("logger.wandb=true", ["logger.wandb.enabled", "logger=wandb"]),
     ("logger.wandb.mode=ofline", ["did you mean offline?"]),
     ("logger.wandb.tags=a", ["logger.wandb.tags=[a,b]"]),
     ("env.kwargs=3", ["+env.kwargs.name=value"]),
+    ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode=human", "video_every"]),
+    ("+env.kwargs.max_episode_steps=9", ["use env.max_episode_steps"]),
     ("algo.num_minibatches=7", ["does not divide"]),
     ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
     ("experiment=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
@@ -135,7 +146,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algo=ppo algo=sac", ["algo is given twice"]),
     ("logger.wandb.project=it's", ["need quoting", 'logger.wandb.project="it']),
     ("logger.wandb.project=a(b", ["'(' has no partner"]),
-    ("algo.hidden_sizes=[64", ["'[' has no partner"]),
+    ("algo.hidden_sizes=[64", ["'[' has no partner", "algo.hidden_sizes=[64,64]"]),
+    ("seed=range(1,3", ["'(' has no partner", "seed=range(1,3)"]),
+    ("+env.kwargs.=3", ["a name is missing", "+env.kwargs.name=3"]),
+    ("env..id=3", ["a name is missing"]),
+    ("a;b=3", ["cannot be read as key=value"]),
     ("algo.hidden_sizes=64]", ["']' has no partner"]),
     # options
     ("--seed=3", ["no such option", "seed=3"]),
@@ -159,6 +174,7 @@ def test_a_mistake_is_explained(
     for text in expected:
         assert text in message
     assert len(message.splitlines()) <= 2
+    assert "Exception" not in message
     assert list(tmp_path.iterdir()) == []
 
 

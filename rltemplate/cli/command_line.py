@@ -85,10 +85,13 @@ def _leftover(word: str) -> str:
 
 
 def _unreadable(key: str, value: str, error: HydraException) -> str:
-    for opening, closing in ("[]", "{}", "()"):
+    if "" in key.lstrip("+~").split("."):
+        start = key.partition("..")[0].rstrip(".")
+        return f"a name is missing beside a dot of the key, as in {start}.name={value}"
+    for opening, closing, example in (("[", "]", "[64,64]"), ("{", "}", "{a:1}"), ("(", ")", "range(1,3)")):
         if value.count(opening) != value.count(closing):
             wrong = opening if value.count(opening) > value.count(closing) else closing
-            return f"'{wrong}' has no partner; brackets come in pairs, as in {key}=[64,64]"
+            return f"'{wrong}' has no partner; brackets come in pairs, as in {key}={example}"
     expected = expected_value(key.lstrip("+"), value, [])
     if expected and "a text" not in expected:
         return expected
@@ -96,4 +99,4 @@ def _unreadable(key: str, value: str, error: HydraException) -> str:
     with suppress(HydraException):
         OverridesParser.create().parse_override(quoted)
         return f"quotes, brackets and commas inside a text need quoting; write {shlex.quote(quoted)}"
-    return f"cannot be read as key=value ({str(error).splitlines()[0]})"
+    return "cannot be read as key=value; keys are words with dots between them, as algo.gamma=0.99"

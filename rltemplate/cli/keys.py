@@ -18,6 +18,18 @@ from rltemplate.config import Config, choose
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 
+# What keys and values are called elsewhere. Of several keys the first that exists is meant.
+_KEYS_ELSEWHERE = {
+    "lr": ("algo.learning_rate", "algo.actor_learning_rate"),
+    "learning_rate": ("algo.learning_rate", "algo.actor_learning_rate"),
+    "steps": ("total_env_steps",),
+    "total_steps": ("total_env_steps",),
+    "timesteps": ("total_env_steps",),
+    "total_timesteps": ("total_env_steps",),
+}
+_VALUES_ELSEWHERE = {"gpu": "cuda", "float32": "ieee"}
+_WANDB = "Weights & Biases is switched on with logger=wandb"
+
 
 def known_keys(algorithms: Iterable[str]) -> list[str]:
     """Every dotted key that a configuration with one of these algorithms has."""
@@ -50,6 +62,8 @@ def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) ->
     candidates = [*known, *group_names(), *HYDRA_GROUPS]
     near = nearest_key(key, candidates) or nearest_key(key, known_keys(ALGORITHMS))
     hint = f"; did you mean {near}?" if near else ""
+    if near == "logger.wandb":
+        hint = f"; {_WANDB}"
     parent = key.rpartition(".")[0]
     if parent and parent not in known:
         parent = ""
@@ -62,8 +76,12 @@ def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) ->
 
 def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
     """The known key that was probably meant: the same last part, its initials, or similar letters."""
+    known = list(known)
     wrong = wrong.lower().replace("-", "_")
     parent, leaf = _split_key(wrong)
+    for key in _KEYS_ELSEWHERE.get(leaf, ()):
+        if key in known and parent in ("", _split_key(key)[0]):
+            return key
 
     def likeness(key: str) -> float:
         beside, last = _split_key(key)
@@ -107,7 +125,9 @@ def expected_value(key: str, value: str, words: Sequence[str]) -> str:
     optional = " or null" if NoneType in get_args(hint) else ""
     kind = hint if get_origin(hint) in (list, dict) else kinds[0]
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return choose(value, [*kind.__members__, *(["null"] if optional else [])])
+        names = [*kind.__members__, *(["null"] if optional else [])]
+        meant = _VALUES_ELSEWHERE.get(value.lower(), value)
+        return choose(meant if meant in names else value, names)
     return f"expected {_kind(kind, key)}{optional}{_better(kind, key, value)}"
 
 
@@ -118,7 +138,8 @@ def _kind(kind: Any, key: str) -> str:
     if get_origin(kind) is dict:
         return f"names with values; add one with +{key}.name=value"
     if is_dataclass(kind):
-        return f"one of its keys: {', '.join(f'{key}.{spec.name}' for spec in fields(kind))}"
+        instead = f"; {_WANDB}" if key == "logger.wandb" else ""
+        return f"one of its keys: {', '.join(f'{key}.{spec.name}' for spec in fields(kind))}{instead}"
     names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return names[kind]
 

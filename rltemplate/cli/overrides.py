@@ -88,6 +88,8 @@ def _option(group: str, value: Any) -> str:
         return environment_option(value, allowed)
     shown = "null" if value is None else value
     more = [*allowed, NONE] if group in OPTIONAL else allowed
+    if (group, shown) == ("logger", "tensorboard"):
+        raise ConfigError("logger=tensorboard: files for TensorBoard are part of logger=local, the default")
     what = f"allowed: {', '.join(more)}" if value is None else choose(str(shown), more)
     raise ConfigError(f"{group}={shown}: conf/{group}/ has no such file; {what}")
 

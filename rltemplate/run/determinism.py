@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 
+class Named(Protocol):
+    """One of a few choices."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
 class Switches(Protocol):
     """What this module needs of the configuration."""
 
@@ -24,8 +33,12 @@ class Switches(Protocol):
     fill_uninitialized_memory: bool
     cudnn_benchmark: bool
     cudnn_deterministic: bool
-    float32_precision: str
     cublas_workspace: str | None
+
+    @property
+    def float32_precision(self) -> Named:
+        """ieee or tf32."""
+        ...
 
 
 def process_environment(switches: Switches, num_threads: int) -> dict[str, str | None]:
@@ -51,7 +64,7 @@ def apply(switches: Switches, num_threads: int) -> dict[str, Any]:
     deterministic.fill_uninitialized_memory = switches.fill_uninitialized_memory
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
     torch.backends.cudnn.deterministic = switches.cudnn_deterministic
-    torch.backends.cuda.matmul.fp32_precision = switches.float32_precision
+    torch.backends.cuda.matmul.fp32_precision = switches.float32_precision.name
     wanted = _wanted(switches, num_threads)
     settings = read_back()
     for name, value in wanted.items():
@@ -70,7 +83,7 @@ def _wanted(switches: Switches, num_threads: int) -> dict[str, Any]:
         "fill_uninitialized_memory": switches.fill_uninitialized_memory,
         "cudnn_benchmark": switches.cudnn_benchmark,
         "cudnn_deterministic": switches.cudnn_deterministic,
-        "cuda_float32_precision": switches.float32_precision,
+        "cuda_float32_precision": switches.float32_precision.name,
     }
     if switches.hash_seed is not None:
         wanted["python_hash_seed"] = str(switches.hash_seed)
