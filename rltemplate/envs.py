@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -190,7 +191,12 @@ class Envs:
         if async_envs:
             first.close()
             factories[0] = lambda: make_env(spec)
-            self._envs = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
+            # Ctrl-C reaches every process of the terminal; workers must outlive it until the run has ended.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                self._envs = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
+            finally:
+                signal.signal(signal.SIGINT, before)
         else:
             # Observations are encoded, and thereby copied, before the next step can overwrite them.
             self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.DISABLED)
@@ -226,5 +232,8 @@ class Envs:
         return Step(obs, reward, terminated, truncated, next_obs, episodes)
 
     def close(self) -> None:
-        """Release the environments and their worker processes."""
-        self._envs.close()
+        """Release the environments and their worker processes, also where a worker has died."""
+        try:
+            self._envs.close()
+        except (ConnectionError, EOFError):
+            self._envs.close(terminate=True)

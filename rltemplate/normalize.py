@@ -53,6 +53,10 @@ class RunningNorm(nn.Module):
         """x / sqrt(var + epsilon), clipped: for rewards, whose mean carries meaning."""
         return (x * self._scale).clamp(-self.clip, self.clip)
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the statistics that later updates do not change."""
+        return {name: value.clone() for name, value in self.state_dict().items()}
+
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         module = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh()

@@ -37,8 +37,11 @@ class Streams:
 
     def torch(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
         """The torch generator `name`, on the run's device unless told otherwise."""
+        place = self.device if device is None else torch.device(device)
+        if name in self._torch and self._torch[name].device.type != place.type:
+            raise ValueError(f"the stream {name} is on {self._torch[name].device}, not on {place}")
         if name not in self._torch:
-            generator = torch.Generator(device=self.device if device is None else device)
+            generator = torch.Generator(device=place)
             generator.manual_seed(int(seed_sequence(self.seed, name).generate_state(1, np.uint64)[0] >> 1))
             if name in self._restored:
                 generator.set_state(self._restored.pop(name))

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import Config, Device, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env
+from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.launch import PROJECT, Job
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import determinism, paths
@@ -36,10 +37,13 @@ from rltemplate.run.snapshot import GitRecord, Snapshot, commit_run, take_snapsh
 from rltemplate.run.video import VideoRecorder
 from rltemplate.types import Algorithm, ConfigError, IterationResult
 
+if TYPE_CHECKING:
+    import numpy as np
+
 FINISHED, REFUSED = 0, 2
 
-# What an iteration reported, the environment steps before it, how long it took, whether the run must end.
-AfterIteration = Callable[[IterationResult, int, float, bool], None]
+# What an iteration reported, the environment steps before it, and how many seconds it took.
+AfterIteration = Callable[[IterationResult, int, float], None]
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
@@ -54,8 +58,9 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Take SIGINT and SIGTERM as requests while the block runs."""
-        before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Take Ctrl-C, termination and a closed terminal as requests while the block runs."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._request) for number in numbers}
         try:
             yield self
         finally:
@@ -65,6 +70,10 @@ class Stop:
     def _request(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
         signal.signal(number, signal.SIG_DFL)
+
+
+class _CutShort(Exception):
+    """An evaluation or a video was given up because the run has been asked to end."""
 
 
 def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
@@ -95,68 +104,91 @@ def load_policy(run_dir: Path) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
     config = load_config(run_dir / paths.CONFIG)
     state = load_checkpoint(run_dir)
-    algorithm, envs = build_algorithm(dataclasses.replace(config, compile=False, device=Device.auto))
+    env = dataclasses.replace(config.env, num_envs=1, async_envs=False)
+    algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
     algorithm.load_state_dict({**state, "streams": {}})
     return config, algorithm, envs
 
 
 class Observers:
-    """Everything that looks at a run, behind three calls: begin, after each iteration, end."""
+    """Everything that looks at a run: logging, evaluation, video and checkpoints."""
 
     def __init__(
-        self, config: Config, run_dir: Path, algorithm: Algorithm, envs: Envs, logger: Logger
+        self, config: Config, run_dir: Path, algorithm: Algorithm, envs: Envs, logger: Logger, stop: Stop
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.algorithm = algorithm
         self.logger = logger
+        self.stop = stop
+        self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
         self._codec = envs.codec
         self._evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
         self._video = VideoRecorder(
             lambda render_mode, **extra: make_env(envs.spec, render_mode, **extra),
-            self._single_action,
+            lambda obs: self._codec.decode_action(self._act(self._codec.encode_obs([obs])))[0],
             seed=config.seed,
             note=logger.message,
         )
         self._training_s = 0.0  # time spent in iterations since the last log point
-        self._logged_steps = algorithm.env_steps
+        self._logged_steps = self._saved_steps = algorithm.env_steps
 
-    def _single_action(self, obs: Any) -> Any:
-        return self._codec.decode_action(self.algorithm.act(self._codec.encode_obs([obs])))[0]
-
-    def after_iteration(
-        self, result: IterationResult, before: int, seconds: float, interrupted: bool
-    ) -> None:
+    def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
         """Do what became due between the steps `before` and now; everything at the end of the run."""
         config, steps = self.config, self.algorithm.env_steps
         self.logger.observe(result)
         self._training_s += seconds
-        last = interrupted or steps >= config.total_env_steps
+        last = steps >= config.total_env_steps
 
         def due(every: int) -> bool:
             return every > 0 and (steps // every > before // every or last)
 
-        extra = {}
-        if due(config.eval_every) and not interrupted:
-            seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, steps)
-            extra = self._evaluator.run(self.algorithm.act, seeds, LONGEST_EVALUATION).metrics()
-        if extra or last or due(config.log_every):
-            # The speed of training; what observers take shows in wall_time_s.
-            extra["time/steps_per_second"] = (steps - self._logged_steps) / max(self._training_s, 1e-9)
-            self._training_s, self._logged_steps = 0.0, steps
-            self.final_metrics.update(self.logger.log(steps, extra))
-        if due(config.video_every) and not interrupted:
-            path = self._video.record(paths.video_path(self.run_dir, steps), steps)
-            if path is not None:
-                self.logger.video(path, steps)
-        if due(config.checkpoint_every):
-            save_checkpoint(self.run_dir, steps, self.algorithm.state_dict(), _KEPT_CHECKPOINTS)
+        if due(config.checkpoint_every):  # first, so that trouble in what follows costs no weights
+            self._save()
+        with contextlib.suppress(_CutShort):
+            evaluation = self._evaluate() if due(config.eval_every) else {}
+            if evaluation or last or due(config.log_every):
+                self._log(evaluation)
+            if due(config.video_every):
+                path = self._video.record(paths.video_path(self.run_dir, steps), steps)
+                if path is not None:
+                    self.logger.video(path, steps)
+            self.complete = last
+
+    def interrupted(self) -> None:
+        """Keep what a run that ends early has: its last row and a checkpoint."""
+        if self._logged_steps < self.algorithm.env_steps:
+            self._log({})
+        if self.config.checkpoint_every and self._saved_steps < self.algorithm.env_steps:
+            self._save()
 
     def close(self) -> None:
         """Release what was opened."""
         self._evaluator.close()
+
+    def _act(self, obs: np.ndarray) -> np.ndarray:
+        if self.stop.signal is not None:
+            raise _CutShort
+        return self.algorithm.act(obs)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Fresh episodes for each evaluation, the same whatever else was evaluated before."""
+        config = self.config
+        seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self.algorithm.env_steps)
+        return self._evaluator.run(self._act, seeds, LONGEST_EVALUATION).metrics()
+
+    def _log(self, evaluation: Mapping[str, float]) -> None:
+        steps = self.algorithm.env_steps
+        # The speed of training alone; what observers take shows in wall_time_s.
+        speed = (steps - self._logged_steps) / max(self._training_s, 1e-9)
+        self._training_s, self._logged_steps = 0.0, steps
+        self.final_metrics.update(self.logger.log(steps, {**evaluation, "time/steps_per_second": speed}))
+
+    def _save(self) -> None:
+        self._saved_steps = self.algorithm.env_steps
+        save_checkpoint(self.run_dir, self._saved_steps, self.algorithm.state_dict(), _KEPT_CHECKPOINTS)
 
 
 def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:
@@ -164,40 +196,48 @@ def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIt
     while algorithm.env_steps < total_env_steps and stop.signal is None:
         before, started = algorithm.env_steps, time.perf_counter()
         result = algorithm.train_iteration()
-        after(result, before, time.perf_counter() - started, stop.signal is not None)
+        after(result, before, time.perf_counter() - started)
 
 
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads)
+    seed_foreign_code(config.seed)
     algorithm, envs = build_algorithm(config)  # the last that may refuse; nothing has been written yet
     stop = Stop()
-    with stop.listening(), contextlib.closing(algorithm):
+    outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
+    # On the way out each step is taken whatever becomes of the others, the last entered first.
+    with stop.listening(), contextlib.ExitStack() as ending:
+        ending.callback(algorithm.close)
         run_dir = _make_run_dir(Path(job.run_dir))
         (run_dir / paths.CONFIG).write_text(to_yaml(config))
         git = _git_record(job, config)
         record = Record.create(run_dir, _first_facts(job, config, git, settings))
-        logger = _make_logger(job, config, run_dir, git)
-        observers = Observers(config, run_dir, algorithm, envs, logger)
-        status, error = "failed", None
+        ending.callback(lambda: record.finish(**outcome))
         try:
+            logger = _make_logger(job, config, run_dir, git)
+            ending.callback(lambda: logger.close(outcome["status"], outcome["final_metrics"]))
+            observers = Observers(config, run_dir, algorithm, envs, logger, stop)
+            ending.callback(observers.close)
+            outcome["final_metrics"] = observers.final_metrics
             if git.problem is not None:
                 logger.message(f"code not recorded: {git.problem}")
             train(algorithm, config.total_env_steps, stop, observers.after_iteration)
-            status = "finished" if stop.signal is None else "interrupted"
+            if not observers.complete:
+                observers.interrupted()
+            outcome["status"] = "finished" if observers.complete else "interrupted"
         except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
+            outcome["error"] = f"{type(raised).__name__}: {raised}".splitlines()[0]
             raise
-        finally:
-            record.finish(status, observers.final_metrics, error)
-            logger.close(status, observers.final_metrics)
-            observers.close()
-    return FINISHED if stop.signal is None else 128 + stop.signal
+    return FINISHED if observers.complete or stop.signal is None else 128 + stop.signal
 
 
 def _make_run_dir(run_dir: Path) -> Path:
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run_dir={run_dir}: cannot be made, {error.strerror}") from error
     if any(run_dir.iterdir()):
         raise ConfigError(f"run_dir={run_dir}: is not empty; a run needs a folder of its own")
     return run_dir

@@ -6,6 +6,8 @@ Shape legend, used in trailing comments everywhere:
     B  samples in a (mini)batch
     O  size of the encoded observation
     A  size of the action (number of components)
+    P  parameters: of the action distribution for one sample, or of a network as one vector
+    K  episodes that were truncated within one rollout
 """
 
 from __future__ import annotations
@@ -58,11 +60,14 @@ class Algorithm(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on: tensors, numbers, strings, nested in dicts."""
+        """A copy of what has been learned: tensors, numbers and strings, nested in dicts and lists.
+
+        Enough to act and to inspect. What waits to be learned from, and the environments, are not in it.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly from `state`."""
+        """Act like the algorithm that gave `state`."""
         ...
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rltemplate.config import Config  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 from rltemplate.words import parse_words  # noqa: E402
 
@@ -52,17 +53,25 @@ SETTINGS = {
 }
 
 
-def ours(algo: str, seconds: float, compile_update: bool) -> float:
-    """Environment steps per second of this project, observers off."""
+def configuration(algo: str, compile_update: bool) -> Config:
+    """The recipe of Hopper, with what the peer does otherwise."""
     from hydra import compose, initialize_config_dir
 
     from rltemplate.config import register_schemas, to_config
-    from rltemplate.train import build_algorithm
 
     register_schemas()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         overrides = [f"algo={algo}", "env=Hopper", f"compile={compile_update}", *SAME[algo]]
-        config = to_config(compose("config", overrides=overrides))
+        return to_config(compose("config", overrides=overrides))
+
+
+def ours(algo: str, seconds: float, compile_update: bool) -> float:
+    """Environment steps per second of this project at its default level, observers off."""
+    from rltemplate.run import determinism
+    from rltemplate.train import build_algorithm
+
+    config = configuration(algo, compile_update)
+    determinism.apply(config.determinism, int(os.environ["OMP_NUM_THREADS"]))
     algorithm, _ = build_algorithm(config)
     while algorithm.env_steps < WARM_UP[algo]:
         algorithm.train_iteration()
@@ -127,9 +136,17 @@ CONTENDERS: dict[str, Callable[[str, float], float]] = {
 }
 
 
+def peer_is_installed() -> bool:
+    """Whether the optional extra `bench` is there."""
+    return importlib.util.find_spec("stable_baselines3") is not None
+
+
 def measure(contender: str, algo: str, seconds: float, threads: int) -> float:
     """One measurement in a fresh process."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    from rltemplate.run.determinism import process_environment
+
+    level = process_environment(configuration(algo, False).determinism, threads)
+    environment = os.environ | {name: value for name, value in level.items() if value is not None}
     command = [sys.executable, __file__, "--one", contender, algo, str(seconds)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -172,7 +189,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     names = list(CONTENDERS)
-    if importlib.util.find_spec("stable_baselines3") is None:
+    if not peer_is_installed():
         print(
             "stable-baselines3 is not installed (.venv/bin/pip install -e '.[bench]'): measuring without it"
         )
@@ -189,7 +206,7 @@ def main(argv: list[str]) -> int:
 
     versions = package_versions()
     machine = machine_facts()
-    facts = {"cpu": machine["cpu"]["model"], "torch": versions["torch"]}
+    facts = {"cpu": machine["cpu"], "torch": versions["torch"]}
     table = report(speeds, threads, facts)
     print("\n" + table)
     out.mkdir(parents=True, exist_ok=True)

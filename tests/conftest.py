@@ -17,12 +17,13 @@ import pytest
 from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 
+from rltemplate.algos import ALGORITHMS
 from rltemplate.config import Config, register_schemas, to_config
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # What makes one iteration of each algorithm a matter of a tenth of a second.
-SHRUNK = {
+SHRUNK: dict[str, list[str]] = {
     "ppo": ["env.num_envs=2", "algo.num_steps=16", "algo.num_minibatches=4", "algo.update_epochs=2"],
     "sac": [
         "env.num_envs=2",
@@ -32,6 +33,8 @@ SHRUNK = {
         "algo.buffer_size=64",
     ],
 }
+for name in ALGORITHMS:  # a new algorithm runs as it is until somebody shrinks it here
+    SHRUNK.setdefault(name, ["env.num_envs=2"])
 
 Configure = Callable[..., Config]
 

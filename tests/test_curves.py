@@ -15,17 +15,22 @@ from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
 
-def write_run(root: Path, seed: int, returns: list[float], status: str = "finished") -> Path:
-    run_dir = root / "ppo-Thing" / f"run-{seed}"
+def write_run(
+    root: Path, seed: int, returns: list[float], status: str = "finished", gamma: float = 0.99, tag: str = ""
+) -> Path:
+    run_dir = root / "ppo-Thing" / f"run-{seed}{tag}"
     run_dir.mkdir(parents=True)
     facts = {
         "id": run_dir.name,
         "status": status,
-        "git": {"base_commit": "0123456789abcdef"},
+        "git": {"base_commit": "0123456789abcdef", "dirty": False},
         "machine": {"cpu": "a processor"},
     }
     (run_dir / paths.RECORD).write_text(json.dumps(facts))
-    (run_dir / paths.CONFIG).write_text(f"algo: {{name: ppo}}\nenv: {{id: Thing-v0}}\nseed: {seed}\n")
+    config = (
+        f"algo: {{name: ppo, gamma: {gamma}}}\nenv: {{id: Thing-v0}}\nseed: {seed}\nexperiment: ppo-Thing\n"
+    )
+    (run_dir / paths.CONFIG).write_text(config)
     rows = [{"env_steps": 5, "loss/policy": 1.0}]
     rows += [{"env_steps": 100 * (i + 1), "eval/return": value} for i, value in enumerate(returns)]
     (run_dir / paths.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -46,6 +51,14 @@ def test_points_survive_the_file(tmp_path: Path) -> None:
     curves.write_csv(points, tmp_path / "curves.csv")
     assert curves.read_csv(tmp_path / "curves.csv") == points
     assert points[0].commit == "0123456789ab"
+
+
+def test_runs_that_are_not_one_experiment_are_not_averaged(tmp_path: Path) -> None:
+    run = write_run(tmp_path, 1, [1.0])
+    with pytest.raises(ConfigError, match="both ppo on Thing with seed 1"):
+        curves.read_runs([run, write_run(tmp_path, 1, [2.0], tag="-again")])
+    with pytest.raises(ConfigError, match="differ in algo"):
+        curves.read_runs([run, write_run(tmp_path, 2, [2.0], gamma=0.5)])
 
 
 def test_nothing_to_show_is_said_in_a_line(tmp_path: Path) -> None:

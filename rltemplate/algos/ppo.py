@@ -324,14 +324,14 @@ class PPO:
         return self.dist.sample(params, self.dist.noise(len(obs), self.streams.torch("act"))).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser, statistics, streams and counters."""
+        """Copies of parameters, optimiser, statistics, streams and counters."""
         return {
             "env_steps": self.env_steps,
             "net": self.net.flat.clone(),
             "adam": [x.clone() for x in self.adam],
-            "obs_norm": self.obs_norm.state_dict(),
-            "return_norm": self.return_norm.state_dict(),
-            "running_return": self._running_return,
+            "obs_norm": self.obs_norm.snapshot(),
+            "return_norm": self.return_norm.snapshot(),
+            "running_return": self._running_return.clone(),
             "streams": self.streams.state_dict(),
         }
 

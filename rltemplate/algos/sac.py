@@ -80,7 +80,11 @@ class Rates(NamedTuple):
 
 
 class Nets(NamedTuple):
-    """What stays the same during a run: the shapes of the networks and the distribution."""
+    """What stays the same during a run: the shapes of the networks and the distribution.
+
+    The actor's module always has the parameters that act. The critic's is a shape only: values come from
+    `critic.call` with the parameters of the learner.
+    """
 
     actor: FlatModule
     critic: FlatModule
@@ -290,7 +294,7 @@ class SAC:
         return self.nets.dist.sample(params, noise)[0].cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimisers, statistics, streams and counters."""
+        """Copies of parameters, optimisers, statistics, streams and counters; no transitions."""
         tensors = {
             name: [x.clone() for x in value] if isinstance(value, AdamState) else value.clone()
             for name, value in self.learner._asdict().items()
@@ -300,7 +304,7 @@ class SAC:
             "num_updates": self._num_updates,
             "updates_due": self._updates_due,
             "learner": tensors,
-            "obs_norm": self.obs_norm.state_dict(),
+            "obs_norm": self.obs_norm.snapshot(),
             "streams": self.streams.state_dict(),
         }
 

@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -35,30 +35,62 @@ Curves = dict[tuple[str, str], dict[int, list[Point]]]  # by algorithm and envir
 def read_runs(run_dirs: Iterable[Path]) -> list[Point]:
     """All evaluations of finished runs; runs that did not finish are left out."""
     points = []
+    first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    seen: dict[tuple[str, str, int], str] = {}
     for run_dir in run_dirs:
         record = json.loads((run_dir / paths.RECORD).read_text())
         if record["status"] != "finished":
             continue
         config = yaml.safe_load((run_dir / paths.CONFIG).read_text())
-        env = run_dir.parent.name.partition("-")[2] or config["env"]["id"]
+        algo, recipe = config["algo"]["name"], config["experiment"]
+        env = recipe.removeprefix(f"{algo}-") if recipe else config["env"]["id"]
+        _check_comparable(config, algo, env, record["id"], first, seen)
+        commit = str(record["git"]["base_commit"])[:12] + ("+changes" if record["git"]["dirty"] else "")
         for line in (run_dir / paths.METRICS).read_text().splitlines():
             row = json.loads(line)
             if row.get("eval/return") is not None:
                 points.append(
                     Point(
-                        config["algo"]["name"],
+                        algo,
                         env,
                         config["seed"],
                         row["env_steps"],
                         row["eval/return"],
                         record["id"],
-                        str(record["git"]["base_commit"])[:12],
+                        commit,
                         str(record["machine"]["cpu"]),
                     )
                 )
     if not points:
         raise ConfigError("no finished run with an evaluation among these folders")
     return points
+
+
+# What may differ between runs that are seeds of one experiment.
+_NOT_COMPARED = ("seed", "runs_dir", "run_dir", "logger", "log_every", "video_every", "checkpoint_every")
+
+
+def _check_comparable(
+    config: dict[str, Any],
+    algo: str,
+    env: str,
+    run: str,
+    first: dict[tuple[str, str], tuple[str, dict[str, Any]]],
+    seen: dict[tuple[str, str, int], str],
+) -> None:
+    """Refuse to average what is not one experiment: another configuration, or a seed that stands twice."""
+    compared = {key: value for key, value in config.items() if key not in _NOT_COMPARED}
+    other, expected = first.setdefault((algo, env), (run, compared))
+    for key in expected:
+        if compared.get(key) != expected[key]:
+            raise ConfigError(
+                f"{run} and {other} differ in {key}, so no mean of them is drawn; name fewer in runs="
+            )
+    twin = seen.setdefault((algo, env, config["seed"]), run)
+    if twin != run:
+        raise ConfigError(
+            f"{run} and {twin} are both {algo} on {env} with seed {config['seed']}; name one in runs="
+        )
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:

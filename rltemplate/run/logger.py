@@ -269,7 +269,7 @@ class Logger:
             names = [name for group in by_type.values() for name, _ in group]
             for name, number in zip(names, torch.cat(stacked).tolist(), strict=True):
                 sums[name].append(number)
-        return {name: _sum(sums[name]) / mean.count for name, mean in pending.items()}
+        return {name: mean.of(sums[name]) for name, mean in pending.items()}
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
@@ -289,11 +289,15 @@ class Logger:
 
 
 class _Mean:
-    """What is needed for the mean of one metric: values, and the sum of earlier ones, on their device."""
+    """What is needed for the mean of one metric: values, and the sum of earlier ones, on their device.
+
+    Of a largest error the largest value is kept: a mean would hide the one that counts.
+    """
 
     def __init__(self, name: str) -> None:
         self.count = 0
         self._name = name
+        self._largest = name.endswith("_max_error")
         self._kept: list[Any] = []
         self._folded: Tensor | None = None
 
@@ -304,10 +308,17 @@ class _Mean:
             import torch
 
             parts = [part.double() for part in self.parts()]
-            self._folded, self._kept = torch.stack(parts).sum(), []
+            stacked = torch.stack(parts)
+            self._folded, self._kept = stacked.max() if self._largest else stacked.sum(), []
+
+    def of(self, parts: list[float]) -> float:
+        """The metric from the numbers in `parts()`."""
+        if self._largest:
+            return math.nan if any(map(math.isnan, parts)) else max(parts)
+        return _sum(parts) / self.count
 
     def parts(self) -> list[Tensor]:
-        """Tensors that add up to the sum of all values."""
+        """Tensors that add up to the sum of all values, or among which is the largest."""
         import torch
 
         values: list[Tensor] = [
