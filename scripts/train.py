@@ -4,6 +4,8 @@
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 # Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
@@ -15,6 +17,8 @@ import hydra  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from rltemplate import cli, launch  # noqa: E402
+from rltemplate.algos import check_actions  # noqa: E402
+from rltemplate.config import Config  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 
 
@@ -36,14 +40,44 @@ def train(composed: DictConfig) -> float | None:
         return None
 
 
+def check_environments(configs: Sequence[Config]) -> None:
+    """Make every environment once; `ConfigError` if there is none, or if an algorithm cannot act in it.
+
+    The last job of a sweep may start in days, and would be refused then.
+    """
+    if not configs:
+        return
+    from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
+
+    made: dict[str, Codec] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run gives them again
+        for config in configs:
+            spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
+            if repr(spec) not in made:
+                env = make_env(spec)
+                made[repr(spec)] = Codec(spec.id, env.observation_space, env.action_space)
+                env.close()
+            check_actions(config.algo.name, made[repr(spec)])
+
+
+def note_doubts(configs: Sequence[Config]) -> None:
+    """Say once what will run and is probably not what was meant."""
+    notes = (n for c in configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
+
+
 def main() -> int:
     """Check, then run; the exit status of the command."""
     os.environ.pop(launch.SWEEP_VARIABLE, None)
     try:
         plan = cli.preflight(sys.argv[1:])
+        check_environments(plan.configs)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    note_doubts(plan.configs)
     sys.argv[1:] = plan.argv
     if not plan.sweep:
         train()

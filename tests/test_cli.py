@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 
 from rltemplate import cli
@@ -261,6 +262,14 @@ def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str,
     assert config.env.kwargs == {}
 
 
+def test_a_sampled_sweep_has_every_algorithm_with_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_COMPOSE_AT_MOST", 3)
+    plan = cli.preflight(["seed=range(0,9)", "algo=ppo,sac", "env=CartPole,Pendulum"])
+    pairs = {(config.algo.name, config.env.id) for config in plan.configs}
+    assert pairs == {(algo, env) for algo in ("ppo", "sac") for env in ("CartPole-v1", "Pendulum-v1")}
+    assert len(plan.configs) == 4
+
+
 def test_an_id_with_a_namespace_is_found() -> None:
     gymnasium.register("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
     try:
@@ -309,7 +318,18 @@ def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.Comple
 
 @pytest.mark.parametrize(
     "words",
-    [["seed=x"], ["hopper"], ["algo=scc", "seed=1,2"], ["env=Hoper-v5"], ["--seed", "3"], ["run_dir=."]],
+    [
+        ["seed=x"],
+        ["hopper"],
+        ["algo=scc", "seed=1,2"],
+        ["env=Hoper-v5"],
+        ["--seed", "3"],
+        ["run_dir=."],
+        ["algo=sac"],
+        ["algo=ppo,sac", "env=CartPole"],
+        ["env=CartPole,Blackjack-v1"],
+        ["+env.kwargs.nonsense=1,2"],
+    ],
 )
 def test_the_command_refuses_and_creates_nothing(words: list[str], tmp_path: Path) -> None:
     before = []
@@ -361,10 +381,52 @@ def test_questions_are_answered_without_a_trace(words: list[str], expected: str,
 
 def test_a_check_imports_no_torch(tmp_path: Path) -> None:
     program = (
-        "import sys; from rltemplate import cli; cli.preflight(['seed=1,2', 'env=Hopper-v4', 'algo=sac']);"
+        "import runpy, sys; from rltemplate import cli;"
+        "plan = cli.preflight(['seed=1,2', 'env=MountainCarContinuous-v0', 'algo=sac']);"
+        f"runpy.run_path({str(SCRIPT)!r})['check_environments'](plan.configs);"
+        "assert 'rltemplate.envs' in sys.modules;"
         "print(sorted({'torch', 'wandb', 'matplotlib', 'tensorboard'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", program]
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
+    from rltemplate.algos import ALGORITHMS, check_actions
+    from rltemplate.envs import Codec
+    from rltemplate.train import build_algorithm
+
+    unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    (config,) = cli.preflight(["algo=sac", "env=CartPole"]).configs
+    with pytest.raises(ConfigError) as refusal:
+        build_algorithm(config)
+    with pytest.raises(ConfigError, match="needs continuous actions") as checked:
+        check_actions("sac", Codec("CartPole-v1", box, discrete))
+    assert str(checked.value) == str(refusal.value)
+    with pytest.raises(ConfigError, match="needs finite action bounds"):
+        check_actions("sac", Codec("x", box, unbounded))
+    check_actions("sac", Codec("x", box, box))
+    for space in (box, unbounded, discrete):
+        check_actions("ppo", Codec("x", box, space))
+    assert {name for name, entry in ALGORITHMS.items() if entry.needs_bounded_box} == {"sac"}
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("algo=sac total_env_steps=5000", True),
+        ("algo=sac total_env_steps=4999 env.num_envs=300", False),  # ends at 5100, after the first updates
+        ("algo=sac total_env_steps=5001", False),
+        ("algo=sac total_env_steps=3000 algo.learning_starts=1000", False),
+        ("algo=sac debug=fast", False),
+        ("algo=ppo total_env_steps=10", False),
+    ],
+)
+def test_a_run_that_would_learn_nothing_is_noted(words: str, noted: bool) -> None:
+    (config,) = cli.preflight([*words.split(), "env=Hopper"]).configs
+    notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
+    expected = "algo.learning_starts=5000 is not below total_env_steps=5000: this run collects random actions"
+    assert [note.startswith(expected) for note in notes] == [True] * noted

@@ -331,6 +331,17 @@ def test_a_sweep_of_refused_jobs_is_refused(project: Path, tmp_path: Path) -> No
     assert train(project, tmp_path, "-m", "seed=15")[0] == 2
 
 
+def test_a_doubt_about_a_sweep_is_said_once_and_stops_nothing(project: Path, tmp_path: Path) -> None:
+    words = ["algo=sac", "env=Pendulum", "total_env_steps=1000", "seed=1,2"]
+    status, _, err = train(project, tmp_path, *words)
+    assert status == 0
+    assert err == (
+        "note: algo.learning_starts=1000 is not below total_env_steps=1000: "
+        "this run collects random actions and learns nothing\n"
+    )
+    assert len(index_of(tmp_path)[1]["jobs"]) == 2
+
+
 def test_a_sweep_crosses_algorithms_and_environments(project: Path, tmp_path: Path) -> None:
     status, _, err = train(project, tmp_path, "algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0")
     assert status == 0, err

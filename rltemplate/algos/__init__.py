@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Protocol
 
-from rltemplate.types import count, fraction, number, positive
+from rltemplate.types import ConfigError, count, fraction, number, positive
 
 
 class Schedule(Enum):
@@ -37,6 +38,10 @@ class AlgoConfig:
 
     def problems(self, num_envs: int) -> Iterator[str]:
         """Yield what cannot work for reasons that a single value does not show."""
+        return iter(())
+
+    def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
+        """Yield what works and is probably not what was meant."""
         return iter(())
 
 
@@ -119,19 +124,66 @@ class SACConfig(AlgoConfig):
         if self.log_std_min >= self.log_std_max:
             yield (f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}")
 
+    def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
+        """A run that ends before its first update is good for trying things out and for nothing else."""
+        iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
+        last = -(-total_env_steps // iteration) * iteration  # a run ends with its iteration
+        if self.learning_starts >= last:
+            yield (
+                f"algo.learning_starts={self.learning_starts} is not below "
+                f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an algorithm is: the type of its configuration, and `module:class` of what learns."""
+    """Where an algorithm is: the type of its configuration, and `module:class` of what learns.
+
+    `needs_bounded_box` says that actions must be real numbers between finite bounds.
+    """
 
     config: type[AlgoConfig]
     implementation: str
+    needs_bounded_box: bool = False
 
 
 ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry(PPOConfig, "rltemplate.algos.ppo:PPO"),
-    "sac": Entry(SACConfig, "rltemplate.algos.sac:SAC"),
+    "sac": Entry(SACConfig, "rltemplate.algos.sac:SAC", needs_bounded_box=True),
 }
+
+
+class Actions(Protocol):
+    """What an algorithm may need to know of an environment's actions; `envs.Codec` is one."""
+
+    env_id: str
+    action_space: Any
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are real numbers."""
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component of a continuous action has finite bounds."""
+        ...
+
+
+def check_actions(algo: str, actions: Actions) -> None:
+    """Raise `ConfigError` if the algorithm of this name cannot choose such actions."""
+    if not ALGORITHMS[algo].needs_bounded_box:
+        return
+    if not actions.continuous:
+        raise ConfigError(
+            f"algo={algo} needs continuous actions (Box), and {actions.env_id} has "
+            f"{actions.action_space}; use algo=ppo"
+        )
+    if not actions.bounded:
+        raise ConfigError(
+            f"algo={algo} needs finite action bounds, and {actions.env_id} has {actions.action_space}; "
+            "use algo=ppo, or wrap the environment in gymnasium.wrappers.RescaleAction"
+        )
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -101,15 +101,19 @@ def _jobs(
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or of too many some in which the values occur, those of the shortest lists before others."""
+    """All jobs, or of too many some in which the values occur, those of the shortest lists before others.
+
+    Every algorithm is there with every environment: whether they fit shows only in the pair.
+    """
     if len(jobs) <= _COMPOSE_AT_MOST:
         return jobs
-    chosen: dict[int, list[str]] = {}
+    pairs = [tuple(word for word in job if word.startswith(("algo=", "env="))) for job in jobs]
+    chosen = {number: jobs[number] for number in map(pairs.index, dict.fromkeys(pairs))}
     for values in sorted((dict.fromkeys(column) for column in zip(*jobs, strict=True)), key=len):
         for value in values:
             number = next(number for number, job in enumerate(jobs) if value in job)
             chosen.setdefault(number, jobs[number])
-            if len(chosen) == _COMPOSE_AT_MOST:
+            if len(chosen) >= _COMPOSE_AT_MOST:
                 return list(chosen.values())
     return list(chosen.values())
 
