@@ -1,7 +1,7 @@
 # 'make help' lists the targets. The first call of any of them makes .venv with the locked dependencies.
 #
 # Lower-case variables are overrides and reach the program exactly as the shell handed them to make:
-#     make train algo=sac env=Hopper seed=1,2,3 'algo.net=[256,256]'
+#     make train algo=sac env=Hopper seed=1,2,3 'algo.hidden_sizes=[256,256]'
 # UPPER-case variables are make's own:
 #     ARGS="..."    raw flags for the program behind the target
 #     PYTHON=...    the interpreter that .venv is made with (default: the first of several that fits)

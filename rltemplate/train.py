@@ -202,7 +202,7 @@ def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIt
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     config = from_dict(job.config)
-    settings = determinism.apply(config.determinism, config.num_threads)
+    settings = determinism.apply(config.determinism, config.num_threads, config.compile)
     seed_foreign_code(config.seed)
     algorithm, envs = build_algorithm(config)  # the last that may refuse; nothing has been written yet
     stop = Stop()

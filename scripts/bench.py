@@ -71,7 +71,7 @@ def ours(algo: str, seconds: float, compile_update: bool) -> float:
     from rltemplate.train import build_algorithm
 
     config = configuration(algo, compile_update)
-    determinism.apply(config.determinism, int(os.environ["OMP_NUM_THREADS"]))
+    determinism.apply(config.determinism, int(os.environ["OMP_NUM_THREADS"]), compile_update)
     algorithm, _ = build_algorithm(config)
     while algorithm.env_steps < WARM_UP[algo]:
         algorithm.train_iteration()

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.algos import SACConfig, Schedule
+from rltemplate.algos import SACConfig, Schedule, check_actions
 from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.envs import Envs
 from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
 from rltemplate.optim import AdamState, FlatModule, adam, adam_init, compiled, gradient, polyak
 from rltemplate.rng import Streams
-from rltemplate.types import ConfigError, Episode, IterationResult
+from rltemplate.types import Episode, IterationResult
 
 
 class Actor(nn.Module):
@@ -133,16 +133,7 @@ class SAC:
         self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, compile_update: bool
     ) -> None:
         codec = envs.codec
-        if not codec.continuous:
-            raise ConfigError(
-                f"algo=sac needs continuous actions (Box), and {codec.env_id} has "
-                f"{codec.action_space}; use algo=ppo"
-            )
-        if not codec.bounded:
-            raise ConfigError(
-                f"algo=sac needs finite action bounds, and {codec.env_id} has {codec.action_space}; "
-                "use algo=ppo, or wrap the environment in gymnasium.wrappers.RescaleAction"
-            )
+        check_actions(config.name, codec)
         self.config = config
         self.envs = envs
         self.streams = streams

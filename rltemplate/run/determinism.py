@@ -54,12 +54,19 @@ def process_environment(switches: Switches, num_threads: int) -> dict[str, str |
     }
 
 
-def apply(switches: Switches, num_threads: int) -> dict[str, Any]:
-    """Set everything that can be set from inside, then return what the libraries say is in force."""
+def apply(switches: Switches, num_threads: int, compiles: bool = False) -> dict[str, Any]:
+    """Set everything that can be set from inside, then return what the libraries say is in force.
+
+    `compiles` says whether the run compiles its updates.
+    """
     import torch
 
     torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(switches.deterministic_algorithms)
+    if compiles:
+        torch.use_deterministic_algorithms(switches.deterministic_algorithms)
+    else:
+        # The same switch for everything but the compiler, whose import would cost each run a second.
+        torch.set_deterministic_debug_mode("error" if switches.deterministic_algorithms else "default")
     deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
     deterministic.fill_uninitialized_memory = switches.fill_uninitialized_memory
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
