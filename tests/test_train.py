@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Command, git, run_train
+from conftest import SHRUNK, Command, Configure, git, run_train
 
-from rltemplate.config import load_config
+from rltemplate.config import load_config, to_dict
+from rltemplate.launch import Job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.evaluate import Evaluator
+from rltemplate.run.snapshot import Snapshot
+from rltemplate.train import run
 from rltemplate.types import ConfigError
 
 SHORT = {
@@ -195,6 +199,33 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
     last = rows(tmp_path / "run")[-1]["env_steps"]
     assert [path.stem for path in list_checkpoints(tmp_path / "run")][-1] == f"step_{last}"
     assert load_checkpoint(tmp_path / "run")["env_steps"] == last
+
+
+def test_a_signal_during_an_evaluation_keeps_the_weights(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is cut short, and what was learned until then is saved."""
+    run_dir = tmp_path / "run"
+    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0", "eval_every=64"]
+    job = Job(
+        config=to_dict(configure(*words, "checkpoint_every=100000")),
+        run_id="run",
+        run_dir=str(run_dir),
+        command=["train.py"],
+        overrides=[],
+        snapshot=Snapshot(problem="no snapshot in this test").to_json(),
+    )
+    evaluate = Evaluator.run
+
+    def interrupted(self: Evaluator, *arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Evaluator, "run", interrupted)
+    assert run(job) == 128 + signal.SIGTERM
+    assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "interrupted"
+    assert load_checkpoint(run_dir)["env_steps"] == 64
+    assert [row["env_steps"] for row in rows(run_dir)][-1] == 64
 
 
 def test_a_failing_environment_is_our_traceback_and_a_failed_record(fork: Path, tmp_path: Path) -> None:
