@@ -31,7 +31,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "words": ("types",),
     "rng": ("types",),
     "foreign_rng": ("rng",),
-    "foreign_rng": ("rng",),
     "networks": ("types",),
     "normalize": ("types",),
     "optim": ("types",),
