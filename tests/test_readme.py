@@ -1,0 +1,45 @@
+"""The README's numbers are those of the files that commands of this repository made."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from rltemplate.analysis import curves
+
+README = (ROOT / "README.md").read_text()
+RESULTS = ROOT / "results"
+
+
+def rows(text: str) -> list[str]:
+    """The lines of Markdown tables."""
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("name", ["curves.md", "bench.md"])
+def test_tables_are_those_of_results(name: str) -> None:
+    table = rows((RESULTS / name).read_text())
+    assert len(table) > 3
+    assert "\n".join(table) in README
+
+
+def test_the_table_follows_from_every_seeds_evaluations() -> None:
+    assert curves.table(curves.read_csv(RESULTS / "curves.csv")) == (RESULTS / "curves.md").read_text()
+
+
+def test_every_file_that_the_readme_links_or_names_is_there() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    named = re.findall(r"`((?:conf|rltemplate|scripts|tests|results)/[\w./-]*\w)`", README)
+    assert len(links) >= 4
+    assert [path for path in [*links, *named] if not (ROOT / path).exists()] == []
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) | set(
+        re.findall(r"`make ([a-z-]+)", README)
+    )
+    assert named <= targets
+    assert {"train", "test", "evaluate", "curves", "bench"} <= named
