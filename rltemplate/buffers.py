@@ -56,9 +56,12 @@ class ReplayBuffer:
         self._next = (self._next + num) % self.capacity
         self.size = min(self.size + num, self.capacity)
 
-    def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
-        """`batch_size` transitions, drawn uniformly with replacement."""
-        index = torch.randint(self.size, (batch_size,), generator=generator, device=self.device)
+    def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The places (B,) of `batch_size` transitions, uniformly with replacement."""
+        return torch.randint(self.size, (batch_size,), generator=generator, device=self.device)
+
+    def take(self, index: Tensor) -> Batch:
+        """The transitions in the places `index` (B,)."""
         return Batch(*(store.index_select(0, index) for store in self._store))
 
     def state_dict(self) -> dict[str, Any]:

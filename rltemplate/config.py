@@ -31,10 +31,35 @@ class Device(Enum):
 
 
 class Level(Enum):
-    """What may differ between two runs of one configuration; see `conf/determinism/`."""
+    """What may differ between two runs of one configuration; see `conf/determinism/`.
+
+    Each level promises what the one before it does, and more. A fifth, whose bits follow from IEEE 754
+    alone on any machine, is to be called `portable`.
+    """
 
     fast = "fast"
     repeat = "repeat"
+    invariant = "invariant"
+    profile = "profile"
+
+
+class Products(Enum):
+    """How matrix products are computed; see `rltemplate/kernels.py`. `auto`: what suits this machine."""
+
+    plain = "plain"
+    auto = "auto"
+    strict = "strict"
+    padded = "padded"
+    tiled = "tiled"
+    blas = "blas"
+
+
+class TraceDetail(Enum):
+    """How finely a run is fingerprinted: not at all, per iteration, or also per step and update."""
+
+    off = "off"
+    iteration = "iteration"
+    step = "step"
 
 
 class Float32Precision(Enum):
@@ -65,7 +90,10 @@ class EnvConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DeterminismConfig:
-    """The switches of a level; each is set before the library reads it and read back afterwards."""
+    """The switches of a level; each is set before the library reads it and read back afterwards.
+
+    A variable of the environment that a level does not name (null) keeps the value it was inherited with.
+    """
 
     level: Level = field()
     hash_seed: int | None = number(0, 2**32 - 1)
@@ -76,6 +104,13 @@ class DeterminismConfig:
     float32_precision: Float32Precision = field()
     # The two with which cuBLAS promises the same bits (CUDA documentation, "Results Reproducibility").
     cublas_workspace: str | None = field(metadata={"choices": (":4096:8", ":16:8")})
+    products: Products = field()
+    profile: str | None = field()
+    cpu_capability: str | None = field(metadata={"choices": ("default", "avx2", "avx512")})
+    onednn_isa: str | None = field()
+    blas_kernels: str | None = field()
+    numpy_without: str | None = field()
+    golden: dict[str, str] = field()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +150,7 @@ class Config:
     compile: bool = field()
     runs_dir: str = field()
     run_dir: str | None = field()
+    trace: TraceDetail = field()
     log_every: int = number(0)
     eval_every: int = number(0)
     eval_episodes: int = count()
@@ -163,6 +199,11 @@ def check(config: Config) -> None:
         raise ConfigError(problem)
     for problem in config.algo.problems(config.env.num_envs):
         raise ConfigError(problem)
+    if config.compile and config.determinism.products is not Products.plain:
+        raise ConfigError(
+            f"compile=true: not with determinism.products={config.determinism.products.name}, for compiled "
+            "updates round otherwise than the policy that acts; use compile=false, or determinism=repeat"
+        )
     for name, instead in _SET_BY_THE_PROJECT.items():
         if name in config.env.kwargs:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")

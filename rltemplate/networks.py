@@ -11,11 +11,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+from rltemplate import kernels
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": kernels.Tanh, "relu": nn.ReLU, "elu": kernels.Elu}
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -25,7 +28,7 @@ def mlp(
     activation: str,
     generator: torch.Generator,
     orthogonal_gain: float | None = None,
-) -> nn.Sequential:
+) -> kernels.Rows:
     """Linear layers of the given sizes with `activation` between them.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
@@ -35,20 +38,37 @@ def mlp(
     layers: list[nn.Module] = []
     for i, (size_in, size_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        layer = nn.utils.skip_init(nn.Linear, size_in, size_out)  # no draw from the global generator
-        assert isinstance(layer, nn.Linear)
+        layer = kernels.Linear(size_in, size_out)
         if orthogonal_gain is None:
             bound = 1.0 / math.sqrt(size_in)
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
         else:
             gain = orthogonal_gain if last else math.sqrt(2.0)
-            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            layer.weight.data.copy_(gain * orthogonal(size_out, size_in, generator))
             nn.init.zeros_(layer.bias)
         layers.append(layer)
         if not last:
             layers.append(ACTIVATIONS[activation]())
-    return nn.Sequential(*layers)
+    return kernels.Rows(*layers)
+
+
+def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """A random matrix (rows, columns) whose rows or columns, whichever are fewer, are orthonormal.
+
+    Saxe et al. 2014, arXiv 1312.6120. Gram-Schmidt in float64, each vector made orthogonal twice (Giraud et
+    al. 2005): LAPACK, which torch's own initialisation calls, gives other bits for another number of threads
+    or another CPU.
+    """
+    few, many = sorted((rows, columns))
+    vectors = torch.randn(few, many, generator=generator, dtype=torch.float64).numpy()
+    for i in range(few):
+        for _ in range(2):
+            along = (vectors[:i] * vectors[i]).sum(1)
+            vectors[i] -= (vectors[:i] * along[:, None]).sum(0)
+        vectors[i] /= np.sqrt((vectors[i] * vectors[i]).sum())
+    found = torch.from_numpy(vectors).float()
+    return found if rows <= columns else found.T.contiguous()
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -56,7 +76,7 @@ def softplus(x: Tensor) -> Tensor:
 
     At x = 0 exactly its gradient is 0 instead of 0.5, since both kinks meet there.
     """
-    return F.relu(x) + torch.log1p(torch.exp(-x.abs()))
+    return F.relu(x) + torch.log1p(kernels.exp(-x.abs()))
 
 
 class Categorical:
@@ -75,7 +95,7 @@ class Categorical:
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Exact samples by the Gumbel-max trick, argmax(logits - log(-log(u)))."""
-        gumbel = -torch.log(-torch.log(noise.clamp(1e-20, 1.0 - 1e-7)))
+        gumbel = -kernels.log(-kernels.log(noise.clamp(1e-20, 1.0 - 1e-7)))
         return self.mode(params + gumbel)  # (B, A)
 
     def mode(self, params: Tensor) -> Tensor:
@@ -95,7 +115,7 @@ class Categorical:
         total = torch.zeros_like(params[..., 0])
         for logits in params.split(self.nvec, -1):
             log_p = F.log_softmax(logits, -1)
-            total = total - (log_p.exp() * log_p).sum(-1)
+            total = total - (kernels.exp(log_p) * log_p).sum(-1)
         return total  # (B,)
 
 
@@ -116,7 +136,7 @@ class DiagGaussian:
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """mean + exp(log_std) * noise."""
         mean, log_std = params.chunk(2, -1)
-        return mean + log_std.exp() * noise  # (B, A)
+        return mean + kernels.exp(log_std) * noise  # (B, A)
 
     def mode(self, params: Tensor) -> Tensor:
         """The mean."""
@@ -125,7 +145,7 @@ class DiagGaussian:
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density (B,), summed over components."""
         mean, log_std = params.chunk(2, -1)
-        z = (action - mean) * torch.exp(-log_std)
+        z = (action - mean) * kernels.exp(-log_std)
         return (-0.5 * z * z - log_std - LOG_SQRT_2PI).sum(-1)  # (B,)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -155,12 +175,12 @@ class SquashedGaussian:
         log(1 - tanh(u)^2) is written as 2 (log 2 - u - softplus(-2u)), which stays finite for large |u|.
         """
         mean, raw = params.chunk(2, -1)
-        log_std = self.log_std_min + 0.5 * (self.log_std_max - self.log_std_min) * (torch.tanh(raw) + 1.0)
-        u = mean + log_std.exp() * noise  # (B, A) before squashing
+        log_std = self.log_std_min + 0.5 * (self.log_std_max - self.log_std_min) * (kernels.tanh(raw) + 1.0)
+        u = mean + kernels.exp(log_std) * noise  # (B, A) before squashing
         log_normal = -0.5 * noise * noise - log_std - LOG_SQRT_2PI
         log_jacobian = 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
-        return torch.tanh(u), (log_normal - log_jacobian).sum(-1)  # (B, A), (B,)
+        return kernels.tanh(u), (log_normal - log_jacobian).sum(-1)  # (B, A), (B,)
 
     def mode(self, params: Tensor) -> Tensor:
         """tanh of the mean: not the density's mode, but the deterministic policy of the paper."""
-        return torch.tanh(params.chunk(2, -1)[0])  # (B, A)
+        return kernels.tanh(params.chunk(2, -1)[0])  # (B, A)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rltemplate.types import Probe
+
 
 class RunningNorm(nn.Module):
     """Mean and variance over everything seen, merged batch by batch (Chan et al. 1979, parallel variance).
@@ -52,6 +54,13 @@ class RunningNorm(nn.Module):
     def scale_only(self, x: Tensor) -> Tensor:
         """x / sqrt(var + epsilon), clipped: for rewards, whose mean carries meaning."""
         return (x * self._scale).clamp(-self.clip, self.clip)
+
+    def show(self, name: str, probe: Probe) -> dict[str, Tensor]:
+        """Hand the statistics through the probe, and return them by name, without copying."""
+        self.mean.copy_(probe(f"{name}/mean", self.mean))
+        self.var.copy_(probe(f"{name}/var", self.var))
+        self._refresh()
+        return {f"{name}/mean": self.mean, f"{name}/var": self.var}
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the statistics that later updates do not change."""

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from rltemplate import kernels
+from rltemplate.types import Probe
+
 
 class AdamState(NamedTuple):
     """First and second moment (P,), and the number of steps taken ()."""
@@ -52,6 +55,11 @@ class FlatModule:
         """The module's output with `flat` in place of its own parameters."""
         return functional_call(self.module, self.unflatten(flat), inputs)
 
+    def show(self, probe: Probe, prefix: str = "") -> None:
+        """The initial parameters, one by one."""
+        named = self.unflatten(self.flat.clone())
+        self.assign(torch.cat([probe(f"init/{prefix}{k}", v).reshape(-1) for k, v in named.items()]))
+
     def assign(self, flat: Tensor) -> None:
         """Make `flat` the module's parameters."""
         self.flat.copy_(flat)
@@ -68,13 +76,13 @@ def adam(flat: Tensor, grad: Tensor, state: AdamState, rate: Tensor, eps: float)
     mu = 0.9 * state.mu + 0.1 * grad
     nu = 0.999 * state.nu + 0.001 * grad * grad
     rate = rate / (1.0 - torch.pow(0.9, steps))
-    root = (nu / (1.0 - torch.pow(0.999, steps))).sqrt()
+    root = kernels.sqrt(nu / (1.0 - torch.pow(0.999, steps)))
     return flat - rate * mu / (root + eps), AdamState(mu, nu, steps)
 
 
 def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """`grad` scaled down to at most `max_norm`, and its norm before that (Pascanu et al. 2013)."""
-    norm = (grad * grad).sum().sqrt()
+    norm = kernels.sqrt(kernels.total(grad * grad))
     return grad * (max_norm / (norm + 1e-6)).clamp(max=1.0), norm
 
 
@@ -105,6 +113,17 @@ def _detach(aux: Any) -> Any:
     if isinstance(aux, tuple):
         return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
     return aux
+
+
+def inside(probe: Probe, item: str, value: Tensor) -> Tensor:
+    """`value` through the probe, where there is one to reach: inside a compiled program there is not."""
+    return value if torch.compiler.is_compiling() else probe(item, value)
+
+
+def shown(probe: Probe, item: str, state: AdamState) -> AdamState:
+    """An optimiser's two moments, each `inside`."""
+    mu, nu = inside(probe, f"{item}/mu", state.mu), inside(probe, f"{item}/nu", state.nu)
+    return AdamState(mu, nu, state.steps)
 
 
 def compiled(update: Callable[..., Any], enabled: bool) -> Callable[..., Any]:

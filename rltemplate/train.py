@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
 import shutil
 import signal
 import sys
@@ -20,22 +21,26 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
-from rltemplate.config import Config, Device, from_dict, load_config, to_dict, to_yaml
+from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env
 from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.launch import PROJECT, Job
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run import determinism, paths
+from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import load_checkpoint, save_checkpoint
 from rltemplate.run.evaluate import Evaluator
+from rltemplate.run.faults import VARIABLE as FAULT
+from rltemplate.run.faults import Fault
 from rltemplate.run.logger import JsonlWriter, Logger
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import Record
 from rltemplate.run.sinks import RunFacts, make_sinks
-from rltemplate.run.snapshot import GitRecord, Snapshot, commit_run, take_snapshot
+from rltemplate.run.snapshot import GitRecord, Snapshot, commit_outcome, commit_run, take_snapshot
+from rltemplate.run.trace import Trace
 from rltemplate.run.video import VideoRecorder
-from rltemplate.types import Algorithm, ConfigError, IterationResult
+from rltemplate.types import Algorithm, ConfigError, IterationResult, Probe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,6 +129,7 @@ class Observers:
         self.stop = stop
         self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
+        self.trace: Trace | None = None
         self._codec = envs.codec
         self._evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
         self._video = VideoRecorder(
@@ -139,6 +145,8 @@ class Observers:
         """Do what became due between the steps `before` and now; everything at the end of the run."""
         config, steps = self.config, self.algorithm.env_steps
         self.logger.observe(result)
+        if self.trace is not None:
+            self.trace.end_iteration(steps, result.probes)
         self._training_s += seconds
         last = steps >= config.total_env_steps
 
@@ -167,6 +175,8 @@ class Observers:
     def close(self) -> None:
         """Release what was opened."""
         self._evaluator.close()
+        if self.trace is not None:
+            self.trace.close()
 
     def _act(self, obs: np.ndarray) -> np.ndarray:
         if self.stop.signal is not None:
@@ -191,6 +201,36 @@ class Observers:
         save_checkpoint(self.run_dir, self._saved_steps, self.algorithm.state_dict(), _KEPT_CHECKPOINTS)
 
 
+def make_trace(config: Config, run_dir: Path) -> Trace | None:
+    """The fingerprints of the run, at the detail that is asked for."""
+    if config.trace is TraceDetail.off:
+        return None
+    device = determinism.resolve_device(config.device.name).type
+    return Trace(run_dir, config.trace.name, config.algo.name, device)
+
+
+def watched(trace: Trace | None) -> tuple[Probe, Fault | None]:
+    """The probe that an algorithm is given, with the fault in front of it that a test may ask for."""
+    probe = trace or Probe()
+    wanted = os.environ.get(FAULT)
+    if wanted is None:
+        return probe, None
+    fault = Fault(probe, wanted)
+    return fault, fault
+
+
+def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:
+    """What the run's level promises, tried here and now; `ConfigError` if it does not hold."""
+    switches, device = config.determinism, determinism.resolve_device(config.device.name)
+    tried: dict[str, Any] = {}
+    if switches.deterministic_algorithms:
+        tried["repeats"] = checks.check_repeats(algorithm.forward_passes(), device, switches.level.name)
+    products = kernels.in_force()["products"]
+    if products != "plain":
+        tried["rows"] = checks.check_rows(algorithm.forward_passes(), device, products)
+    return tried
+
+
 def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:
     """The loop."""
     while algorithm.env_steps < total_env_steps and stop.signal is None:
@@ -202,9 +242,14 @@ def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIt
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     config = from_dict(job.config)
-    settings = determinism.apply(config.determinism, config.num_threads, config.compile)
+    settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
-    algorithm, envs = build_algorithm(config)  # the last that may refuse; nothing has been written yet
+    algorithm, envs = build_algorithm(config)
+    try:
+        tried = check_level(config, algorithm)  # the last that may refuse; nothing has been written yet
+    except ConfigError:
+        algorithm.close()
+        raise
     stop = Stop()
     outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
     # On the way out each step is taken whatever becomes of the others, the last entered first.
@@ -212,21 +257,27 @@ def run(job: Job) -> int:
         ending.callback(algorithm.close)
         run_dir = _make_run_dir(Path(job.run_dir))
         (run_dir / paths.CONFIG).write_text(to_yaml(config))
-        git = _git_record(job, config)
-        record = Record.create(run_dir, _first_facts(job, config, git, settings))
-        ending.callback(lambda: record.finish(**outcome))
+        snapshot = _snapshot(job)
+        git = commit_run(snapshot, job.run_id, to_yaml(config))
+        record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
+        ending.callback(lambda: _finish(record, outcome, snapshot, git))
         try:
             logger = _make_logger(job, config, run_dir, git)
             ending.callback(lambda: logger.close(outcome["status"], outcome["final_metrics"]))
             observers = Observers(config, run_dir, algorithm, envs, logger, stop)
             ending.callback(observers.close)
             outcome["final_metrics"] = observers.final_metrics
+            observers.trace = make_trace(config, run_dir)
+            algorithm.probe, fault = watched(observers.trace)
             if git.problem is not None:
                 logger.message(f"code not recorded: {git.problem}")
             train(algorithm, config.total_env_steps, stop, observers.after_iteration)
+            if fault is not None and not fault.done:
+                raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
             if not observers.complete:
                 observers.interrupted()
             outcome["status"] = "finished" if observers.complete else "interrupted"
+            outcome["trace"] = None if observers.trace is None else observers.trace.facts()
         except BaseException as raised:
             outcome["error"] = f"{type(raised).__name__}: {raised}".splitlines()[0]
             raise
@@ -243,12 +294,21 @@ def _make_run_dir(run_dir: Path) -> Path:
     return run_dir
 
 
-def _git_record(job: Job, config: Config) -> GitRecord:
-    snapshot = take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
-    return commit_run(snapshot, job.run_id, to_yaml(config))
+def _snapshot(job: Job) -> Snapshot:
+    return take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
 
 
-def _first_facts(job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _finish(record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git: GitRecord) -> None:
+    """How the run ended, in its record and on top of its commit."""
+    record.finish(**outcome)
+    problem = commit_outcome(snapshot, git, record.outcome())
+    if problem is not None:
+        record.update(outcome_not_recorded=problem)
+
+
+def _first_facts(
+    job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any], tried: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "id": job.run_id,
         "status": "running",
@@ -256,7 +316,12 @@ def _first_facts(job: Job, config: Config, git: GitRecord, settings: Mapping[str
         "overrides": job.overrides,
         "sweep": None if job.sweep is None else asdict(job.sweep),
         "git": asdict(git),
-        "determinism": {"level": config.determinism.level.name, "settings": dict(settings)},
+        "determinism": {
+            "level": config.determinism.level.name,
+            "settings": dict(settings),
+            "checks": dict(tried),
+        },
+        "environment": determinism.influences(os.environ),
         "versions": package_versions(),
         "machine": machine_facts(),
     }

@@ -12,13 +12,15 @@ Shape legend, used in trailing comments everywhere:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+V = TypeVar("V")
 
 
 class ConfigError(Exception):
@@ -30,6 +32,14 @@ class Episode(NamedTuple):
 
     episode_return: float
     length: int
+
+
+class ForwardPass(NamedTuple):
+    """A network as a function of rows, and the numbers of rows that it meets in training."""
+
+    network: Callable[[Tensor], Tensor]  # (B, size) to (B, ...)
+    size: int
+    batches: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -46,13 +56,33 @@ class IterationResult:
     probes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class Probe:
+    """What an algorithm shows of itself while it works, item by item in causal order. This one looks away.
+
+    An algorithm says where it is with `event` and then hands each value through the probe. What comes back
+    is what it goes on with: the same value, unless a test has asked for a fault.
+    """
+
+    def event(self, name: str, index: int = 0) -> None:
+        """The items that follow belong to this event, such as step 17 of a rollout."""
+
+    def __call__(self, item: str, value: V) -> V:
+        """`value`, a tensor or an array that will not be written to before the next event."""
+        return value
+
+
 class Algorithm(Protocol):
     """All that the training loop and the observers know of an algorithm."""
 
     env_steps: int
+    probe: Probe
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""
+        ...
+
+    def forward_passes(self) -> Mapping[str, ForwardPass]:
+        """The networks by name, each with inputs of the size it has, for checks of what was computed."""
         ...
 
     def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:

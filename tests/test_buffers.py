@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rltemplate.buffers import ReplayBuffer
+from rltemplate.buffers import Batch, ReplayBuffer
 
 
 def filled(capacity: int, additions: int, num: int) -> ReplayBuffer:
@@ -18,15 +18,19 @@ def filled(capacity: int, additions: int, num: int) -> ReplayBuffer:
     return buffer
 
 
+def sample(buffer: ReplayBuffer, num: int) -> Batch:
+    return buffer.take(buffer.draw(num, torch.Generator().manual_seed(0)))
+
+
 def test_the_oldest_are_overwritten_even_where_an_addition_wraps_around() -> None:
     buffer = filled(capacity=10, additions=7, num=3)  # 21 transitions, the wrap falls inside an addition
-    batch = buffer.sample(2000, torch.Generator().manual_seed(0))
+    batch = sample(buffer, 2000)
     assert buffer.size == 10
     assert sorted(set(batch.reward.tolist())) == list(range(11, 21))
 
 
 def test_fields_of_a_transition_stay_together() -> None:
-    batch = filled(10, 7, 3).sample(500, torch.Generator().manual_seed(0))
+    batch = sample(filled(10, 7, 3), 500)
     assert torch.equal(batch.obs[:, 0], batch.reward)
     assert torch.equal(batch.action[:, 0], batch.reward)
     assert torch.equal(batch.next_obs[:, 1], batch.reward + 0.5)
@@ -34,7 +38,7 @@ def test_fields_of_a_transition_stay_together() -> None:
 
 
 def test_nothing_is_drawn_that_was_never_stored() -> None:
-    batch = filled(100, 2, 3).sample(500, torch.Generator().manual_seed(0))
+    batch = sample(filled(100, 2, 3), 500)
     assert set(batch.reward.tolist()) == set(range(6))
 
 
@@ -44,5 +48,5 @@ def test_a_restored_buffer_goes_on_in_the_same_place() -> None:
     for each in (buffer, other):
         row = np.full((4, 1), 77.0)
         each.add(np.full((4, 2), 77.0), row, row[:, 0], np.full((4, 2), 77.0), row[:, 0] > 0)
-    draws = [each.sample(50, torch.Generator().manual_seed(3)) for each in (buffer, other)]
+    draws = [sample(each, 50) for each in (buffer, other)]
     assert all(torch.equal(a, b) for a, b in zip(*draws, strict=True))

@@ -76,8 +76,8 @@ def test_a_rollout_bootstraps_from_the_final_observation_only_where_truncated(
             final = torch.tensor([[t // 5, 5.0]]).expand(2, 2).clamp(-10, 10)
             following = value(final) if truncate else torch.zeros(2)
         else:
-            following = value(seen["obs"][t + 1] if t < 15 else seen["last_obs"])
-        delta = seen["reward"][t] + config.gamma * following - value(seen["obs"][t])
+            following = value(seen["normalized_obs"][t + 1] if t < 15 else seen["last_obs"])
+        delta = seen["reward"][t] + config.gamma * following - value(seen["normalized_obs"][t])
         decay = delta + (0.0 if ends else config.gamma * config.gae_lambda) * decay
         expected[t] = decay
     torch.testing.assert_close(seen["advantage"], expected, atol=1e-4, rtol=1e-4)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure
 
-from rltemplate.algos.sac import SAC, actor_loss, alpha_loss, critic_loss
+from rltemplate.algos.sac import SAC, Seen, actor_loss, alpha_loss, critic_loss
 from rltemplate.buffers import Batch
 from rltemplate.optim import gradient
 from rltemplate.train import build_algorithm
-from rltemplate.types import ConfigError
+from rltemplate.types import ConfigError, Probe
 
 
 def build(configure: Configure, *overrides: str) -> SAC:
@@ -33,7 +33,7 @@ def test_the_critic_target_by_hand_and_no_bootstrap_after_termination(configure:
     sac = build(configure, "algo.alpha_init=0.3")
     data, noise = batch(), torch.randn(6, 1, generator=torch.Generator().manual_seed(1))
     learner = sac.learner._replace(target=sac.learner.critic + 0.01)  # not the online critic
-    loss, _ = critic_loss(learner.critic, learner, sac.nets, data, noise, 0.9)
+    loss, _ = critic_loss(learner.critic, learner, sac.nets, data, noise, 0.9, Probe())
     total = 0.0
     for i in range(6):
         action, log_prob = sac.nets.dist.sample(
@@ -53,7 +53,7 @@ def test_the_critic_gradient_does_not_flow_through_the_target(configure: Configu
     data, noise = batch(), torch.zeros(6, 1)
     everything_ended = data._replace(terminated=torch.ones(6))
     reward_only, _ = gradient(
-        critic_loss, sac.learner.critic, sac.learner, sac.nets, everything_ended, noise, 0.9
+        critic_loss, sac.learner.critic, sac.learner, sac.nets, everything_ended, noise, 0.9, Probe()
     )
     q = sac.nets.critic.call(sac.learner.critic, data.obs, data.action)
     alone, _ = gradient(
@@ -126,7 +126,7 @@ def test_the_policy_moves_only_every_policy_delay_updates(configure: Configure) 
     changes, rates = [], sac.rates()
     for _ in range(6):
         before = sac.learner.actor
-        sac._learn(rates, [], [])
+        sac._learn(rates, Seen())
         changes.append(not torch.equal(sac.learner.actor, before))
     assert changes == [False, False, True] * 2
     sac.close()
@@ -165,7 +165,7 @@ def test_truncation_is_stored_as_not_terminated(configure: Configure) -> None:
     sac = build(configure, "env.max_episode_steps=4", "algo.learning_starts=1000")
     sac.train_iteration()
     assert sac.replay.size == 24
-    assert not sac.replay.sample(200, torch.Generator().manual_seed(0)).terminated.any()
+    assert not sac.replay.take(torch.arange(24)).terminated.any()
     sac.close()
 
 

@@ -24,13 +24,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rltemplate import kernels
 from rltemplate.algos import PPOConfig, Schedule
 from rltemplate.envs import Envs
 from rltemplate.networks import Categorical, DiagGaussian, mlp
 from rltemplate.normalize import RunningNorm
-from rltemplate.optim import AdamState, FlatModule, adam, adam_init, clip_by_norm, compiled, gradient
+from rltemplate.optim import (
+    AdamState,
+    FlatModule,
+    adam,
+    adam_init,
+    clip_by_norm,
+    compiled,
+    gradient,
+    inside,
+    shown,
+)
 from rltemplate.rng import Streams
-from rltemplate.types import IterationResult
+from rltemplate.types import ForwardPass, IterationResult, Probe
 
 
 class ActorCritic(nn.Module):
@@ -127,7 +138,7 @@ def ppo_loss(
     """The clipped surrogate, value and entropy losses, and what to report of them."""
     params, value = net.call(flat, mb.obs)
     log_ratio = dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
-    ratio = log_ratio.exp()  # (B,)
+    ratio = kernels.exp(log_ratio)  # (B,)
     advantage = mb.advantage
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -158,6 +169,8 @@ class PPO:
         self.device = streams.device
         self.total_env_steps = total_env_steps
         self.env_steps = 0
+        self.probe = Probe()
+        self.compiles = compile_update
         codec = envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
@@ -189,10 +202,23 @@ class PPO:
             rollout, raw_obs, episodes = self._collect()
             reward = self._scaled_reward(rollout) if self.config.normalize_reward else rollout.reward
             metrics, probes = self._learn(rollout, reward, rate)
+            self.probe.event("end")
             if self.config.normalize_obs:
                 self.obs_norm.update(raw_obs.flatten(0, 1))
+                probes |= self.obs_norm.show("obs_norm", self.probe)
+            if self.config.normalize_reward:
+                probes |= self.return_norm.show("return_norm", self.probe)
         metrics["optim/learning_rate"] = rate
-        return IterationResult(metrics, episodes, {**rollout._asdict(), **probes})
+        seen = {"obs": raw_obs, "normalized_obs": rollout.obs}
+        seen |= {name: value for name, value in rollout._asdict().items() if name != "obs"}
+        return IterationResult(metrics, episodes, seen | {"scaled_reward": reward} | probes)
+
+    def _begin(self) -> Tensor:
+        """The first weights and observations."""
+        self.probe.event("init")
+        self.net.show(self.probe)
+        self.probe.event("reset")
+        return self._to_device(self.probe("obs", self.envs.reset()))
 
     # Collecting
 
@@ -202,9 +228,10 @@ class PPO:
     def _collect(self) -> tuple[Rollout, Tensor, list[Any]]:
         """T steps with the present policy: the rollout, its unscaled observations, and ended episodes."""
         num_steps, num_envs, codec = self.config.num_steps, self.envs.num_envs, self.envs.codec
-        noise_stream = self.streams.torch("action")
+        noise_stream, probe = self.streams.torch("action"), self.probe
         if self._obs is None:
-            self._obs = self._to_device(self.envs.reset())
+            self._obs = self._begin()
+        self.streams.show(probe)
         raw_obs = torch.empty(num_steps, num_envs, codec.obs_size, device=self.device)
         obs = torch.empty_like(raw_obs)
         action_type = torch.float32 if codec.continuous else torch.int64
@@ -213,16 +240,20 @@ class PPO:
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         final_obs, episodes = [], []
         for t in range(num_steps):
-            raw_obs[t] = self._obs
-            obs[t] = self._normalized(self._obs)
-            params = self.agent.policy(obs[t])
-            action[t] = self.dist.sample(params, self.dist.noise(num_envs, noise_stream))
-            log_prob[t] = self.dist.log_prob(params, action[t])
+            probe.event("step", t)
+            raw_obs[t] = probe("obs", self._obs)
+            obs[t] = probe("normalized_obs", self._normalized(raw_obs[t]))
+            params = probe("policy", self.agent.policy(obs[t]))
+            action[t] = probe("action", self.dist.sample(params, probe("noise", self._noise(noise_stream))))
+            log_prob[t] = probe("log_prob", self.dist.log_prob(params, action[t]))
             step = self.envs.step(action[t].cpu().numpy())
-            scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
+            scalars[0, t] = probe("reward", step.reward.astype(np.float32))
+            scalars[1, t] = probe("terminated", step.terminated)
+            scalars[2, t] = probe("truncated", step.truncated)
+            next_obs = probe("next_obs", step.next_obs)
             if step.episodes:
                 cut = step.truncated & ~step.terminated
-                final_obs.append(step.next_obs[cut])
+                final_obs.append(next_obs[cut])
                 episodes += step.episodes
             self._obs = self._to_device(step.obs)
         self.env_steps += num_steps * num_envs
@@ -232,6 +263,9 @@ class PPO:
         final = self._normalized(self._to_device(ends))
         truncated = truncated * (1.0 - terminated)  # an end that is both is an end
         return Rollout(obs, action, log_prob, reward, terminated, truncated, last, final), raw_obs, episodes
+
+    def _noise(self, stream: torch.Generator) -> Tensor:
+        return self.dist.noise(self.envs.num_envs, stream)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -250,11 +284,13 @@ class PPO:
 
     # Learning
 
-    def _targets(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
+    def _targets(self, rollout: Rollout, reward: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """Advantages and values (T, N), from one pass of the value network."""
+        self.probe.event("targets", epoch)
+        reward = self.probe("scaled_reward", reward)
         num_steps, num_envs = reward.shape
         every = torch.cat([rollout.obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
-        value, last, final = self.agent.value(every).split(
+        value, last, final = self.probe("value", self.agent.value(every)).split(
             [num_steps * num_envs, num_envs, len(rollout.final_obs)]
         )
         value = value.view(num_steps, num_envs)
@@ -262,33 +298,41 @@ class PPO:
         next_value[rollout.truncated > 0] = final  # the successor before the reset, not the one after
         done = torch.maximum(rollout.terminated, rollout.truncated)
         gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
-        return compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda), value
+        advantage = compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda)
+        return self.probe("advantage", advantage), value
 
     def _learn(
         self, rollout: Rollout, reward: Tensor, rate: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
-        config = self.config
+        config, probe = self.config, self.probe
         total = reward.numel()
         size = total // config.num_minibatches
         shuffle = self.streams.torch("minibatch", device="cpu")
         params = self.agent.policy(rollout.obs.flatten(0, 1))
         log_ratio = self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
-        first_error = (log_ratio.exp() - 1.0).abs().max()
+        first_error = (kernels.exp(log_ratio) - 1.0).abs().max()
         advantage, value = self._targets(rollout, reward)
         probes = {"value": value, "advantage": advantage}
-        flat, state, reports = self.net.flat.clone(), self.adam, []
+        flat, state = self.net.flat.clone(), self.adam
+        reports: list[Tensor] = []
+        orders: list[Tensor] = []
         explained = 1.0 - advantage.var() / ((advantage + value).var() + 1e-8)
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
                 self.net.assign(flat)
-                advantage, value = self._targets(rollout, reward)
+                advantage, value = self._targets(rollout, reward, epoch)
             data = (rollout.obs, rollout.action, rollout.log_prob, advantage, advantage + value, value)
-            order = torch.randperm(total, generator=shuffle).to(self.device)
+            probe.event("epoch", epoch)
+            order = probe("order", torch.randperm(total, generator=shuffle).to(self.device))
+            orders.append(order)
             shuffled = [x.flatten(0, 1).index_select(0, order).split(size) for x in data]
             for parts in zip(*shuffled, strict=True):
+                probe.event("update", len(reports))
                 flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-                reports.append(report)
+                reports.append(probe("loss", report) if self.compiles else report)
+                state = shown(probe, "optimizer", state)
+                flat = probe("params", flat)
             if config.target_kl is not None:
                 recent = torch.stack(reports[-config.num_minibatches :])[:, METRICS.index("policy/approx_kl")]
                 if recent.mean().item() > config.target_kl:
@@ -302,18 +346,30 @@ class PPO:
         first_seen = table[0, METRICS.index("policy/max_ratio_error")]
         metrics["policy/first_ratio_max_error"] = torch.maximum(first_error, first_seen)
         metrics["value/explained_variance"] = explained
-        return metrics, {**probes, "params": self.net.flat}
+        probes |= {"order": torch.stack(orders), "loss": table}
+        return metrics, probes | {"optimizer/mu": state.mu, "optimizer/nu": state.nu, "params": flat}
 
     def _one_update(
         self, flat: Tensor, state: AdamState, mb: Minibatch, rate: Tensor
     ) -> tuple[Tensor, AdamState, Tensor]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         grad, report = gradient(ppo_loss, flat, self.net, self.dist, self.config, mb)
-        grad, norm = clip_by_norm(grad, self.config.max_grad_norm)
+        losses = inside(self.probe, "loss", torch.stack(report))
+        grad, norm = clip_by_norm(inside(self.probe, "gradient", grad), self.config.max_grad_norm)
         flat, state = adam(flat, grad, state, rate, self.config.adam_eps)
-        return flat, state, torch.stack([*report, norm])
+        return flat, state, torch.cat([losses, norm[None]])
 
     # Acting and state
+
+    def forward_passes(self) -> Mapping[str, ForwardPass]:
+        """Policy and value, with the batches of rollout, targets and updates."""
+        num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
+        batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
+        size = self.envs.codec.obs_size
+        return {
+            "policy": ForwardPass(self.agent.policy, size, batches),
+            "value": ForwardPass(self.agent.value, size, batches),
+        }
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rltemplate import kernels
 from rltemplate.algos import SACConfig, Schedule, check_actions
 from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.envs import Envs
 from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
-from rltemplate.optim import AdamState, FlatModule, adam, adam_init, compiled, gradient, polyak
+from rltemplate.optim import AdamState, FlatModule, adam, adam_init, compiled, gradient, inside, polyak, shown
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, IterationResult
+from rltemplate.types import Episode, ForwardPass, IterationResult, Probe
 
 
 class Actor(nn.Module):
@@ -91,18 +92,43 @@ class Nets(NamedTuple):
     dist: SquashedGaussian
 
 
+class Seen:
+    """What passed by in one iteration."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[np.ndarray, ...]] = []
+        self.index: list[Tensor] = []  # (B,) replay places of each update
+        self.critic: list[Tensor] = []  # (2,) CRITIC_METRICS of each update
+        self.actor: list[Tensor] = []  # (4,) ACTOR_METRICS of each update that had them
+
+    def probes(self) -> dict[str, Tensor]:
+        """Named and in causal order, stacked over steps or updates."""
+        names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+        stacked = zip(names, zip(*self.steps, strict=True), strict=True)
+        probes = {name: torch.from_numpy(np.stack(values)) for name, values in stacked}
+        named = (("replay_index", self.index), ("critic/loss", self.critic), ("actor/loss", self.actor))
+        return probes | {name: torch.stack(values) for name, values in named if values}
+
+
 CRITIC_METRICS = ("loss/critic", "critic/q_mean")
 ACTOR_METRICS = ("loss/policy", "policy/entropy", "loss/alpha", "alpha/value")
 
 
 def critic_loss(
-    critic: Tensor, learner: Learner, nets: Nets, batch: Batch, noise: Tensor, gamma: float
+    critic: Tensor,
+    learner: Learner,
+    nets: Nets,
+    batch: Batch,
+    noise: Tensor,
+    gamma: float,
+    probe: Probe,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
     next_action, next_log_prob = nets.dist.sample(nets.actor.call(learner.actor, batch.next_obs), noise)
     next_q = nets.critic.call(learner.target, batch.next_obs, next_action).min(0).values  # (B,)
-    soft_value = next_q - learner.log_alpha.exp() * next_log_prob
+    soft_value = next_q - kernels.exp(learner.log_alpha) * next_log_prob
     td_target = (batch.reward + gamma * (1.0 - batch.terminated) * soft_value).detach()  # (B,)
+    td_target = inside(probe, "critic/target", td_target)
     q = nets.critic.call(critic, batch.obs, batch.action)  # (2, B)
     assert q.shape == (2, *td_target.shape)
     loss = (q - td_target).square().mean(1).sum()
@@ -116,13 +142,13 @@ def actor_loss(
     action, log_prob = nets.dist.sample(nets.actor.call(actor, obs), noise)
     q = nets.critic.call(learner.critic, obs, action).min(0).values  # (B,)
     assert q.shape == log_prob.shape
-    loss = (learner.log_alpha.exp() * log_prob - q).mean()
+    loss = (kernels.exp(learner.log_alpha) * log_prob - q).mean()
     return loss, (loss, log_prob.mean())
 
 
 def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Tensor]:
     """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
-    loss = -(log_alpha.exp() * (log_prob + target_entropy)).sum()
+    loss = -(kernels.exp(log_alpha) * (log_prob + target_entropy)).sum()
     return loss, loss
 
 
@@ -140,6 +166,8 @@ class SAC:
         self.device = streams.device
         self.total_env_steps = total_env_steps
         self.env_steps = 0
+        self.probe = Probe()
+        self.compiles = compile_update
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
         dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
         actor = FlatModule(Actor(config, codec.obs_size, dist.param_size, init).to(self.device))
@@ -175,19 +203,24 @@ class SAC:
 
     def train_iteration(self) -> IterationResult:
         """`steps_per_iteration` environment steps, each followed by its updates."""
-        rates = self.rates()
-        critic_reports: list[Tensor] = []
-        actor_reports: list[Tensor] = []
+        rates, probe = self.rates(), self.probe
+        seen = Seen()
         episodes: list[Episode] = []
-        seen: list[np.ndarray] = []
-        if self._obs is None:
-            self._obs = self.envs.reset()
         with torch.no_grad():
-            for _ in range(max(1, self.config.steps_per_iteration // self.envs.num_envs)):
-                action = self._explore(self._obs)
+            if self._obs is None:
+                self._obs = self._begin()
+            self.streams.show(probe)
+            for k in range(max(1, self.config.steps_per_iteration // self.envs.num_envs)):
+                probe.event("step", k)
+                obs = probe("obs", self._obs)
+                action = probe("action", self._explore(obs))
                 step = self.envs.step(action)
-                self.replay.add(self._obs, action, step.reward, step.next_obs, step.terminated)
-                seen.append(self._obs)
+                reward = probe("reward", step.reward.astype(np.float32))
+                terminated = probe("terminated", step.terminated)
+                probe("truncated", step.truncated)
+                next_obs = probe("next_obs", step.next_obs)
+                self.replay.add(obs, action, reward, next_obs, terminated)
+                seen.steps.append((obs, action, reward, terminated, step.truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
                 self.env_steps += self.envs.num_envs
@@ -195,20 +228,45 @@ class SAC:
                     self._updates_due += self.config.updates_per_step * self.envs.num_envs
                 while self._updates_due >= 1.0:
                     self._updates_due -= 1.0
-                    self._learn(rates, critic_reports, actor_reports)
+                    self._learn(rates, seen)
+            probe.event("end")
+            probes = seen.probes() | self._probes()
             if self.config.normalize_obs:
-                self.obs_norm.update(torch.from_numpy(np.concatenate(seen)).to(self.device))
+                every = np.concatenate([obs for obs, *_ in seen.steps])
+                self.obs_norm.update(torch.from_numpy(every).to(self.device))
+                probes |= self.obs_norm.show("obs_norm", probe)
         metrics = {"optim/learning_rate": rates.actor}
-        for names, reports in ((CRITIC_METRICS, critic_reports), (ACTOR_METRICS, actor_reports)):
+        for names, reports in ((CRITIC_METRICS, seen.critic), (ACTOR_METRICS, seen.actor)):
             if reports:
                 metrics.update(zip(names, torch.stack(reports).mean(0).unbind(), strict=True))
-        probes = {
-            "critic": self.learner.critic,
-            "actor": self.learner.actor,
-            "target": self.learner.target,
-            "log_alpha": self.learner.log_alpha,
-        }
         return IterationResult(metrics, episodes, probes)
+
+    def _begin(self) -> np.ndarray:
+        """The first weights and observations."""
+        self.probe.event("init")
+        self.nets.actor.show(self.probe, "actor.")
+        self.nets.critic.show(self.probe, "critic.")
+        actor, critic = self.nets.actor.flat.clone(), self.nets.critic.flat.clone()
+        log_alpha = self.probe("init/log_alpha", self.learner.log_alpha)
+        self.learner = self.learner._replace(
+            actor=actor, critic=critic, target=critic.clone(), log_alpha=log_alpha
+        )
+        self.probe.event("reset")
+        return self.probe("obs", self.envs.reset())
+
+    def _probes(self) -> dict[str, Tensor]:
+        learner = self.learner
+        return {
+            "critic/optimizer/mu": learner.critic_adam.mu,
+            "critic/optimizer/nu": learner.critic_adam.nu,
+            "critic/params": learner.critic,
+            "critic/target_params": learner.target,
+            "actor/optimizer/mu": learner.actor_adam.mu,
+            "actor/optimizer/nu": learner.actor_adam.nu,
+            "actor/params": learner.actor,
+            "alpha/optimizer/mu": learner.alpha_adam.mu,
+            "alpha/log_alpha": learner.log_alpha,
+        }
 
     # Collecting
 
@@ -217,9 +275,11 @@ class SAC:
         codec = self.envs.codec
         if self.env_steps < self.config.learning_starts:
             stream = self.streams.torch("warmup", device="cpu")
-            return (2.0 * torch.rand(len(obs), codec.action_size, generator=stream) - 1.0).numpy()
-        noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
-        return self.nets.dist.sample(self._policy(obs), noise)[0].cpu().numpy()
+            noise = self.probe("noise", torch.rand(len(obs), codec.action_size, generator=stream))
+            return (2.0 * noise - 1.0).numpy()
+        params = self.probe("policy", self._policy(obs))
+        noise = self.probe("noise", self.nets.dist.noise(len(obs), self.streams.torch("action")))
+        return self.nets.dist.sample(params, noise)[0].cpu().numpy()
 
     def _policy(self, obs: np.ndarray) -> Tensor:
         return self.nets.actor.module(self._normalized(torch.from_numpy(obs).to(self.device)))  # type: ignore[no-any-return]
@@ -229,51 +289,101 @@ class SAC:
 
     # Learning
 
-    def _learn(self, rates: Rates, critic_reports: list[Tensor], actor_reports: list[Tensor]) -> None:
+    def _learn(self, rates: Rates, seen: Seen) -> None:
         """One update from a fresh batch."""
-        batch = self.replay.sample(self.config.batch_size, self.streams.torch("replay"))
+        probe, dist = self.probe, self.nets.dist
+        probe.event("update", len(seen.critic))
+        index = probe("replay_index", self.replay.draw(self.config.batch_size, self.streams.torch("replay")))
+        batch = self.replay.take(index)
         batch = batch._replace(obs=self._normalized(batch.obs), next_obs=self._normalized(batch.next_obs))
-        draw = partial(self.nets.dist.noise, self.config.batch_size, self.streams.torch("update"))
         self._num_updates += 1
-        if self._num_updates % self.config.policy_delay:
-            self.learner, report = self._update_critic(self.learner, batch, draw(), rates)
+        both = self._num_updates % self.config.policy_delay == 0
+        stream = self.streams.torch("update")
+        draws = [
+            probe("update_noise", dist.noise(self.config.batch_size, stream))
+            for _ in range(1 + self.config.policy_delay * both)
+        ]
+        if both:
+            # The policy's noise is drawn first, the critics' last.
+            self.learner, report, actor_report = self._update_both(
+                self.learner, batch, draws[-1], draws[:-1], rates
+            )
+            if self.compiles:
+                report, actor_report = probe("critic/loss", report), probe("actor/loss", actor_report)
+            seen.actor.append(actor_report)
         else:
-            noise = [draw() for _ in range(self.config.policy_delay)]
-            self.learner, report, actor_report = self._update_both(self.learner, batch, draw(), noise, rates)
-            actor_reports.append(actor_report)
+            self.learner, report = self._update_critic(self.learner, batch, draws[0], rates)
+            report = probe("critic/loss", report) if self.compiles else report
+        if self.compiles:
+            self._show_learner(probe)
+        if both:
             self.nets.actor.assign(self.learner.actor)
-        critic_reports.append(report)
+        seen.index.append(index)
+        seen.critic.append(report)
+
+    def _show_learner(self, probe: Probe) -> None:
+        """What a compiled update could not show while it worked."""
+        for item, value in self._probes().items():
+            probe(item, value)
 
     def _one_critic_update(
         self, learner: Learner, batch: Batch, noise: Tensor, rates: Rates
     ) -> tuple[Learner, Tensor]:
         """Critics and their targets; nothing else is touched."""
-        grad, report = gradient(
-            critic_loss, learner.critic, learner, self.nets, batch, noise, self.config.gamma
+        probe, config = self.probe, self.config
+        grad, parts = gradient(
+            critic_loss, learner.critic, learner, self.nets, batch, noise, config.gamma, probe
         )
-        critic, state = adam(learner.critic, grad, learner.critic_adam, rates.critic, self.config.adam_eps)
-        target = polyak(learner.target, critic, self.config.tau)
-        return learner._replace(critic=critic, critic_adam=state, target=target), torch.stack(report)
+        report = inside(probe, "critic/loss", torch.stack(parts))
+        grad = inside(probe, "critic/gradient", grad)
+        critic, state = adam(learner.critic, grad, learner.critic_adam, rates.critic, config.adam_eps)
+        state = shown(probe, "critic/optimizer", state)
+        critic = inside(probe, "critic/params", critic)
+        target = inside(probe, "critic/target_params", polyak(learner.target, critic, config.tau))
+        return learner._replace(critic=critic, critic_adam=state, target=target), report
 
     def _one_full_update(
         self, learner: Learner, batch: Batch, noise: Tensor, actor_noise: list[Tensor], rates: Rates
     ) -> tuple[Learner, Tensor, Tensor]:
         """Critics, then policy and temperature once for every noise in `actor_noise`."""
-        eps = self.config.adam_eps
+        eps, probe = self.config.adam_eps, self.probe
         learner, critic_report = self._one_critic_update(learner, batch, noise, rates)
         reports = []
         for draw in actor_noise:
             grad, (loss, log_prob) = gradient(actor_loss, learner.actor, learner, self.nets, batch.obs, draw)
+            loss = inside(probe, "actor/loss", loss)
+            grad = inside(probe, "actor/gradient", grad)
             actor, state = adam(learner.actor, grad, learner.actor_adam, rates.actor, eps)
+            state = shown(probe, "actor/optimizer", state)
+            actor = inside(probe, "actor/params", actor)
             grad, loss_alpha = gradient(alpha_loss, learner.log_alpha, log_prob, self.target_entropy)
-            reports.append(torch.stack([loss, -log_prob, loss_alpha, learner.log_alpha.exp().squeeze()]))
+            loss_alpha = inside(probe, "alpha/loss", loss_alpha)
+            grad = inside(probe, "alpha/gradient", grad)
+            alpha = kernels.exp(learner.log_alpha).squeeze()
+            reports.append(torch.stack([loss, -log_prob, loss_alpha, alpha]))
             learner = learner._replace(actor=actor, actor_adam=state)
             if self.config.learn_alpha:
                 log_alpha, state = adam(learner.log_alpha, grad, learner.alpha_adam, rates.alpha, eps)
+                state = shown(probe, "alpha/optimizer", state)
+                log_alpha = inside(probe, "alpha/log_alpha", log_alpha)
                 learner = learner._replace(log_alpha=log_alpha, alpha_adam=state)
         return learner, critic_report, torch.stack(reports).mean(0)
 
     # Acting and state
+
+    def forward_passes(self) -> Mapping[str, ForwardPass]:
+        """Policy and both critics, with the batches of acting and learning."""
+        actor, critic, codec = self.nets.actor, self.nets.critic, self.envs.codec
+        batches = (self.envs.num_envs, self.config.batch_size)
+
+        def values(rows: Tensor) -> Tensor:
+            q: Tensor = critic.call(self.learner.critic, *rows.split([codec.obs_size, codec.action_size], 1))
+            return q.T
+
+        return {
+            "policy": ForwardPass(actor.module, codec.obs_size, batches),
+            "value": ForwardPass(values, codec.obs_size + codec.action_size, batches),
+        }
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:

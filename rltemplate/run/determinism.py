@@ -7,9 +7,13 @@ from where it takes effect, and a switch that did not take stops the run.
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rltemplate.run.machine import cpu_identity
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -34,17 +38,66 @@ class Switches(Protocol):
     cudnn_benchmark: bool
     cudnn_deterministic: bool
     cublas_workspace: str | None
+    profile: str | None
+    cpu_capability: str | None
+    onednn_isa: str | None
+    blas_kernels: str | None
+    numpy_without: str | None
+
+    @property
+    def level(self) -> Named:
+        """Its own name."""
+        ...
 
     @property
     def float32_precision(self) -> Named:
         """ieee or tf32."""
         ...
 
+    @property
+    def products(self) -> Named:
+        """plain, auto, strict, padded, tiled or blas."""
+        ...
+
+
+# Splits every forward pass without gradient into groups of so many rows. No key of the configuration, for it
+# must change nothing: `prove` sets it to see whether that is so.
+ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
+
+# Variables of the environment that select another code path, and with it other bits, in some library.
+INFLUENTIAL = (
+    *("PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC", "MKL_DEBUG_CPU_TYPE", "MKL_THREADING_LAYER"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "KMP_DETERMINISTIC_REDUCTION", "OMP_SCHEDULE", "OMP_DYNAMIC"),
+    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHINDUCTOR_DETERMINISTIC", "TORCHINDUCTOR_BATCH_INVARIANT"),
+    *("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_FREEZING", "MUJOCO_GL", "RLTEMPLATE_FAULT", ROW_GROUPS),
+)
+
+# MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
+# library gives back for a branch, and the bit for its strict form.
+_MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2"} | {
+    9: "AVX",
+    10: "AVX2",
+    11: "AVX512_MIC",
+    12: "AVX512",
+    13: "AVX512_MIC_E1",
+    14: "AVX512_E1",
+}
+_MKL_STRICT = 0x10000
+
+
+def influences(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that may change a run's bits."""
+    return {name: environment[name] for name in INFLUENTIAL if name in environment}
+
 
 def process_environment(switches: Switches, num_threads: int) -> dict[str, str | None]:
     """Environment variables for the process of a run; None removes one that may be inherited."""
     threads = str(num_threads)
-    return {
+    variables = {
         "PYTHONHASHSEED": None if switches.hash_seed is None else str(switches.hash_seed),
         "CUBLAS_WORKSPACE_CONFIG": switches.cublas_workspace,
         # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
@@ -52,14 +105,39 @@ def process_environment(switches: Switches, num_threads: int) -> dict[str, str |
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
     }
+    chosen = {
+        "ATEN_CPU_CAPABILITY": switches.cpu_capability,
+        "ONEDNN_MAX_CPU_ISA": switches.onednn_isa,
+        "OPENBLAS_CORETYPE": switches.blas_kernels,
+        "NPY_DISABLE_CPU_FEATURES": switches.numpy_without,
+        "MKL_CBWR": _strict_branch() if _on_cpu(switches.products.name) == "strict" else None,
+    }
+    return variables | {name: value for name, value in chosen.items() if value is not None}
 
 
-def apply(switches: Switches, num_threads: int, compiles: bool = False) -> dict[str, Any]:
+def _on_cpu(products: str) -> str:
+    """`products` with what `auto` means on this machine's CPU."""
+    if products != "auto":
+        return products
+    vendor, flags = cpu_identity()
+    return "strict" if vendor == "GenuineIntel" and "avx2" in flags else "padded"
+
+
+def _strict_branch() -> str:
+    return "AVX512,STRICT" if "avx512f" in cpu_identity()[1] else "AVX2,STRICT"
+
+
+def apply(
+    switches: Switches, num_threads: int, compiles: bool = False, device: str = "cpu"
+) -> dict[str, Any]:
     """Set everything that can be set from inside, then return what the libraries say is in force.
 
-    `compiles` says whether the run compiles its updates.
+    `compiles` says whether the run compiles its updates. Raises `ConfigError` naming the first setting that
+    cannot be had, and what to use instead.
     """
     import torch
+
+    from rltemplate import kernels
 
     torch.set_num_threads(num_threads)
     if compiles:
@@ -72,18 +150,36 @@ def apply(switches: Switches, num_threads: int, compiles: bool = False) -> dict[
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
     torch.backends.cudnn.deterministic = switches.cudnn_deterministic
     torch.backends.cuda.matmul.fp32_precision = switches.float32_precision.name
-    wanted = _wanted(switches, num_threads)
+    products = switches.products.name
+    if products == "auto":
+        products = "tiled" if resolve_device(device).type == "cuda" else _on_cpu(products)
+    kernels.use(products)
+    kernels.group_rows(_row_groups())
+    wanted = _wanted(switches, num_threads, products)
     settings = read_back()
     for name, value in wanted.items():
         if settings[name] != value:
-            raise ConfigError(
-                f"determinism: {name} should be {value} and is {settings[name]}; start runs with "
-                "scripts/train.py, which prepares their process, or use determinism=fast"
-            )
+            instead = _instead(switches, name)
+            raise ConfigError(f"determinism: {name} should be {value} and is {settings[name]}; {instead}")
     return settings
 
 
-def _wanted(switches: Switches, num_threads: int) -> dict[str, Any]:
+def _row_groups() -> int:
+    text = os.environ.get(ROW_GROUPS, "0")
+    if not text.isdecimal():
+        raise ConfigError(f"{ROW_GROUPS}={text}: expected a number of rows, or 0 for no groups")
+    return int(text)
+
+
+def _instead(switches: Switches, name: str) -> str:
+    if name == "mkl_branch":
+        return "this CPU does not have it; use determinism.products=padded"
+    if name in ("cpu_capability", "blas_kernels", "numpy_instructions"):
+        return f"this machine cannot be {switches.profile}; use determinism=invariant"
+    return "start runs with scripts/train.py, which prepares their process, or use determinism=fast"
+
+
+def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, Any]:
     wanted = {
         "torch_num_threads": num_threads,
         "deterministic_algorithms": switches.deterministic_algorithms,
@@ -91,17 +187,26 @@ def _wanted(switches: Switches, num_threads: int) -> dict[str, Any]:
         "cudnn_benchmark": switches.cudnn_benchmark,
         "cudnn_deterministic": switches.cudnn_deterministic,
         "cuda_float32_precision": switches.float32_precision.name,
+        "products": products,
     }
     if switches.hash_seed is not None:
         wanted["python_hash_seed"] = str(switches.hash_seed)
     if switches.cublas_workspace is not None:
         wanted["cublas_workspace"] = switches.cublas_workspace
+    if products == "strict":
+        wanted["mkl_branch"] = _strict_branch()
+    if switches.cpu_capability is not None:
+        wanted["cpu_capability"] = switches.cpu_capability.upper()
+    if switches.blas_kernels is not None:
+        wanted["blas_kernels"] = switches.blas_kernels
     return wanted
 
 
 def read_back() -> dict[str, Any]:
     """What is in force, asked from the libraries and not from the configuration."""
     import torch
+
+    from rltemplate import kernels
 
     deterministic: Any = torch.utils.deterministic
     return {
@@ -115,7 +220,40 @@ def read_back() -> dict[str, Any]:
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
+        "mkl_branch": mkl_branch(),
+        "blas_kernels": blas_kernels(),
+        **kernels.in_force(),
     }
+
+
+def mkl_branch() -> str | None:
+    """MKL's reproducibility branch as the library reports it, or None where there is no MKL.
+
+    The function stands in Intel's manual as mkl_cbwr_get; torch carries it under its internal name.
+    """
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        number = ctypes.CDLL(str(library)).mkl_serv_cbwr_get(-1)
+    except (OSError, AttributeError):
+        return None
+    branch = _MKL_BRANCHES.get(number & ~_MKL_STRICT, f"number {number & ~_MKL_STRICT}")
+    return f"{branch},STRICT" if number & _MKL_STRICT else branch
+
+
+def blas_kernels() -> str | None:
+    """The processor whose kernels numpy's OpenBLAS uses, or None where numpy has another BLAS."""
+    import numpy as np
+
+    for path in Path(np.__file__).parent.with_name("numpy.libs").glob("libscipy_openblas*"):
+        try:
+            name = ctypes.CDLL(str(path)).scipy_openblas_get_corename64_
+        except (OSError, AttributeError):
+            continue
+        name.restype = ctypes.c_char_p
+        return str(name().decode())
+    return None
 
 
 def resolve_device(name: str) -> torch.device:

@@ -5,6 +5,7 @@ Nothing here starts a process on Linux, and all of it together takes a few milli
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -96,15 +97,8 @@ def _os_name() -> str:
 
 def _cpu() -> tuple[str | None, list[str]]:
     """Model name and those of its flags that matter."""
-    facts: dict[str, str] = {}
-    try:
-        with Path("/proc/cpuinfo").open(errors="replace") as lines:
-            for line in lines:  # the first core only: a big machine needs long to describe them all
-                key, colon, value = line.partition(":")
-                if not colon:
-                    break
-                facts[key.strip()] = value.strip()
-    except OSError:
+    facts = _first_core()
+    if not facts:
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         try:
             model = subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.strip()
@@ -115,6 +109,25 @@ def _cpu() -> tuple[str | None, list[str]]:
     arm = [facts[key] for key in ("CPU implementer", "CPU part", "CPU variant") if key in facts]
     model = facts.get("model name") or " ".join(arm)
     return model or None, [flag for flag in CPU_FLAGS if flag in present]
+
+
+def cpu_identity() -> tuple[str | None, frozenset[str]]:
+    """The CPU's vendor as it names itself, such as GenuineIntel, and all its flags."""
+    facts = _first_core()
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    return facts.get("vendor_id"), frozenset(flags)
+
+
+def _first_core() -> dict[str, str]:
+    """What Linux says of the first core: a big machine needs long to describe them all."""
+    facts: dict[str, str] = {}
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as lines:
+        for line in lines:
+            key, colon, value = line.partition(":")
+            if not colon:
+                break
+            facts[key.strip()] = value.strip()
+    return facts
 
 
 def _usable_cores() -> tuple[int | None, str | None]:

@@ -58,6 +58,7 @@ class Record:
             "duration_s": None,
             "final_metrics": None,
             "error": None,
+            "trace": None,
             "resumed": [],
         }
         return cls(run_dir, began | dict(fields))
@@ -82,11 +83,28 @@ class Record:
         self._fields["duration_s"] = self._earlier_s + time.monotonic() - self._began
         self._write()
 
-    def finish(self, status: str, final_metrics: Mapping[str, Any], error: str | None = None) -> None:
-        """The run is over. `status` is one of FINAL_STATUSES, `error` one line about a failure."""
+    def finish(
+        self,
+        status: str,
+        final_metrics: Mapping[str, Any],
+        error: str | None = None,
+        trace: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The run is over.
+
+        `status` is one of FINAL_STATUSES, `error` one line about a failure, `trace` the digest of everything
+        that was computed.
+        """
         if status not in FINAL_STATUSES:
             raise ValueError(f"{status!r} is no final status, but {', '.join(FINAL_STATUSES)} are")
-        self.update(status=status, final_metrics=dict(final_metrics), error=error, ended_at=_now())
+        ended = {"status": status, "final_metrics": dict(final_metrics), "error": error, "trace": trace}
+        self.update(**ended, ended_at=_now())
+
+    def outcome(self) -> str:
+        """How the run ended as JSON, for those who have its commit and not its folder."""
+        named = ("id", "status", "error", "final_metrics", "trace", "determinism", "versions", "machine")
+        chosen = {name: self._fields[name] for name in named if name in self._fields}
+        return json.dumps(_plain(chosen), indent=2, allow_nan=False) + "\n"
 
     def _write(self) -> None:
         text = json.dumps(_plain(self._fields), indent=2, allow_nan=False) + "\n"

@@ -4,8 +4,9 @@ The user's branch, index and files are never touched, and nothing is pushed: `gi
 refs/runs/ID` is up to the user. Git's own conversions apply as in `git add` (line endings with
 `core.autocrlf`, filters such as LFS), ignored files stay out, and what `exclusions.py` leaves out is named.
 
-`CONFIG_PATH` is reserved: a run's commit holds the resolved configuration there, whatever the work tree has.
-A commit is a function of base commit, tree and configuration, so equal runs share one commit.
+`CONFIG_PATH` and `OUTCOME_PATH` are reserved: a run's commit holds the resolved configuration in the one,
+whatever the work tree has, and when the run has ended a second commit on top of it holds how it ended in the
+other. The first is a function of base commit, tree and configuration, so equal runs share it.
 
 Against `git gc`, also with `--prune=now`: new objects are unreachable until the ref exists. While gc runs
 they are therefore held in a pack that git is told to keep, and every commit is checked for completeness
@@ -29,10 +30,12 @@ from rltemplate.run.paths import REF_PREFIX, safe_name
 from rltemplate.run.work_tree import WorkTree, read_work_tree
 
 CONFIG_PATH = ".rltemplate/run/config.yaml"
+OUTCOME_PATH = ".rltemplate/run/outcome.json"
 MAX_NAMED = 200  # paths listed by name in a record; the counts beside them are always exact
 
 _GC_LOCK_LIFE_S = 12 * 3600.0  # after which git itself takes the lock of a `git gc` for a leftover
 _MESSAGE = "Work tree and configuration of a run"
+_OUTCOME_MESSAGE = "Outcome of a run"
 
 
 class DuplicateRunError(RuntimeError):
@@ -145,6 +148,29 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
     return record
 
 
+def commit_outcome(snapshot: Snapshot, record: GitRecord, outcome_json: str) -> str | None:
+    """Put how the run ended on top of its commit and move its ref there; one line if that did not work."""
+    if record.ref is None or record.commit is None or snapshot.top is None:
+        return None
+    ref, before = record.ref, record.commit
+
+    def commit(git: Git) -> None:
+        git("read-tree", before)
+        blob = git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode())
+        git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{OUTCOME_PATH}")
+        env = git.private | {
+            f"GIT_{who}_DATE": f"@{snapshot.base_time} +0000" for who in ("AUTHOR", "COMMITTER")
+        }
+        made = git.line("commit-tree", git.line("write-tree"), "-p", before, "-m", _OUTCOME_MESSAGE, env=env)
+        _publish(git, before, made, ref, old=before)
+
+    try:
+        attempt(Path(snapshot.top), commit)
+    except (GitError, OSError) as error:
+        return str(error)
+    return None
+
+
 def _ref(name: str) -> str:
     if safe_name(name) != name or name.endswith(".lock") or ".." in name:
         raise ValueError(f"{name!r} cannot be an id: letters, digits, '.', '_' and '-' are allowed")
@@ -190,14 +216,14 @@ def _commit(git: Git, snapshot: Snapshot, tree: str | None) -> str:
     return git.line("commit-tree", f"{tree}", *parents, "-m", _MESSAGE, env=env)
 
 
-def _publish(git: Git, base: str | None, commit: str, ref: str) -> None:
-    """Let the new `ref` point at `commit`, of which no object was or will be removed."""
+def _publish(git: Git, base: str | None, commit: str, ref: str, old: str = "") -> None:
+    """Let `ref`, new or pointing at `old`, point at `commit`, of which no object was or will be removed."""
     # Not even for a moment may the ref lead nowhere: another git command would stumble over it. A gc that ran
     # during this check, and may have spoilt its result, is still busy with other things right after it.
     _check_complete(git, base, commit, git.private)
     with _kept_pack(git, base, commit, when=git.aside or _gc_is_running(git)) as kept:
         try:
-            git("update-ref", ref, commit, "", env=git.public)
+            git("update-ref", ref, commit, old, env=git.public)
         except GitError as error:
             if "already exists" in str(error):
                 raise DuplicateRunError(f"{ref} exists already") from None
@@ -207,7 +233,8 @@ def _publish(git: Git, base: str | None, commit: str, ref: str) -> None:
             with _kept_pack(git, base, commit, when=not kept and _gc_is_running(git)):
                 _check_complete(git, base, commit, git.public)
         except GitError:
-            git("update-ref", "-d", ref, commit, env=git.public)
+            undo = ("update-ref", ref, old, commit) if old else ("update-ref", "-d", ref, commit)
+            git(*undo, env=git.public)
             raise
 
 

@@ -1,0 +1,78 @@
+"""Faults on request: one value changed in its last bit, to see that whoever should notice does.
+
+A test sets the environment variable `RLTEMPLATE_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
+instance `action@3:17`: the action of step 17 in iteration 3. The run goes on with the changed value, and the
+record names the variable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rltemplate.types import ConfigError, Probe, V
+
+if TYPE_CHECKING:
+    import numpy as np
+
+VARIABLE = "RLTEMPLATE_FAULT"
+
+
+def flipped(value: V) -> V:
+    """A copy of a tensor or an array, the last bit of its largest element flipped.
+
+    For a float that is one unit in the last place, for an integer the neighbour, for a truth value the other.
+    Of integers the first odd one is taken, where there is one: the result is then no larger than the largest.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        copy = value.detach().cpu().contiguous().clone()
+        _flip(copy.numpy())
+        return copy.to(value.device)  # type: ignore[return-value]
+    array: Any = value
+    copied = array.copy()
+    _flip(copied)
+    return copied  # type: ignore[no-any-return]
+
+
+def _flip(array: np.ndarray) -> None:
+    import numpy as np
+
+    flat = array.reshape(-1)
+    if flat.dtype == np.bool_:
+        flat[0] = not flat[0]
+        return
+    words = flat.view(f"u{flat.dtype.itemsize}")
+    place = int(np.argmax(np.abs(flat) if flat.dtype.kind == "f" else words & 1))
+    words[place] ^= 1
+
+
+class Fault(Probe):
+    """Flips one item on its way, before `inner` sees it."""
+
+    def __init__(self, inner: Probe, wanted: str) -> None:
+        """`wanted` as in the environment variable."""
+        found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
+        if found is None:
+            raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
+        self._inner = inner
+        self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
+        self._iteration, self._here = 0, 0
+        self.done = False
+
+    def event(self, name: str, index: int = 0) -> None:
+        """Follow where the algorithm is; an iteration begins with the event `start`."""
+        if name == "start":
+            self._iteration += 1
+        self._here = index
+        self._inner.event(name, index)
+
+    def __call__(self, item: str, value: V) -> V:
+        """The value, or once another one."""
+        # What comes before the first `start` belongs to iteration 0 as well.
+        here = max(0, self._iteration - 1) == self._at and self._here == self._index
+        if item == self._item and here and not self.done:
+            self.done = True
+            value = flipped(value)
+        return self._inner(item, value)

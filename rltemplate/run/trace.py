@@ -1,0 +1,174 @@
+"""The trace: a fingerprint of everything that a run computed, in the order in which it did.
+
+One JSON value per line. The first line says what the file is. `["items", event, names]` names the items of
+an event, and `[event, index, digests]` gives their digests, 16 hex digits each. An iteration ends with
+`["iteration", number, environment steps, digests, chain]`, where `chain` is the digest of the chain before
+and of everything since: equal chains mean equal pasts. So two runs diverge where the first line differs.
+
+With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written. With
+detail `step` every item of every environment step and every update has its own digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from rltemplate.run import paths
+from rltemplate.types import Probe, V
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT, VERSION = "rltemplate-trace", 1
+# Recorded at every detail, since they happen once; `start` becomes part of the line of its iteration.
+_RARE = ("init", "reset")
+
+
+def digest(value: Any) -> str:
+    """16 hex digits from the bits of a tensor or an array on the CPU; its shape is not part of them."""
+    array = value.detach().numpy() if hasattr(value, "detach") else value
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    return xxhash.xxh3_64_hexdigest(array.data if array.size else b"")
+
+
+# An odd number whose multiples spread over 64 bits: 2^64 by the golden ratio (Knuth vol. 3, section 6.4).
+_KEY = -0x61C8864680B583EB
+
+
+def device_digest(value: Tensor) -> Tensor:
+    """A 0-d int64 tensor from the bits of `value`, on its device and without waiting for it.
+
+    The sum modulo 2^64 of each 32-bit word times an odd key of its position: integers wrap, so that the
+    order in which a device adds does not matter, while the order of the elements does.
+    """
+    import torch
+
+    flat = value.detach().reshape(-1)
+    if flat.dtype in (torch.bool, torch.uint8, torch.int8):
+        words = flat.to(torch.int64)
+    elif flat.element_size() >= 4:
+        words = flat.contiguous().view(torch.int32).to(torch.int64)
+    else:
+        words = flat.contiguous().view(torch.int16).to(torch.int64)
+    place = torch.arange(1, words.numel() + 1, device=flat.device, dtype=torch.int64)
+    mixed = (place * _KEY) ^ ((place * _KEY) >> 29)
+    return ((words + place) * (mixed | 1)).sum()
+
+
+class Trace(Probe):
+    """Writes `trace.jsonl` while a run goes on."""
+
+    def __init__(self, run_dir: Path, detail: str, algo: str, device: str = "cpu") -> None:
+        """`detail` is `iteration` or `step`."""
+        self._steps = detail == "step"
+        self._on_device = device != "cpu"
+        self._path = run_dir / paths.TRACE
+        self._file = self._path.open("w", encoding="ascii")
+        self._names: dict[str, list[str]] = {}
+        self._event, self._index = "", 0
+        self._items: dict[str, Any] = {}
+        self._start: dict[str, Any] = {}
+        self._waiting: list[tuple[str, int, list[str], list[Any]]] = []
+        self._since = xxhash.xxh3_128()
+        self._iteration = 0
+        self.chain = "0" * 32
+        kind = "keyed_sum_64" if self._on_device else "xxh3_64"
+        self._write({"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo})
+
+    def event(self, name: str, index: int = 0) -> None:
+        """Close the event before and open this one."""
+        self._close_event()
+        self._event, self._index = name, index
+
+    def __call__(self, item: str, value: V) -> V:
+        """Take the digest of `value`, and give it back as it is."""
+        if self._steps or self._event in _RARE or self._event == "start":
+            name = item
+            number = 2
+            while name in self._items:  # such as the policy's noise, drawn several times for one update
+                name, number = f"{item}#{number}", number + 1
+            self._items[name] = self._digest(value)
+        return value
+
+    def end_iteration(self, env_steps: int, probes: Mapping[str, Any]) -> None:
+        """Write the line of an iteration that ended after `env_steps` steps in total."""
+        self._close_event()
+        items = self._start | {name: self._digest(value) for name, value in probes.items()}
+        self._start = {}
+        self._waiting.append(("iteration", env_steps, list(items), list(items.values())))
+        self._flush()
+
+    def facts(self) -> dict[str, Any]:
+        """The digest of everything so far, for the record."""
+        return {"digest": self.chain, "iterations": self._iteration}
+
+    def close(self) -> None:
+        """Nothing can be added any more."""
+        self._file.close()
+
+    def _digest(self, value: Any) -> Any:
+        if not self._on_device:
+            return digest(value)
+        import torch
+
+        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+        return device_digest(tensor)
+
+    def _close_event(self) -> None:
+        if self._items:
+            if self._event == "start" and not self._steps:
+                self._start = self._items
+            else:
+                self._waiting.append(
+                    (self._event, self._index, list(self._items), list(self._items.values()))
+                )
+            self._items = {}
+
+    def _flush(self) -> None:
+        """Write what waits; on a device this is the one point of an iteration that waits for results."""
+        if self._on_device:
+            self._fetch()
+        for event, index, names, digests in self._waiting:
+            if self._names.get(event) != names:
+                self._names[event] = names
+                self._write(["items", event, names])
+            text = "".join(digests)
+            self._since.update(f"{event}{index}{text}".encode())
+            if event == "iteration":
+                past = xxhash.xxh3_128(bytes.fromhex(self.chain))
+                past.update(self._since.digest())
+                self.chain = past.hexdigest()
+                self._since.reset()
+                self._write([event, self._iteration, index, text, self.chain])
+                self._iteration += 1
+            else:
+                self._write([event, index, text])
+        self._waiting.clear()
+        self._file.flush()
+
+    def _fetch(self) -> None:
+        import torch
+
+        tensors = [value for *_, digests in self._waiting for value in digests]
+        by_device: dict[Any, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            by_device.setdefault(tensor.device, []).append(place)
+        words = [""] * len(tensors)
+        for places in by_device.values():
+            values = torch.stack([tensors[place] for place in places]).cpu().tolist()
+            for place, value in zip(places, values, strict=True):
+                words[place] = f"{value & 0xFFFFFFFFFFFFFFFF:016x}"
+        taken = iter(words)
+        self._waiting = [
+            (event, index, names, [next(taken) for _ in digests])
+            for event, index, names, digests in self._waiting
+        ]
+
+    def _write(self, value: Any) -> None:
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
