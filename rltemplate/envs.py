@@ -1,9 +1,9 @@
 """Gymnasium environments as algorithms see them: flat float observations, plain actions, no hidden resets.
 
-Wrapper order: gymnasium.make (with its time limit), vectorisation, then `Codec`, which is the only place
-that knows spaces. Parallel environments run with AutoresetMode.DISABLED and an explicit reset mask, so that
-no worker keeps a reset pending and no phantom step enters a buffer; the observation in which an episode
-ended is kept apart from the one that the next episode starts with.
+Wrapper order: gymnasium.make (with its time limit), in training `Recorder`, vectorisation, then `Codec`,
+which is the only place that knows spaces. Parallel environments run with AutoresetMode.DISABLED and an
+explicit reset mask, so that no worker keeps a reset pending and no phantom step enters a buffer; the
+observation in which an episode ended is kept apart from the one that the next episode starts with.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from rltemplate.env_state import Recorder, read_states, restore_states
 from rltemplate.types import ConfigError, Episode
 
 _log = logging.getLogger(__name__)
@@ -186,11 +187,11 @@ class Envs:
         self.codec = Codec(spec.id, first.observation_space, first.action_space)
         self.spec = spec
         self.num_envs = num_envs
-        factories = [lambda: first, *[lambda: make_env(spec)] * (num_envs - 1)]
-        self._envs: VectorEnv[Any, Any, Any]
+        factories = [lambda: Recorder(first), *[lambda: Recorder(make_env(spec))] * (num_envs - 1)]
+        self._envs: SyncVectorEnv | AsyncVectorEnv
         if async_envs:
             first.close()
-            factories[0] = lambda: make_env(spec)
+            factories[0] = lambda: Recorder(make_env(spec))
             # Ctrl-C reaches every process of the terminal; workers must outlive it until the run has ended.
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
@@ -230,6 +231,34 @@ class Envs:
         raw, _ = self._envs.reset(options={"reset_mask": done})
         obs = np.where(done[:, None], self.codec.encode_obs(raw), next_obs)
         return Step(obs, reward, terminated, truncated, next_obs, episodes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment is: a copy, of tensors, numbers and strings, nested in dicts and lists."""
+        import torch  # too long for a check of the configuration
+
+        return {
+            "id": self.spec.id,
+            "states": read_states(self._envs),
+            "returns": torch.from_numpy(self._returns.copy()),
+            "lengths": torch.from_numpy(self._lengths.copy()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state` with the next `step`: instead of `reset`, in environments not used before.
+
+        Replays episodes. Raises ConfigError if `state` is not of `num_envs` copies of this environment, or
+        if the environment does not repeat itself; none of them is fit for use then.
+        """
+        if state["id"] != self.spec.id:
+            raise ConfigError(f"env.id={self.spec.id}: the checkpoint holds {state['id']}")
+        if len(state["states"]) != self.num_envs:
+            raise ConfigError(
+                f"env.num_envs={self.num_envs}: the checkpoint holds {len(state['states'])} environments"
+            )
+        returns, lengths = state["returns"].numpy(), state["lengths"].numpy()
+        restore_states(self._envs, self.spec.id, state["states"], returns, lengths)
+        self._returns[:] = returns
+        self._lengths[:] = lengths
 
     def close(self) -> None:
         """Release the environments and their worker processes, also where a worker has died."""
