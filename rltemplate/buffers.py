@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rltemplate.types import Experience
 
 
 class Batch(NamedTuple):
@@ -26,8 +28,8 @@ class ReplayBuffer:
     def __init__(self, capacity: int, obs_size: int, action_size: int, device: torch.device) -> None:
         self.capacity = capacity
         self.device = device
-        self.size = 0
-        self._next = 0
+        self.added = 0  # transitions that ever came in
+
         # torch.empty reserves address space only: pages are taken as transitions arrive.
         self._store = Batch(
             obs=torch.empty(capacity, obs_size, device=device),
@@ -47,14 +49,19 @@ class ReplayBuffer:
     ) -> None:
         """Append N transitions, overwriting the oldest ones once the buffer is full."""
         num = len(reward)
-        first = min(num, self.capacity - self._next)
+        start = self.added % self.capacity
+        first = min(num, self.capacity - start)
         for store, value in zip(self._store, (obs, action, reward, next_obs, terminated), strict=True):
             rows = torch.from_numpy(np.ascontiguousarray(value, np.float32))
-            store[self._next : self._next + first].copy_(rows[:first])
+            store[start : start + first].copy_(rows[:first])
             if first < num:
                 store[: num - first].copy_(rows[first:])
-        self._next = (self._next + num) % self.capacity
-        self.size = min(self.size + num, self.capacity)
+        self.added += num
+
+    @property
+    def size(self) -> int:
+        """Transitions held."""
+        return min(self.added, self.capacity)
 
     def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """The places (B,) of `batch_size` transitions, uniformly with replacement."""
@@ -64,13 +71,19 @@ class ReplayBuffer:
         """The transitions in the places `index` (B,)."""
         return Batch(*(store.index_select(0, index) for store in self._store))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The transitions held and the place where the next one goes."""
-        held = {name: store[: self.size] for name, store in self._store._asdict().items()}
-        return {"next": self._next, "size": self.size, "store": held}
+    def since(self, first: int) -> Experience:
+        """A copy of the transitions from number `first` on, as far as they are still held."""
+        first = max(first, self.added - self.size)
+        places = torch.arange(first, self.added, device=self.device) % self.capacity
+        rows = {name: store.index_select(0, places) for name, store in self._store._asdict().items()}
+        return Experience(first, self.added, self.capacity, rows)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the transitions of `state`, made by a buffer of the same capacity."""
-        self._next, self.size = int(state["next"]), int(state["size"])
+    def restore(self, added: int, rows: Mapping[str, Tensor]) -> None:
+        """Hold `rows`, the last ones of the `added` transitions that had come in."""
+        num = len(rows["reward"])
+        if num != min(added, self.capacity):
+            raise ValueError(f"{num} transitions for a buffer that held {min(added, self.capacity)}")
+        self.added = added
+        places = torch.arange(added - num, added, device=self.device) % self.capacity
         for name, store in self._store._asdict().items():
-            store[: self.size].copy_(state["store"][name])
+            store[places] = rows[name].to(self.device)

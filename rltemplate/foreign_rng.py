@@ -5,7 +5,10 @@ Environments and libraries of others may, and with `determinism=repeat` their dr
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,3 +22,23 @@ def seed_foreign_code(seed: int) -> None:
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002
     torch.manual_seed(int(words[2]))
+
+
+def foreign_state() -> dict[str, Any]:
+    """Where all three are, as tensors and text."""
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
+    return {
+        "python": json.dumps(random.getstate()),
+        "numpy": json.dumps(numpy_state, default=lambda value: value.tolist()),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def restore_foreign_state(state: Mapping[str, Any]) -> None:
+    """Go on from there."""
+    version, words, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(words), gauss))
+    numpy_state = json.loads(state["numpy"])
+    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], np.uint32)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    torch.set_rng_state(state["torch"])

@@ -53,8 +53,8 @@ class Streams:
     def show(self, probe: Probe) -> None:
         """The state of every stream, as an iteration finds it."""
         probe.event("start")
-        for name, generator in sorted(self._torch.items()):
-            probe(f"stream/{name}", generator.get_state())
+        for name, state in sorted(self.state_dict().items()):
+            probe(f"stream/{name}", state)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every stream used so far."""

@@ -25,11 +25,11 @@ from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env
-from rltemplate.foreign_rng import seed_foreign_code
+from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.launch import PROJECT, Job
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
-from rltemplate.run.checkpoint import load_checkpoint, save_checkpoint
+from rltemplate.run.checkpoint import load_checkpoint, load_experience, save_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault
@@ -140,11 +140,14 @@ class Observers:
         )
         self._training_s = 0.0  # time spent in iterations since the last log point
         self._logged_steps = self._saved_steps = algorithm.env_steps
+        self._kept_experience = 0  # transitions that are on the disk
+        self.iterations = 0
 
     def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
         """Do what became due between the steps `before` and now; everything at the end of the run."""
         config, steps = self.config, self.algorithm.env_steps
         self.logger.observe(result)
+        self.iterations += 1
         if self.trace is not None:
             self.trace.end_iteration(steps, result.probes)
         self._training_s += seconds
@@ -197,8 +200,14 @@ class Observers:
         self.final_metrics.update(self.logger.log(steps, {**evaluation, "time/steps_per_second": speed}))
 
     def _save(self) -> None:
-        self._saved_steps = self.algorithm.env_steps
-        save_checkpoint(self.run_dir, self._saved_steps, self.algorithm.state_dict(), _KEPT_CHECKPOINTS)
+        algorithm = self.algorithm
+        self._saved_steps = algorithm.env_steps
+        state = algorithm.state_dict()
+        state |= {"progress": algorithm.progress(), "foreign": foreign_state(), "iterations": self.iterations}
+        experience = algorithm.experience(self._kept_experience)
+        save_checkpoint(self.run_dir, self._saved_steps, state, _KEPT_CHECKPOINTS, experience)
+        if experience is not None:
+            self._kept_experience = experience.last
 
 
 def make_trace(config: Config, run_dir: Path) -> Trace | None:
@@ -217,6 +226,19 @@ def watched(trace: Trace | None) -> tuple[Probe, Fault | None]:
         return probe, None
     fault = Fault(probe, wanted)
     return fault, fault
+
+
+def go_on(algorithm: Algorithm, run_dir: Path, checkpoint: Path) -> int:
+    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there."""
+    state = load_checkpoint(run_dir, checkpoint)
+    algorithm.load_state_dict(state)
+    progress = state["progress"]
+    held = algorithm.experience(0)
+    added = int(progress.get("added", 0))
+    first = 0 if held is None else max(0, added - held.capacity)
+    algorithm.load_progress(progress, {} if held is None else load_experience(run_dir, first, added))
+    restore_foreign_state(state["foreign"])
+    return int(state["iterations"])
 
 
 def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:

@@ -42,6 +42,18 @@ class ForwardPass(NamedTuple):
     batches: tuple[int, ...]
 
 
+class Experience(NamedTuple):
+    """Transitions `first` to `last` (excluded), counted from the beginning of the run.
+
+    At most the last `capacity` of them are ever learned from. `rows` are of equal length, by field.
+    """
+
+    first: int
+    last: int
+    capacity: int
+    rows: Mapping[str, Tensor]
+
+
 @dataclass(slots=True)
 class IterationResult:
     """What one training iteration tells the outside world.
@@ -98,6 +110,18 @@ class Algorithm(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Act like the algorithm that gave `state`."""
+        ...
+
+    def progress(self) -> dict[str, Any]:
+        """A copy of what is needed beside `state_dict` to go on bit for bit: above all the environments."""
+        ...
+
+    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
+        """Go on where `progress` was taken, after `load_state_dict`; `experience` is what it then held."""
+        ...
+
+    def experience(self, first: int) -> Experience | None:
+        """What the algorithm holds to learn from later, from transition `first` on; None if it holds none."""
         ...
 
     def close(self) -> None:

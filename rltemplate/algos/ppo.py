@@ -41,7 +41,7 @@ from rltemplate.optim import (
     shown,
 )
 from rltemplate.rng import Streams
-from rltemplate.types import ForwardPass, IterationResult, Probe
+from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
 
 
 class ActorCritic(nn.Module):
@@ -400,6 +400,20 @@ class PPO:
         self.return_norm.load_state_dict(state["return_norm"])
         self._running_return = state["running_return"].to(self.device)
         self.streams.load_state_dict(state["streams"])
+
+    def progress(self) -> dict[str, Any]:
+        """The environments, and what they showed last."""
+        return {} if self._obs is None else {"obs": self._obs.clone(), "envs": self.envs.state_dict()}
+
+    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
+        """Go on there; a rollout ends with its iteration, so there is no experience to take over."""
+        if state:
+            self.envs.load_state_dict(state["envs"])
+            self._obs = state["obs"].to(self.device)
+
+    def experience(self, first: int) -> Experience | None:
+        """None: a rollout is learned from at once."""
+        return None
 
     def close(self) -> None:
         """Release the environments."""

@@ -31,7 +31,7 @@ from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
 from rltemplate.optim import AdamState, FlatModule, adam, adam_init, compiled, gradient, inside, polyak, shown
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, ForwardPass, IterationResult, Probe
+from rltemplate.types import Episode, Experience, ForwardPass, IterationResult, Probe
 
 
 class Actor(nn.Module):
@@ -425,6 +425,24 @@ class SAC:
         self.nets.critic.assign(self.learner.critic)
         self.obs_norm.load_state_dict(state["obs_norm"])
         self.streams.load_state_dict(state["streams"])
+
+    def progress(self) -> dict[str, Any]:
+        """The environments, what they showed last, and how many transitions there were."""
+        if self._obs is None:
+            return {}
+        obs = torch.from_numpy(self._obs.copy())
+        return {"obs": obs, "envs": self.envs.state_dict(), "added": self.replay.added}
+
+    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
+        """Go on there, with the transitions held then."""
+        if state:
+            self.envs.load_state_dict(state["envs"])
+            self._obs = state["obs"].numpy()
+            self.replay.restore(int(state["added"]), experience)
+
+    def experience(self, first: int) -> Experience | None:
+        """Transitions from number `first` on."""
+        return self.replay.since(first)
 
     def close(self) -> None:
         """Release the environments."""
