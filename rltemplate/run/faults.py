@@ -51,14 +51,14 @@ def _flip(array: np.ndarray) -> None:
 class Fault(Probe):
     """Flips one item on its way, before `inner` sees it."""
 
-    def __init__(self, inner: Probe, wanted: str) -> None:
-        """`wanted` as in the environment variable."""
+    def __init__(self, inner: Probe, wanted: str, first_iteration: int = 0) -> None:
+        """`wanted` as in the environment variable; `first_iteration` is the one that comes first."""
         found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
         if found is None:
             raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
         self._inner = inner
         self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
-        self._iteration, self._here = 0, 0
+        self._iteration, self._here = first_iteration, 0
         self.done = False
 
     def event(self, name: str, index: int = 0) -> None:

@@ -64,9 +64,11 @@ def device_digest(value: Tensor) -> Tensor:
 class Trace(Probe):
     """Writes `trace.jsonl` while a run goes on."""
 
-    def __init__(self, run_dir: Path, detail: str, algo: str, device: str = "cpu") -> None:
-        """`detail` is `iteration` or `step`."""
-        self._steps = detail == "step"
+    def __init__(
+        self, run_dir: Path, detail: str, algo: str, device: str = "cpu", first_iteration: int = 0
+    ) -> None:
+        """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
+        self.step_by_step = detail == "step"  # may be changed between two iterations
         self._on_device = device != "cpu"
         self._path = run_dir / paths.TRACE
         self._file = self._path.open("w", encoding="ascii")
@@ -76,7 +78,7 @@ class Trace(Probe):
         self._start: dict[str, Any] = {}
         self._waiting: list[tuple[str, int, list[str], list[Any]]] = []
         self._since = xxhash.xxh3_128()
-        self._iteration = 0
+        self._iteration = first_iteration
         self.chain = "0" * 32
         kind = "keyed_sum_64" if self._on_device else "xxh3_64"
         self._write({"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo})
@@ -88,7 +90,7 @@ class Trace(Probe):
 
     def __call__(self, item: str, value: V) -> V:
         """Take the digest of `value`, and give it back as it is."""
-        if self._steps or self._event in _RARE or self._event == "start":
+        if self.step_by_step or self._event in _RARE or self._event == "start":
             name = item
             number = 2
             while name in self._items:  # such as the policy's noise, drawn several times for one update
@@ -122,7 +124,7 @@ class Trace(Probe):
 
     def _close_event(self) -> None:
         if self._items:
-            if self._event == "start" and not self._steps:
+            if self._event == "start" and not self.step_by_step:
                 self._start = self._items
             else:
                 self._waiting.append(
