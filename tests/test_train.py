@@ -122,10 +122,15 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
 
     ref = record["git"]["ref"]
     assert ref == f"refs/runs/{run_dir.name}"
-    assert git(fork, "rev-parse", ref).strip() == record["git"]["commit"]
+    # How it ended lies on top of what was started.
+    assert git(fork, "rev-parse", f"{ref}^").strip() == record["git"]["commit"]
+    outcome = json.loads(git(fork, "show", f"{ref}:.rltemplate/run/outcome.json"))
+    last_line = (run_dir / paths.TRACE).read_text().splitlines()[-1]
+    assert outcome["status"] == "finished"
+    assert outcome["trace"] == record["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 8}
     assert git(fork, "show", f"{ref}:.rltemplate/run/config.yaml") == (run_dir / paths.CONFIG).read_text()
     assert git(fork, "show", f"{ref}:rltemplate/train.py") == (fork / "rltemplate/train.py").read_text()
-    assert git(fork, "rev-parse", f"{ref}^").strip() == git(fork, "rev-parse", "HEAD").strip()
+    assert git(fork, "rev-parse", f"{ref}~2").strip() == git(fork, "rev-parse", "HEAD").strip()
     assert git(fork, "status", "--porcelain") == ""
 
     steps = [row["env_steps"] for row in rows(run_dir)]
