@@ -1,20 +1,25 @@
-"""Training speed side by side with Stable-Baselines3: `python scripts/bench.py [threads=1] [repetitions=3]`.
+"""Speed side by side: `python scripts/bench.py [only=peers|levels|trace] [threads=1] [repetitions=3]`.
+
+    peers   training against Stable-Baselines3: the same environment, number of environments, networks,
+            batch, epochs and updates per step
+    levels  what a level of determinism costs against `fast`
+    trace   what fingerprints cost against none, iteration by iteration in one process
 
 Every measurement is a process of its own with pinned threads, and contenders take turns, so that a change of
-the machine's load falls on all of them. The same environment, number of environments, networks, batch,
-epochs and updates per step; warm-up and compilation are not counted. Writes `results/bench.json` and
-`results/bench.md`.
+the machine's load falls on all of them; warm-up and compilation are not counted. Levels and trace are small
+differences and are therefore measured in CPU time, which another program does not add to. Writes
+`results/bench.json` and `results/bench.md`; a part that was not measured keeps its earlier table.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rltemplate.config import Config  # noqa: E402
-from rltemplate.types import ConfigError  # noqa: E402
+from rltemplate.types import Algorithm, ConfigError  # noqa: E402
 from rltemplate.words import parse_words  # noqa: E402
 
 ENV = "Hopper-v5"
+Speeds = dict[str, dict[str, list[float]]]
 # What both sides do, in this project's words. Observation and reward are normalised on both sides for PPO.
 SAME = {
     "ppo": [
@@ -53,7 +59,7 @@ SETTINGS = {
 }
 
 
-def configuration(algo: str, compile_update: bool) -> Config:
+def configuration(algo: str, compile_update: bool, level: str = "repeat") -> Config:
     """The recipe of Hopper, with what the peer does otherwise."""
     from hydra import compose, initialize_config_dir
 
@@ -61,7 +67,8 @@ def configuration(algo: str, compile_update: bool) -> Config:
 
     register_schemas()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        overrides = [f"algo={algo}", "env=Hopper", f"compile={compile_update}", *SAME[algo]]
+        overrides = [f"algo={algo}", "env=Hopper", f"compile={compile_update}", f"determinism={level}"]
+        overrides += SAME[algo]
         return to_config(compose("config", overrides=overrides))
 
 
@@ -79,6 +86,52 @@ def ours(algo: str, seconds: float, compile_update: bool) -> float:
     while time.perf_counter() - started < seconds:
         algorithm.train_iteration()
     return (algorithm.env_steps - first) / (time.perf_counter() - started)
+
+
+def prepared(algo: str, compile_update: bool, level: str) -> Algorithm:
+    """The algorithm at a level, warmed up."""
+    from rltemplate.run import determinism
+    from rltemplate.train import build_algorithm
+
+    config = configuration(algo, compile_update, level)
+    determinism.apply(config.determinism, int(os.environ["OMP_NUM_THREADS"]), compile_update)
+    algorithm, _ = build_algorithm(config)
+    while algorithm.env_steps < WARM_UP[algo]:
+        algorithm.train_iteration()
+    return algorithm
+
+
+def at_level(algo: str, seconds: float, compile_update: bool, level: str) -> float:
+    """Environment steps per second of CPU time, observers off."""
+    algorithm = prepared(algo, compile_update, level)
+    first, started = algorithm.env_steps, time.process_time()
+    while time.process_time() - started < seconds:
+        algorithm.train_iteration()
+    return (algorithm.env_steps - first) / (time.process_time() - started)
+
+
+def traced(algo: str, seconds: float, compile_update: bool) -> dict[str, float]:
+    """Environment steps per second of CPU time by detail of the trace, whose iterations take turns."""
+    from rltemplate.run.trace import Trace
+    from rltemplate.types import Probe
+
+    algorithm = prepared(algo, compile_update, "repeat")
+    spent, steps = dict.fromkeys(DETAILS, 0.0), dict.fromkeys(DETAILS, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        probes: dict[str, Probe] = {"off": Probe()}
+        for detail in ("iteration", "step"):
+            (Path(folder) / detail).mkdir()
+            probes[detail] = Trace(Path(folder) / detail, detail, algo)
+        while sum(spent.values()) < seconds * len(DETAILS):
+            for detail, probe in probes.items():
+                before, started = algorithm.env_steps, time.process_time()
+                algorithm.probe = probe
+                result = algorithm.train_iteration()
+                if isinstance(probe, Trace):
+                    probe.end_iteration(algorithm.env_steps, result.probes)
+                spent[detail] += time.process_time() - started
+                steps[detail] += algorithm.env_steps - before
+    return {detail: steps[detail] / spent[detail] for detail in DETAILS}
 
 
 def stable_baselines3(algo: str, seconds: float) -> float:
@@ -136,90 +189,178 @@ CONTENDERS: dict[str, Callable[[str, float], float]] = {
 }
 
 
+DETAILS = ("off", "iteration", "step")
+EAGER_LEVELS = ("fast", "repeat", "invariant", "profile")
+COMPILED_LEVELS = ("fast", "repeat")
+
+
+def level_contenders() -> dict[str, tuple[str, bool]]:
+    """Name to level and whether compiled."""
+    eager = {level: (level, False) for level in EAGER_LEVELS}
+    return eager | {f"{level}, compile=true": (level, True) for level in COMPILED_LEVELS}
+
+
 def peer_is_installed() -> bool:
     """Whether the optional extra `bench` is there."""
     return importlib.util.find_spec("stable_baselines3") is not None
 
 
-def measure(contender: str, algo: str, seconds: float, threads: int) -> float:
+def measure(contender: str, algo: str, seconds: float, threads: int, part: str = "peers") -> Any:
     """One measurement in a fresh process."""
     from rltemplate.run.determinism import process_environment
 
-    level = process_environment(configuration(algo, False).determinism, threads)
-    environment = os.environ | {name: value for name, value in level.items() if value is not None}
-    command = [sys.executable, __file__, "--one", contender, algo, str(seconds)]
+    level = level_contenders()[contender][0] if part == "levels" else "repeat"
+    variables = process_environment(configuration(algo, False, level).determinism, threads)
+    environment = os.environ | {name: value for name, value in variables.items() if value is not None}
+    command = [sys.executable, __file__, "--one", part, contender, algo, str(seconds)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def report(speeds: dict[str, dict[str, list[float]]], threads: int, facts: dict[str, Any]) -> str:
-    """A Markdown table: medians of all repetitions, their range, and ratios to the peer."""
+def one(part: str, contender: str, algo: str, seconds: float) -> Any:
+    """The measurement of this process."""
+    if part == "peers":
+        return CONTENDERS[contender](algo, seconds)
+    if part == "levels":
+        level, compiled = level_contenders()[contender]
+        return at_level(algo, seconds, compiled, level)
+    return traced(algo, seconds, contender == "compile=true")
+
+
+def _row(work: str, name: str, values: list[float], against: list[float], digits: str) -> str:
+    middle = statistics.median(values)
+    span = f"{middle:,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    ratio = middle / statistics.median(against) if against else float("nan")
+    return f"| {work} | {name} | {span} | {ratio:{digits}} |"
+
+
+def peers_table(speeds: Speeds) -> list[str]:
+    """Medians of all repetitions, their range, and ratios to the peer."""
     lines = [
-        f"Measured by `make bench` with {threads} thread(s), {facts['cpu']}, torch {facts['torch']}.",
         "Environment steps per second, median (lowest to highest) of repetitions that took turns.",
         "",
         "| work | contender | steps/s | ratio |",
         "| --- | --- | --- | --- |",
     ]
     for algo, contenders in speeds.items():
-        peer = statistics.median(contenders.get("Stable-Baselines3", [float("nan")]))
+        peer = contenders.get("Stable-Baselines3", [])
+        lines += [_row(SETTINGS[algo], name, v, peer, ".2f") for name, v in contenders.items()]
+    return lines
+
+
+def levels_table(speeds: Speeds) -> list[str]:
+    """What each level costs: time per step against `fast`, from the best repetition of each.
+
+    Whatever disturbs a measurement makes it slower, so the fastest one is the least disturbed.
+    """
+    lines = [
+        "Cost of a level: CPU time per environment step against `fast`, from the fastest of the repetitions.",
+        "",
+        "| work | level | steps per CPU second, best (all) | cost |",
+        "| --- | --- | --- | --- |",
+    ]
+    for algo, contenders in speeds.items():
         for name, values in contenders.items():
-            middle = statistics.median(values)
-            span = f"{middle:,.0f} ({min(values):,.0f} to {max(values):,.0f})"
-            lines.append(f"| {SETTINGS[algo]} | {name} | {span} | {middle / peer:.2f} |")
-    return "\n".join(lines) + "\n"
+            base = contenders["fast, compile=true" if "compile" in name else "fast"]
+            every = ", ".join(f"{value:,.0f}" for value in values)
+            cost = max(base) / max(values)
+            lines.append(f"| {algo.upper()} Hopper | {name} | {max(values):,.0f} ({every}) | {cost:.3f} |")
+    return lines
+
+
+def trace_table(rates: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
+    """What the trace costs: time per step against none, median over processes."""
+    lines = [
+        "Cost of the trace: CPU time per environment step against `trace=off`, iterations taking turns in",
+        "one process; median over processes.",
+        "",
+        "| work | form | trace=iteration | trace=step |",
+        "| --- | --- | --- | --- |",
+    ]
+    for algo, forms in rates.items():
+        for form, processes in forms.items():
+            costs = [
+                statistics.median(each["off"] / each[detail] for each in processes) for detail in DETAILS[1:]
+            ]
+            lines.append(f"| {algo.upper()} Hopper | {form} | {costs[0]:.3f} | {costs[1]:.3f} |")
+    return lines
+
+
+TABLES: dict[str, Callable[[Any], list[str]]] = {
+    "peers": peers_table,
+    "levels": levels_table,
+    "trace": trace_table,
+}
+
+
+def contenders(part: str) -> list[str]:
+    """Who takes part."""
+    if part == "levels":
+        return list(level_contenders())
+    if part == "trace":
+        return ["eager", "compile=true"]
+    if peer_is_installed():
+        return list(CONTENDERS)
+    print("stable-baselines3 is not installed (.venv/bin/pip install -e '.[bench]'): measuring without it")
+    return [name for name in CONTENDERS if name != "Stable-Baselines3"]
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print and write the table."""
+    """Measure, print and write the tables."""
     if argv[:1] == ["--one"]:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--one", nargs=3)
-        contender, algo, duration = parser.parse_args(argv).one
-        print(json.dumps(CONTENDERS[contender](algo, float(duration))))
+        part, contender, algo, duration = argv[1:]
+        print(json.dumps(one(part, contender, algo, float(duration))))
         return 0
     try:
-        kinds = {"threads": int, "repetitions": int, "seconds": float, "out": str}
+        kinds = {"threads": int, "repetitions": int, "seconds": float, "out": str, "only": str}
         given = parse_words(argv, kinds)
         threads, repetitions = given.get("threads", 1), given.get("repetitions", 3)
         seconds, out = given.get("seconds", 15.0), Path(given.get("out", "results"))
         if threads < 1 or repetitions < 1 or seconds <= 0:
             raise ConfigError("threads and repetitions must be at least 1, and seconds greater than 0")
+        if given.get("only", "peers") not in TABLES:
+            raise ConfigError(f"only={given['only']}: expected one of {', '.join(TABLES)}")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    names = list(CONTENDERS)
-    if not peer_is_installed():
-        print(
-            "stable-baselines3 is not installed (.venv/bin/pip install -e '.[bench]'): measuring without it"
-        )
-        names.remove("Stable-Baselines3")
-    speeds: dict[str, dict[str, list[float]]] = {algo: {name: [] for name in names} for algo in SAME}
-    for repetition in range(repetitions):
-        for algo, contenders in speeds.items():
-            for name in names:
-                rate = measure(name, algo, seconds, threads)
-                contenders[name].append(rate)
-                print(f"{repetition + 1}/{repetitions}  {algo}  {name:26s} {rate:10,.0f} steps/s", flush=True)
-
     from rltemplate.run.machine import machine_facts, package_versions
 
-    versions = package_versions()
-    machine = machine_facts()
-    facts = {"cpu": machine["cpu"], "torch": versions["torch"]}
-    table = report(speeds, threads, facts)
-    print("\n" + table)
+    parts = [given["only"]] if "only" in given else list(TABLES)
+    file = out / "bench.json"
+    document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    for part in parts:
+        names = contenders(part)
+        rates: dict[str, dict[str, list[Any]]] = {algo: {name: [] for name in names} for algo in SAME}
+        for repetition in range(repetitions):
+            for algo in rates:
+                for name in names:
+                    rate = measure(name, algo, seconds, threads, part)
+                    rates[algo][name].append(rate)
+                    shown = f"{rate:10,.0f} steps/s" if isinstance(rate, float) else json.dumps(rate)
+                    print(f"{repetition + 1}/{repetitions}  {part}  {algo}  {name:26s} {shown}", flush=True)
+        machine, versions = machine_facts(), package_versions()
+        document[part] = {
+            "threads": threads,
+            "seconds": seconds,
+            "repetitions": repetitions,
+            "rates": rates,
+            "machine": machine,
+            "versions": versions,
+        }
+    text = "\n".join(line for part in TABLES if part in document for line in section(part, document[part]))
+    print("\n" + text)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "bench.md").write_text(table)
-    document = {
-        "threads": threads,
-        "seconds": seconds,
-        "speeds": speeds,
-        "machine": machine,
-        "versions": versions,
-    }
-    (out / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "bench.md").write_text(text)
+    file.write_text(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def section(part: str, measured: dict[str, Any]) -> list[str]:
+    """The lines of one part, with the machine they were measured on."""
+    machine, versions = measured["machine"], measured["versions"]
+    where = f"{measured['threads']} thread(s), {machine['cpu']}, torch {versions['torch']}"
+    command = f"make bench only={part} repetitions={measured['repetitions']} seconds={measured['seconds']:g}"
+    return [f"## {part}", "", f"`{command}`: {where}.", "", *TABLES[part](measured["rates"]), ""]
 
 
 if __name__ == "__main__":

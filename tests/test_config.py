@@ -23,7 +23,11 @@ from rltemplate.types import ConfigError
 FILES = sorted(cli.CONF.rglob("*.yaml"))
 SHARED = [path for path in FILES if path.relative_to(cli.CONF) != Path("local/default.yaml")]
 ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]
-RECIPES = [path.stem for path in FILES if path.parent.name == "experiment"]
+RECIPES = [
+    path.stem
+    for path in FILES
+    if path.parent.name == "experiment" and path.stem.partition("-")[0] in ALGORITHMS
+]
 
 
 @functools.cache  # several tests look at the same configurations, and none writes to them

@@ -78,10 +78,14 @@ class Snapshot:
 
 @dataclass(slots=True)
 class GitRecord:
-    """What `record.json` says of a run's code. `ref` and `commit` are None where `problem` says why."""
+    """What `record.json` says of a run's code. `ref` and `commit` are None where `problem` says why.
+
+    `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
+    """
 
     ref: str | None
     commit: str | None
+    tree: str | None
     base_commit: str | None
     branch: str | None
     dirty: bool | None
