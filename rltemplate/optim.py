@@ -17,6 +17,9 @@ from torch.func import functional_call, grad_and_value
 from rltemplate import kernels
 from rltemplate.types import Probe
 
+# Hands a named tensor through a probe, from inside an update.
+Show = Callable[[str, Tensor], Tensor]
+
 
 class AdamState(NamedTuple):
     """First and second moment (P,), and the number of steps taken ()."""
@@ -115,15 +118,9 @@ def _detach(aux: Any) -> Any:
     return aux
 
 
-def inside(probe: Probe, item: str, value: Tensor) -> Tensor:
-    """`value` through the probe, where there is one to reach: inside a compiled program there is not."""
-    return value if torch.compiler.is_compiling() else probe(item, value)
-
-
-def shown(probe: Probe, item: str, state: AdamState) -> AdamState:
-    """An optimiser's two moments, each `inside`."""
-    mu, nu = inside(probe, f"{item}/mu", state.mu), inside(probe, f"{item}/nu", state.nu)
-    return AdamState(mu, nu, state.steps)
+def shown(show: Show, item: str, state: AdamState) -> AdamState:
+    """An optimiser's two moments, each handed through `show`."""
+    return AdamState(show(f"{item}/mu", state.mu), show(f"{item}/nu", state.nu), state.steps)
 
 
 def compiled(update: Callable[..., Any], enabled: bool) -> Callable[..., Any]:

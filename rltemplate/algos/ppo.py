@@ -37,7 +37,6 @@ from rltemplate.optim import (
     clip_by_norm,
     compiled,
     gradient,
-    inside,
     shown,
 )
 from rltemplate.rng import Streams
@@ -354,10 +353,14 @@ class PPO:
     ) -> tuple[Tensor, AdamState, Tensor]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         grad, report = gradient(ppo_loss, flat, self.net, self.dist, self.config, mb)
-        losses = inside(self.probe, "loss", torch.stack(report))
-        grad, norm = clip_by_norm(inside(self.probe, "gradient", grad), self.config.max_grad_norm)
+        losses = self._inside("loss", torch.stack(report))
+        grad, norm = clip_by_norm(self._inside("gradient", grad), self.config.max_grad_norm)
         flat, state = adam(flat, grad, state, rate, self.config.adam_eps)
         return flat, state, torch.cat([losses, norm[None]])
+
+    def _inside(self, item: str, value: Tensor) -> Tensor:
+        """`value` through the probe, where it can be reached: from a compiled program it cannot."""
+        return value if torch.compiler.is_compiling() else self.probe(item, value)
 
     # Acting and state
 

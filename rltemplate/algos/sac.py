@@ -29,7 +29,7 @@ from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.envs import Envs
 from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
-from rltemplate.optim import AdamState, FlatModule, adam, adam_init, compiled, gradient, inside, polyak, shown
+from rltemplate.optim import AdamState, FlatModule, Show, adam, adam_init, compiled, gradient, polyak, shown
 from rltemplate.rng import Streams
 from rltemplate.types import Episode, Experience, ForwardPass, IterationResult, Probe
 
@@ -121,14 +121,14 @@ def critic_loss(
     batch: Batch,
     noise: Tensor,
     gamma: float,
-    probe: Probe,
+    show: Show,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
     next_action, next_log_prob = nets.dist.sample(nets.actor.call(learner.actor, batch.next_obs), noise)
     next_q = nets.critic.call(learner.target, batch.next_obs, next_action).min(0).values  # (B,)
     soft_value = next_q - kernels.exp(learner.log_alpha) * next_log_prob
     td_target = (batch.reward + gamma * (1.0 - batch.terminated) * soft_value).detach()  # (B,)
-    td_target = inside(probe, "critic/target", td_target)
+    td_target = show("critic/target", td_target)
     q = nets.critic.call(critic, batch.obs, batch.action)  # (2, B)
     assert q.shape == (2, *td_target.shape)
     loss = (q - td_target).square().mean(1).sum()
@@ -330,44 +330,48 @@ class SAC:
         self, learner: Learner, batch: Batch, noise: Tensor, rates: Rates
     ) -> tuple[Learner, Tensor]:
         """Critics and their targets; nothing else is touched."""
-        probe, config = self.probe, self.config
+        show, config = self._inside, self.config
         grad, parts = gradient(
-            critic_loss, learner.critic, learner, self.nets, batch, noise, config.gamma, probe
+            critic_loss, learner.critic, learner, self.nets, batch, noise, config.gamma, show
         )
-        report = inside(probe, "critic/loss", torch.stack(parts))
-        grad = inside(probe, "critic/gradient", grad)
+        report = show("critic/loss", torch.stack(parts))
+        grad = show("critic/gradient", grad)
         critic, state = adam(learner.critic, grad, learner.critic_adam, rates.critic, config.adam_eps)
-        state = shown(probe, "critic/optimizer", state)
-        critic = inside(probe, "critic/params", critic)
-        target = inside(probe, "critic/target_params", polyak(learner.target, critic, config.tau))
+        state = shown(show, "critic/optimizer", state)
+        critic = show("critic/params", critic)
+        target = show("critic/target_params", polyak(learner.target, critic, config.tau))
         return learner._replace(critic=critic, critic_adam=state, target=target), report
 
     def _one_full_update(
         self, learner: Learner, batch: Batch, noise: Tensor, actor_noise: list[Tensor], rates: Rates
     ) -> tuple[Learner, Tensor, Tensor]:
         """Critics, then policy and temperature once for every noise in `actor_noise`."""
-        eps, probe = self.config.adam_eps, self.probe
+        eps, show = self.config.adam_eps, self._inside
         learner, critic_report = self._one_critic_update(learner, batch, noise, rates)
         reports = []
         for draw in actor_noise:
             grad, (loss, log_prob) = gradient(actor_loss, learner.actor, learner, self.nets, batch.obs, draw)
-            loss = inside(probe, "actor/loss", loss)
-            grad = inside(probe, "actor/gradient", grad)
+            loss = show("actor/loss", loss)
+            grad = show("actor/gradient", grad)
             actor, state = adam(learner.actor, grad, learner.actor_adam, rates.actor, eps)
-            state = shown(probe, "actor/optimizer", state)
-            actor = inside(probe, "actor/params", actor)
+            state = shown(show, "actor/optimizer", state)
+            actor = show("actor/params", actor)
             grad, loss_alpha = gradient(alpha_loss, learner.log_alpha, log_prob, self.target_entropy)
-            loss_alpha = inside(probe, "alpha/loss", loss_alpha)
-            grad = inside(probe, "alpha/gradient", grad)
+            loss_alpha = show("alpha/loss", loss_alpha)
+            grad = show("alpha/gradient", grad)
             alpha = kernels.exp(learner.log_alpha).squeeze()
             reports.append(torch.stack([loss, -log_prob, loss_alpha, alpha]))
             learner = learner._replace(actor=actor, actor_adam=state)
             if self.config.learn_alpha:
                 log_alpha, state = adam(learner.log_alpha, grad, learner.alpha_adam, rates.alpha, eps)
-                state = shown(probe, "alpha/optimizer", state)
-                log_alpha = inside(probe, "alpha/log_alpha", log_alpha)
+                state = shown(show, "alpha/optimizer", state)
+                log_alpha = show("alpha/log_alpha", log_alpha)
                 learner = learner._replace(log_alpha=log_alpha, alpha_adam=state)
         return learner, critic_report, torch.stack(reports).mean(0)
+
+    def _inside(self, item: str, value: Tensor) -> Tensor:
+        """`value` through the probe, where it can be reached: from a compiled program it cannot."""
+        return value if torch.compiler.is_compiling() else self.probe(item, value)
 
     # Acting and state
 
