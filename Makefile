@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train evaluate test test-slow lint format curves bench rename lock clean FORCE
+.PHONY: help install train evaluate compare prove test test-slow lint format curves bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -72,6 +72,12 @@ train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
 
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
 	$(call RUN,evaluate,$(WORDS))
+
+compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=RUN
+	$(call RUN,compare,$(WORDS))
+
+prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]
+	$(call RUN,prove,$(WORDS))
 
 test: $(STAMP) ## the tests, a few minutes: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)

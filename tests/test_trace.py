@@ -1,0 +1,214 @@
+"""The trace shows everything that a run computes, in causal order, and looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, Configure
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.analysis.traces import Divergence, first_difference, open_trace
+from rltemplate.run.faults import Fault, flipped
+from rltemplate.run.trace import Trace, device_digest, digest
+from rltemplate.train import build_algorithm
+from rltemplate.types import ConfigError
+
+STEP = ["algo.normalize_obs=true", "trace=step"]
+ENVS = {"ppo": "env=Hopper", "sac": "env=Pendulum"}
+
+
+def traced(
+    configure: Configure, algo: str, folder: Path, *overrides: str, fault: str = "", detail: str = "step"
+) -> Path:
+    """The folder of a trace of five iterations."""
+    folder.mkdir()
+    config = configure(f"algo={algo}", ENVS[algo], "algo.normalize_obs=true", *SHRUNK[algo], *overrides)
+    algorithm, _ = build_algorithm(config)
+    trace = Trace(folder, detail, algo)
+    injected = Fault(trace, fault) if fault else None
+    algorithm.probe = injected or trace
+    for _ in range(5):
+        result = algorithm.train_iteration()
+        trace.end_iteration(algorithm.env_steps, result.probes)
+    algorithm.close()
+    trace.close()
+    assert injected is None or injected.done, f"the run never met {fault}"
+    return folder
+
+
+def divergence(a: Path, b: Path) -> Divergence | None:
+    with open_trace(a, "") as first, open_trace(b, "") as second:
+        return first_difference(first, second)
+
+
+# What can go wrong in a run, as item@iteration:index of its event.
+SHARED = ["obs@0:0", "obs@2:7", "policy@1:3", "noise@3:5", "action@2:4", "reward@1:6", "next_obs@3:2"]
+FAULTS = {
+    "ppo": [
+        *("init/actor.2.weight@0", "init/critic.0.bias@0", "init/log_std@0", *SHARED, "log_prob@2:9"),
+        *("normalized_obs@4:1", "scaled_reward@3", "value@1", "advantage@2", "order@1", "order@3:1"),
+        *("loss@2:1", "gradient@0:0", "gradient@3:6", "optimizer/mu@1:5", "optimizer/nu@2:3"),
+        *("params@1:7", "obs_norm/mean@2", "obs_norm/var@0", "return_norm/var@3"),
+    ],
+    "sac": [
+        *("init/actor.net.2.weight@0", "init/critic.q2.0.bias@0", "init/log_alpha@0", *SHARED),
+        *("replay_index@1:11", "update_noise@2:6", "critic/target@3:8", "critic/loss@1:4"),
+        *("critic/gradient@2:20", "critic/optimizer/mu@1:3", "critic/optimizer/nu@4:7", "critic/params@2:9"),
+        *("critic/target_params@3:12", "actor/loss@1:5", "actor/gradient@2:7", "actor/optimizer/mu@2:9"),
+        *("actor/params@1:1", "alpha/loss@3:3", "alpha/gradient@3:5", "alpha/optimizer/mu@1:7"),
+        *("alpha/log_alpha@2:11", "obs_norm/mean@2", "obs_norm/var@0"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Filled by the first test of each algorithm."""
+    return {}
+
+
+@pytest.mark.parametrize(("algo", "fault"), [(algo, fault) for algo in FAULTS for fault in FAULTS[algo]])
+def test_one_flipped_bit_is_named_with_iteration_index_and_item(
+    configure: Configure, tmp_path: Path, undisturbed: dict[str, Path], algo: str, fault: str
+) -> None:
+    if algo not in undisturbed:
+        undisturbed[algo] = traced(configure, algo, tmp_path / "plain")
+    found = divergence(undisturbed[algo], traced(configure, algo, tmp_path / "flipped", fault=fault))
+    assert found is not None
+    item, _, place = fault.partition("@")
+    iteration, _, index = place.partition(":")
+    where = (found.iteration, found.item)
+    if item == "obs" and place == "0:0":  # the reset shows it before the first step does
+        assert (found.event, *where) == ("reset", 0, "obs")
+    else:
+        assert where == (int(iteration), item)
+        assert found.index == int(index or 0)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_equal_runs_have_equal_traces(configure: Configure, tmp_path: Path, algo: str) -> None:
+    folders = [traced(configure, algo, tmp_path / name) for name in ("a", "b")]
+    assert divergence(*folders) is None
+    other = traced(configure, algo, tmp_path / "other", "seed=2")
+    found = divergence(folders[0], other)
+    assert found is not None
+    assert found.event == "init"
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_flip_changes_every_chain_from_then_on_at_both_details(
+    configure: Configure, tmp_path: Path, algo: str
+) -> None:
+    for detail in ("iteration", "step"):
+        plain = traced(configure, algo, tmp_path / f"plain-{detail}", detail=detail)
+        fault = traced(configure, algo, tmp_path / f"fault-{detail}", detail=detail, fault="action@2:1")
+        lines = [(folder / "trace.jsonl").read_text().splitlines() for folder in (plain, fault)]
+        chains = [[json.loads(line)[-1] for line in each if line.startswith('["iter')] for each in lines]
+        same = [a == b for a, b in zip(*chains, strict=True)]
+        assert same == [True, True, False, False, False]
+        found = divergence(plain, fault)
+        assert found is not None
+        assert found.iteration == 2
+
+
+def test_a_fault_that_is_misspelt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected ITEM@ITERATION"):
+        Fault(Trace(tmp_path, "step", "ppo"), "action at 3")
+
+
+def test_a_flip_is_one_unit_in_the_last_place() -> None:
+    value = torch.tensor([0.5, -3.0, 1.0])
+    changed = flipped(value)
+    assert torch.equal(changed != value, torch.tensor([False, True, False]))
+    assert abs(changed[1].item() + 3.0) == np.spacing(np.float32(3.0))
+    assert flipped(np.array([4, 7, 2])).tolist() == [4, 6, 2]
+    assert flipped(np.array([False, True])).tolist() == [True, True]
+
+
+def test_digests_see_bits_and_order() -> None:
+    value = torch.arange(12, dtype=torch.float32).view(3, 4)
+    swapped = value.clone()
+    swapped[0, 0], swapped[0, 1] = value[0, 1], value[0, 0]
+    for function in (digest, lambda x: device_digest(x).item()):
+        assert function(value) == function(value.clone())
+        assert function(value.T) == function(value.T.contiguous())
+        assert function(value) != function(swapped)
+        assert function(value) != function(flipped(value))
+        assert function(torch.zeros(2)) != function(-torch.zeros(2))
+        assert function(torch.zeros(2)) != function(torch.zeros(3))
+    for kind in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.float16, torch.float32):
+        one, other = torch.tensor([0, 1, 0, 1]).to(kind), torch.tensor([1, 0, 0, 1]).to(kind)
+        assert device_digest(one).item() != device_digest(other).item()
+    assert digest(np.arange(4)) == digest(torch.arange(4))
+
+
+def test_a_device_is_waited_for_once_an_iteration(configure: Configure, tmp_path: Path) -> None:
+    """Digests stay tensors until the iteration ends, and are fetched together."""
+    trace = Trace(tmp_path, "step", "ppo", device="cuda")
+    trace.event("step", 0)
+    trace("obs", torch.arange(3.0))
+    trace("reward", np.arange(3.0))
+    fetched: list[int] = []
+    cpu = torch.Tensor.cpu
+
+    def counting(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        fetched.append(self.numel())
+        return cpu(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", counting)
+        trace.end_iteration(8, {"params": torch.ones(5)})
+    assert fetched == [3]
+    header, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    assert json.loads(header)["digest"] == "keyed_sum_64"
+    assert len(json.loads(lines[1])[2]) == 32
+    trace.close()
+
+
+def final_trace(tmp_path: Path, name: str, *words: str) -> str:
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *words, f"run_dir={tmp_path / name}"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    return (tmp_path / name / "trace.jsonl").read_text()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_observers_change_no_bit(tmp_path: Path, algo: str) -> None:
+    """All of them as often as possible, against none at all; and another seed, which must differ."""
+    words = [f"algo={algo}", "env=Pendulum", *SHRUNK[algo], "total_env_steps=144", "trace=step"]
+    words.append("env.max_episode_steps=20")
+    off = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=0"]
+    on = ["logger=local", "log_every=1", "eval_every=1", "video_every=100", "checkpoint_every=1"]
+    on.append("eval_episodes=1")
+    quiet = final_trace(tmp_path, "off", *words, *off)
+    assert final_trace(tmp_path, "on", *words, *on) == quiet
+    assert final_trace(tmp_path, "other", *words, *off, "seed=2") != quiet
+
+
+def test_a_fault_from_the_environment_reaches_the_run_and_its_record(tmp_path: Path) -> None:
+    words = ["algo=ppo", *SHRUNK["ppo"], "total_env_steps=96", "logger=none", "video_every=0"]
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *words]
+
+    def run(name: str, fault: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, f"run_dir={tmp_path / name}"],
+            env={**os.environ, "RLTEMPLATE_FAULT": fault},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+
+    assert run("hit", "action@1:2").returncode == 0
+    record = json.loads((tmp_path / "hit" / "record.json").read_text())
+    assert record["environment"]["RLTEMPLATE_FAULT"] == "action@1:2"
+    missed = run("missed", "nothing@1:2")
+    assert missed.returncode == 1
+    assert "met no such item" in missed.stderr
+    assert run("misspelt", "nothing").returncode == 2
