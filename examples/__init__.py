@@ -1,1 +1,1 @@
-"""Small environments that show something; `env=examples.beacons:Beacons-v0` finds them."""
+"""Small environments that show something; `env=examples.terms:HopperTerms-v0` finds them."""
