@@ -66,6 +66,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run.*",
     ),
     "__main__": ("train",),
+    # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
+    "certificate": (),
+    "disturbances": ("config", "run.determinism"),
+    "level_checks": ("types", "kernels", "foreign_rng", "config", "launch", "run", "run.*", "train"),
+    "prove": (
+        "types",
+        "algos",
+        "config",
+        "envs",
+        "launch",
+        "cli",
+        "cli.*",
+        "certificate",
+        "disturbances",
+        "analysis",
+        "analysis.*",
+        "run",
+        "run.*",
+    ),
     "scripts/*": ("*",),
 }
 

@@ -1,0 +1,676 @@
+"""Whether a level keeps its promise here: one configuration, run several times in processes of their own.
+
+The first run is left alone. The others are disturbed in everything that must not matter: hash seed, working
+directory, environment variables, caches, load, observers, and where the level promises it also threads and
+the grouping of rows. All must leave the same trace. Then the other way round: without what the level adds, at
+least one check should fail, or else the checks may see nothing.
+
+What was asked, done and seen is written as a certificate, for programs and for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rltemplate import certificate, cli, launch
+from rltemplate.algos import check_actions
+from rltemplate.analysis import compare, traces
+from rltemplate.cli.groups import option_names
+from rltemplate.config import Config, Level, TraceDetail, to_dict
+from rltemplate.disturbances import (
+    CACHES,
+    INVARIANT,
+    PATIENT,
+    WITHOUT,
+    Planned,
+    as_typed,
+    changed,
+    plan_inverse,
+    plan_runs,
+    with_changes,
+)
+from rltemplate.run import paths
+from rltemplate.run.determinism import ROW_GROUPS
+from rltemplate.run.machine import machine_facts, package_versions
+from rltemplate.run.record import FINAL_STATUSES, read_record
+from rltemplate.run.snapshot import Snapshot, take_snapshot
+from rltemplate.types import ConfigError
+
+FORMAT, VERSION = "rltemplate-certificate", 1
+FOLDER = "prove"
+HOLDS, BROKEN = "holds", "broken"
+TIMES = 5
+SHORT = 10_000  # environment steps of each run, where the user names no other number
+
+# The checks of rltemplate/level_checks.py that belong to a level.
+PROMISES: dict[Level, tuple[str, ...]] = {
+    Level.repeat: ("repeats",),
+    Level.invariant: ("repeats", "rows"),
+    Level.profile: ("repeats", "rows", "golden"),
+}
+# PPO's largest |ratio - 1| before the first update of an iteration; exactly 0 where rows depend on nothing.
+_RATIO = "policy/first_ratio_max_error"
+
+_LARGEST_SNAPSHOT = 64_000  # characters; Linux allows 128 KiB for a variable, and the job is in it as well
+_GRACE_S = 8.0  # for a run that is asked to end, before it is killed
+_REFUSED = 2
+
+Say = Callable[[str], None]
+
+
+class Interrupted(Exception):
+    """A signal ended the proof; its children are gone."""
+
+    def __init__(self, number: int, folder: Path | None) -> None:
+        where = f"; what was made until then is in {folder}" if folder is not None else ""
+        super().__init__(f"interrupted, so nothing is proved{where}")
+        self.number = number
+
+
+# --- The question ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be proved. `bare` is the configuration without what the level adds.
+
+    `shortened_from` is the number of environment steps that the configuration had, if the runs have fewer.
+    """
+
+    config: Config
+    overrides: list[str]
+    bare: Config
+    bare_overrides: list[str]
+    times: int
+    shortened_from: int | None = None
+
+    @property
+    def level(self) -> Level:
+        """The level on trial."""
+        return self.config.determinism.level
+
+
+def ask(words: Sequence[str]) -> Question:
+    """The question that a command line stands for: overrides as for training, and `times=N`.
+
+    Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
+    """
+    times, overrides = _split(words)
+    plan = cli.preflight(overrides)
+    if plan.sweep:
+        several = next((f"{word}: " for word in overrides if _is_list_of_values(word)), "")
+        raise ConfigError(f"{several}a proof is about one configuration; give one value, or prove one by one")
+    config = plan.configs[0]
+    _check_provable(config)
+    shortened_from = None
+    short = _short(config)
+    if not any(word.startswith("total_env_steps=") for word in overrides) and short < config.total_env_steps:
+        shortened_from = config.total_env_steps
+        plan = cli.preflight([*overrides, f"total_env_steps={short}"])
+        config = plan.configs[0]
+    _check_environment(config)
+    if config.determinism.level is Level.repeat:
+        left = [word for word in plan.argv if not word.startswith(("determinism", "num_threads="))]
+        bare_plan = cli.preflight([*left, "determinism=fast", "num_threads=2"])
+        bare, bare_overrides = bare_plan.configs[0], bare_plan.argv
+    else:
+        without = WITHOUT[config.determinism.level]
+        bare, bare_overrides = changed(config, without), with_changes(plan.argv, without)
+    return Question(
+        config=changed(config, {"video_every": 0}),
+        overrides=with_changes(plan.argv, {"video_every": 0}),
+        bare=changed(bare, {"video_every": 0}),
+        bare_overrides=with_changes(bare_overrides, {"video_every": 0}),
+        times=times,
+        shortened_from=shortened_from,
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of runs, and the words that compose a configuration."""
+    times, overrides = TIMES, []
+    for word in words:
+        key, _, text = word.partition("=")
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: no such option; allowed: overrides, times=N and --json")
+        if key != "times":
+            if difflib.get_close_matches(key, ["times"], cutoff=0.8):
+                raise ConfigError(f"{word}: no such key; did you mean times={text}?")
+            overrides.append(word)
+        elif not text.isascii() or not text.isdecimal() or int(text) < 2:
+            raise ConfigError(f"{word}: expected a whole number, at least 2, for runs are compared")
+        else:
+            times = int(text)
+    return times, overrides
+
+
+def _is_list_of_values(word: str) -> bool:
+    value = re.sub(r"[\[{].*[\]}]", "", word.partition("=")[2])
+    return "," in value or "(" in value
+
+
+def _check_provable(config: Config) -> None:
+    level = config.determinism.level
+    if level not in PROMISES:
+        allowed = ", ".join(name for name in option_names("determinism") if name != level.name)
+        raise ConfigError(f"determinism={level.name}: promises nothing that could be proved; use {allowed}")
+    if config.run_dir is not None:
+        raise ConfigError(f"run_dir={config.run_dir}: each run of a proof has its own folder; use runs_dir")
+    if config.trace is TraceDetail.off:
+        raise ConfigError("trace=off: a proof compares traces; use trace=iteration or trace=step")
+
+
+def _short(config: Config) -> int:
+    """Environment steps of a short run in which something is learned."""
+    steps = SHORT
+    while steps < config.total_env_steps and any(config.algo.notes(config.env.num_envs, steps)):
+        steps *= 2
+    return min(steps, config.total_env_steps)
+
+
+def _check_environment(config: Config) -> None:
+    from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
+
+    spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the runs give them again
+        env = make_env(spec)
+    codec = Codec(spec.id, env.observation_space, env.action_space)
+    env.close()
+    check_actions(config.algo.name, codec)
+
+
+# --- Processes -------------------------------------------------------------------------------------------
+
+# Ends by itself when its parent is gone, however that ended.
+_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
+
+
+class Children:
+    """Processes of the proof, one after the other; a signal ends the present one and then the proof.
+
+    Each has a session of its own. Ctrl-C on a terminal reaches this process alone, which ends the others.
+    """
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+        self.folder: Path | None = None  # named when the proof is interrupted
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take Ctrl-C, termination and a closed terminal as requests to end while the block runs."""
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._hear) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.append(number)
+
+    def check(self) -> None:
+        """Raise `Interrupted` if there was a signal."""
+        if self.signals:
+            raise Interrupted(self.signals[0], self.folder)
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], out: Any, errors: Any, cwd: Path | None
+    ) -> int:
+        """Run a command to its end; its exit status, that of a shell for one that a signal ended."""
+        self.check()
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and not self.signals:
+                time.sleep(0.02)
+            if self.signals and process.poll() is None:
+                self._end(process)
+        finally:
+            # Also what it has left behind, such as processes of its environments.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        self.check()
+        return code if code >= 0 else 128 - code
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask once; a second signal, or too long a wait, and it is killed."""
+        process.terminate()
+        until = time.monotonic() + _GRACE_S
+        while process.poll() is None and len(self.signals) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def busy(self, wanted: bool) -> Iterator[None]:
+        """A process that does nothing but compute while the block runs, if it is wanted."""
+        if not wanted:
+            yield
+            return
+        command = [sys.executable, "-I", "-S", "-c", _BUSY, str(os.getpid())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One run that came to its end, whatever that was. `ratio` is the largest, of `ratios` values."""
+
+    name: str
+    run_dir: str
+    disturbances: list[str]
+    overrides: list[str]
+    environment: dict[str, str | None]
+    working_directory: str
+    seconds: float
+    exit_status: int
+    status: str
+    error: str | None
+    digest: str | None
+    iterations: int
+    env_steps: int
+    ratios: int
+    ratio: float | None
+    settings: dict[str, Any]
+    checks: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is something to compare."""
+        return self.status == "finished"
+
+    @property
+    def words(self) -> str:
+        """In what it was disturbed, for people."""
+        return ", ".join(self.disturbances) or "undisturbed"
+
+
+class Proof:
+    """The work on one question."""
+
+    def __init__(
+        self,
+        question: Question,
+        command: Sequence[str] = (),
+        *,
+        say: Say = print,
+        extra: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`say` takes a line about each run; `extra` gives runs further variables by name, for tests."""
+        self.question = question
+        self.command = list(command)
+        self.children = Children()
+        self.id = paths.new_id("prove")
+        self.folder = Path(question.config.runs_dir).expanduser().absolute() / FOLDER / self.id
+        self._say = say
+        self._extra = extra or {}
+        self._snapshot: Snapshot | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Do it, write the certificate and return it.
+
+        Raises `ConfigError`, before anything is created, for what would refuse the run; `Interrupted` after
+        a signal.
+        """
+        question = self.question
+        with self.children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
+            self._workshop = Path(workshop)
+            promised = self._try_checks(question.config, PROMISES[question.level])
+            self._snapshot = take_snapshot(launch.PROJECT, keep_ref=self.id)
+            self.folder.mkdir(parents=True)
+            self.children.folder = self.folder
+            problems = [
+                f"the check {name}: {found['problem']}"
+                for name, found in promised["checks"].items()
+                if not found["holds"]
+            ]
+            runs: list[Done] = []
+            if not problems:
+                runs = self._runs()
+                problems = [problem for run in runs for problem in _problems(run, question.level)]
+            comparison = _first_divergence(runs)
+            if comparison is not None:
+                problems.insert(0, _diverged(comparison, runs))
+            inverse = None if problems else self._inverse()
+            self.children.check()
+            document = self._document(promised, runs, problems, comparison, inverse)
+            certificate.write(document, [self.folder, *(Path(run.run_dir) for run in runs)])
+        return document
+
+    def _runs(self) -> list[Done]:
+        planned = plan_runs(self.question.config, self.question.times, os.environ)
+        done: list[Done] = []
+        for i, each in enumerate(planned, start=1):
+            done.append(self._run(each, self.question.config, self.question.overrides))
+            self._say(f"{each.name}, {i} of {len(planned)} ({each.words}): {_outcome(done[-1])}")
+            if not done[0].finished:
+                break  # nothing to compare the others with
+        return done
+
+    def _inverse(self) -> dict[str, Any]:
+        """What happens without what the level adds, in checks and for all but a profile in two runs."""
+        question = self.question
+        seen: list[dict[str, Any]] = []
+        without = _words_without(question.level)
+        self._say(f"without it ({without}):")
+        try:
+            found = self._try_checks(question.bare, PROMISES[question.level])["checks"]
+        except (ConfigError, RuntimeError) as error:
+            seen.append({"what": "checks", "fails": False, "seen": f"could not be tried: {error}"})
+            found = {}
+        for name, each in found.items():
+            text = "holds all the same" if each["holds"] else each["problem"]
+            seen.append({"what": f"check {name}", "fails": not each["holds"], "seen": text})
+        runs: list[Done] = []
+        if question.level is not Level.profile:
+            for planned in plan_inverse(question.bare, os.environ):
+                runs.append(self._run(planned, question.bare, question.bare_overrides))
+                self._say(f"{planned.name} ({planned.words}): {_outcome(runs[-1])}")
+            seen += _seen_in(runs, question.level)
+        failing = [each["what"] for each in seen if each["fails"]]
+        if failing:
+            sentence = f"without it ({without}) {len(failing)} of {len(seen)} fail: {', '.join(failing)}"
+        else:
+            sentence = f"without it ({without}) all hold as well: this machine cannot tell them apart"
+        return {
+            "without": without,
+            "tells_apart": bool(failing),
+            "sentence": sentence,
+            "seen": seen,
+            "runs": [asdict(run) for run in runs],
+        }
+
+    def _job(self, config: Config, overrides: Sequence[str], name: str) -> launch.Job:
+        return launch.Job(
+            config=to_dict(config),
+            run_id=f"{self.id}-{name.replace('_', '')}",
+            run_dir=str(self.folder / name),
+            command=self.command,
+            overrides=list(overrides),
+            snapshot=None if self._snapshot is None else snapshot_text(self._snapshot),
+        )
+
+    def _try_checks(self, config: Config, names: Sequence[str]) -> dict[str, Any]:
+        """Settings and checks from a process of their own; `ConfigError` if it refuses the configuration."""
+        module = f"{launch.WORKER}.level_checks"
+        command = [sys.executable, "-P", "-m", module, *names]
+        environment = launch.worker_environment(self._job(config, [], "checks"), config, os.environ)
+        environment |= PATIENT
+        environment.pop(ROW_GROUPS, None)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            status = self.children.run(command, environment, out, errors, None)
+            printed, complained = _lines(out), _lines(errors)
+        if status == _REFUSED and complained:
+            raise ConfigError("\n".join(complained).rpartition("error: ")[2])
+        if status or not printed:
+            last = complained[-1] if complained else "it printed nothing"
+            raise RuntimeError(f"{module} ended with status {status}: {last}")
+        found: dict[str, Any] = json.loads(printed[-1])  # environments may print as well
+        return found
+
+    def _run(self, planned: Planned, config: Config, overrides: Sequence[str]) -> Done:
+        config, overrides = changed(config, planned.changes), with_changes(overrides, planned.changes)
+        job = self._job(config, overrides, planned.name)
+        given: dict[str, str | None] = dict(planned.environment)
+        if planned.cold:
+            given |= {name: str(self._workshop / planned.name / name.lower()) for name in CACHES}
+        given |= self._extra.get(planned.name, {})
+        environment = launch.worker_environment(job, config, os.environ)
+        for name, value in given.items():
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = value
+        cwd = Path.cwd()
+        if planned.elsewhere:
+            cwd = self._workshop / planned.name / "another folder"
+            cwd.mkdir(parents=True)
+        log = self.folder / f"{planned.name}.log"
+        started = time.monotonic()
+        with log.open("wb") as out, self.children.busy(planned.load):
+            exit_status = self.children.run(launch.worker_command(), environment, out, out, cwd)
+        return _done(
+            planned, overrides, given, cwd, time.monotonic() - started, exit_status, Path(job.run_dir)
+        )
+
+    def _document(
+        self,
+        promised: Mapping[str, Any],
+        runs: Sequence[Done],
+        problems: Sequence[str],
+        comparison: compare.Comparison | None,
+        inverse: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        question = self.question
+        config, level = question.config, question.level.name
+        what = f"{config.algo.name} on {config.env.id}"
+        if problems:
+            sentence = f"{level} is broken for {what}: {problems[0]}"
+        else:
+            sentence = (
+                f"{level} holds for {what}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
+                f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
+            )
+        record = _record(Path(runs[0].run_dir)) if runs else {}
+        snapshot = {} if self._snapshot is None else asdict(self._snapshot)
+        code = ("base_commit", "branch", "dirty", "changed_count", "problem")
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "id": self.id,
+            "verdict": BROKEN if problems else HOLDS,
+            "sentence": sentence,
+            "problems": list(problems),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "folder": str(self.folder),
+            "asked": {
+                "command": self.command,
+                "overrides": question.overrides,
+                "times": question.times,
+                "level": level,
+                "shortened_from": question.shortened_from,
+                "config": to_dict(config),
+            },
+            "runs": [asdict(run) for run in runs],
+            "checks": promised["checks"],
+            "ratio": _ratio_facts(runs) if question.level in INVARIANT else None,
+            "comparison": None if comparison is None else asdict(comparison),
+            "report": None if comparison is None else compare.report(comparison),
+            "inverse": inverse,
+            "settings": promised["settings"],
+            "versions": record.get("versions") or package_versions(),
+            "machine": record.get("machine") or machine_facts(with_gpus=False),
+            "git": record.get("git") or {key: snapshot.get(key) for key in code},
+        }
+
+
+def snapshot_text(snapshot: Snapshot) -> str:
+    """The snapshot as text that fits into a variable: of too many files some are counted and not named."""
+    values = json.loads(snapshot.to_json())
+    while len(text := json.dumps(values)) > _LARGEST_SNAPSHOT and (values["changed"] or values["skipped"]):
+        for key in ("changed", "skipped"):
+            values[key] = values[key][: len(values[key]) // 2]
+    return text
+
+
+def _lines(file: Any) -> list[str]:
+    file.seek(0)
+    return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+
+
+# --- What was seen ---------------------------------------------------------------------------------------
+
+
+def _done(
+    planned: Planned,
+    overrides: list[str],
+    given: dict[str, str | None],
+    cwd: Path,
+    seconds: float,
+    exit_status: int,
+    run_dir: Path,
+) -> Done:
+    """What the folder of a run says about it."""
+    record = _record(run_dir)
+    status, error = str(record.get("status")), record.get("error")
+    if exit_status or status != "finished":
+        if status not in FINAL_STATUSES or status == "finished":  # it died, or never came to its record
+            status = "refused" if exit_status == _REFUSED else "failed"
+        error = error or _last_words(run_dir.with_name(f"{planned.name}.log"), exit_status)
+    trace = record.get("trace") or {}
+    ratios = list(_ratios(run_dir))
+    level = record.get("determinism") or {}
+    return Done(
+        name=planned.name,
+        run_dir=str(run_dir),
+        disturbances=planned.disturbances,
+        overrides=overrides,
+        environment=_shown(given),
+        working_directory=str(record.get("working_directory", cwd)),
+        seconds=round(seconds, 2),
+        exit_status=exit_status,
+        status=status,
+        error=error,
+        digest=trace.get("digest"),
+        iterations=int(trace.get("iterations", 0)),
+        env_steps=_env_steps(run_dir),
+        ratios=len(ratios),
+        ratio=_largest(ratios),
+        settings=level.get("settings") or {},
+        checks=level.get("checks") or {},
+    )
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    try:
+        return read_record(run_dir)
+    except ConfigError:
+        return {}
+
+
+def _shown(given: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {
+        name: value if value is None or len(value) < 1000 else f"{len(value):,} characters"
+        for name, value in given.items()
+    }
+
+
+def _last_words(log: Path, exit_status: int) -> str:
+    with log.open("rb") as file:
+        lines = _lines(file)
+    if exit_status > 128:
+        return f"ended by signal {exit_status - 128}"
+    return lines[-1].removeprefix("error: ") if lines else f"exit status {exit_status}"
+
+
+def _env_steps(run_dir: Path) -> int:
+    try:
+        with traces.open_trace(run_dir, "") as trace:
+            return trace.reach.env_steps
+    except ConfigError:
+        return 0
+
+
+def _ratios(run_dir: Path) -> Iterator[float]:
+    """The metric at every log point that has it; a value that is no number counts as infinite."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run_dir / paths.METRICS).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if _RATIO in row:
+                yield float("inf") if row[_RATIO] is None else float(row[_RATIO])
+
+
+def _largest(ratios: Sequence[float]) -> float | None:
+    """None where there are none; JSON has no infinity, so that is the largest number instead."""
+    return min(max(ratios), sys.float_info.max) if ratios else None
+
+
+def _ratio_facts(runs: Sequence[Done]) -> dict[str, Any]:
+    known = [run.ratio for run in runs if run.ratio is not None]
+    return {"metric": _RATIO, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
+
+
+def _problems(run: Done, level: Level) -> Iterator[str]:
+    """What is wrong with a run on its own."""
+    who = f"{run.name} ({run.words})"
+    if not run.finished:
+        yield f"{who} {run.status}: {run.error}"
+    for name, found in run.checks.items():
+        if isinstance(found, Mapping) and not found.get("holds", True):
+            yield f"{who}: the check {name} does not hold"
+    if level in INVARIANT and run.ratio:
+        yield f"{who}: {_RATIO} is {run.ratio:g} and must be 0"
+
+
+def _first_divergence(runs: Sequence[Done]) -> compare.Comparison | None:
+    """The first pair of runs with other traces, the undisturbed one being the first of the pair."""
+    if not runs or not runs[0].finished:
+        return None
+    for run in runs[1:]:
+        if run.finished:
+            comparison = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
+            if comparison.verdict != compare.IDENTICAL or run.digest != runs[0].digest:
+                return comparison
+    return None
+
+
+def _diverged(comparison: compare.Comparison, runs: Sequence[Done]) -> str:
+    words = next(run.words for run in runs if run.run_dir == comparison.b.run_dir)
+    other = Path(comparison.b.run_dir).name
+    return f"{other} ({words}) is not run_0: {compare.headline(comparison)}"
+
+
+def _seen_in(runs: Sequence[Done], level: Level) -> Iterator[dict[str, Any]]:
+    """What two runs without the level show."""
+    failed = next((run for run in runs if not run.finished), None)
+    if failed is not None:
+        text = f"could not be compared: {failed.name} {failed.status}, {failed.error}"
+        yield {"what": "traces", "fails": False, "seen": text}
+        return
+    comparison = compare.compare_runs(Path(runs[0].run_dir), Path(runs[1].run_dir))
+    differ = comparison.verdict != compare.IDENTICAL
+    yield {"what": "traces", "fails": differ, "seen": compare.headline(comparison)}
+    facts = _ratio_facts(runs)
+    if level in INVARIANT and facts["values"]:
+        text = f"{_RATIO} is {facts['largest']:g} at most, in {facts['values']:,} values"
+        yield {"what": "ratio", "fails": facts["largest"] != 0.0, "seen": text}
+
+
+def _words_without(level: Level) -> str:
+    if level is Level.repeat:
+        return "determinism=fast, 2 threads"
+    return ", ".join(f"{key}={as_typed(value)}" for key, value in WITHOUT[level].items())
+
+
+def _outcome(run: Done) -> str:
+    if not run.finished:
+        return f"{run.status}, {run.error}"
+    return f"{run.env_steps:,} steps, digest {run.digest}, {run.seconds:.0f} s"
