@@ -1,4 +1,4 @@
-"""Numbers and a picture of recorded runs: `python scripts/curves.py [runs=GLOB] [out=FOLDER]`."""
+"""Numbers and a picture of recorded runs: `python scripts/curves.py [runs=GLOB] [by=KEY] [out=FOLDER]`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rltemplate.words import parse_words
 def main(argv: list[str]) -> int:
     """Write `curves.csv`, `curves.md` and `curves.png`, and print the table."""
     try:
-        given = parse_words(argv, {"runs": str, "out": str})
+        given = parse_words(argv, {"runs": str, "out": str, "by": str})
         pattern, out = given.get("runs", "runs/*/*"), Path(given.get("out", "results"))
         root = Path(Path(pattern).anchor or ".")
         records = sorted(root.glob(f"{Path(pattern).relative_to(root)}/{paths.RECORD}"))
         if not records:
             raise ConfigError(f"runs={pattern}: no run folder matches")
-        points = curves.read_runs(record.parent for record in records)
+        points = curves.read_runs((record.parent for record in records), given.get("by"))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -61,6 +61,17 @@ def test_runs_that_are_not_one_experiment_are_not_averaged(tmp_path: Path) -> No
         curves.read_runs([run, write_run(tmp_path, 2, [2.0], gamma=0.5)])
 
 
+def test_runs_are_shown_apart_by_a_key(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, 1, [1.0]), write_run(tmp_path, 1, [2.0], gamma=0.5, tag="-again")]
+    shown = curves.table(curves.read_runs(runs, by="algo.gamma")).splitlines()[2:]
+    assert shown == [
+        "| ppo | Thing gamma=0.5 | 100 | 2.0 | 1 | 2 |",
+        "| ppo | Thing gamma=0.99 | 100 | 1.0 | 1 | 1 |",
+    ]
+    with pytest.raises(ConfigError, match=r"by=algo\.gama: no such key"):
+        curves.read_runs(runs, by="algo.gama")
+
+
 def test_nothing_to_show_is_said_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no finished run"):
         curves.read_runs([write_run(tmp_path, 1, [1.0], status="running")])

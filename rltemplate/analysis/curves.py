@@ -32,8 +32,11 @@ class Point(NamedTuple):
 Curves = dict[tuple[str, str], dict[int, list[Point]]]  # by algorithm and environment, then by seed
 
 
-def read_runs(run_dirs: Iterable[Path]) -> list[Point]:
-    """All evaluations of finished runs; runs that did not finish are left out."""
+def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
+    """All evaluations of finished runs; runs that did not finish are left out.
+
+    `by` is a key of the configuration, such as `determinism.level`, whose values are shown apart.
+    """
     points = []
     first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     seen: dict[tuple[str, str, int], str] = {}
@@ -44,6 +47,8 @@ def read_runs(run_dirs: Iterable[Path]) -> list[Point]:
         config = yaml.safe_load((run_dir / paths.CONFIG).read_text())
         algo, recipe = config["algo"]["name"], config["experiment"]
         env = recipe.removeprefix(f"{algo}-") if recipe else config["env"]["id"]
+        if by is not None:
+            env += f" {by.rpartition('.')[2]}={_value(config, by)}"
         _check_comparable(config, algo, env, record["id"], first, seen)
         commit = str(record["git"]["base_commit"])[:12] + ("+changes" if record["git"]["dirty"] else "")
         for line in (run_dir / paths.METRICS).read_text().splitlines():
@@ -64,6 +69,15 @@ def read_runs(run_dirs: Iterable[Path]) -> list[Point]:
     if not points:
         raise ConfigError("no finished run with an evaluation among these folders")
     return points
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise ConfigError(f"by={key}: no such key in the configuration of these runs")
+        value = value[part]
+    return value
 
 
 # What may differ between runs that are seeds of one experiment.
