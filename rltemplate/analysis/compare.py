@@ -490,7 +490,7 @@ def _list_of(differences: list[Difference]) -> Iterator[str]:
         here = [one for one in differences if one.section == section]
         if here:
             yield f"  {section}"
-        width = min(28, max((len(one.key) for one in here[:_LISTED]), default=0))
+        width = min(32, max((len(one.key) for one in here[:_LISTED]), default=0))
         for one in here[:_LISTED]:
             a, b = _shown(one)
             yield from _wrapped(f"a: {a}  b: {b}", f"    {one.key:{width}}  ")
@@ -516,5 +516,5 @@ def _text(value: Any) -> str:
 
 
 def _wrapped(text: str, start: str) -> list[str]:
-    indent = " " * min(len(start), 30)
+    indent = " " * min(len(start), 40)
     return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
