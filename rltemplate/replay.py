@@ -2,7 +2,7 @@
 
 `python -P -m rltemplate.replay` finds the run's job and a `Request` in its environment. It goes on from a
 checkpoint or starts at the beginning, follows the run with fingerprints up to one iteration, takes every
-step and update of that one, and keeps what it was asked for: tensors, or the operations of torch.
+step and update of that one, and keeps what it was asked for: an event's tensors, and torch's operations.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltemplate.config import from_dict
-from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.launch import Job
 from rltemplate.run import determinism
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault
 from rltemplate.run.trace import Trace, digest
-from rltemplate.train import build_algorithm, go_on
 from rltemplate.types import ConfigError, Probe, V
 
 if TYPE_CHECKING:
@@ -33,7 +32,11 @@ if TYPE_CHECKING:
 MODULE = "rltemplate.replay"
 REQUEST_VARIABLE = "RLTEMPLATE_REPLAY"
 TENSORS, ITEMS, OPERATIONS = "tensors.npz", "items.json", "operations.jsonl"
-_REFUSED = 2
+RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
+REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
+
+# Addresses of objects in memory, such as generators, in the text of an operation's arguments.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,9 @@ class Request:
 
     `checkpoint` is a file in the run's folder, or None for the beginning. The iteration `iteration` is
     traced by step and update; of its event `event` number `index`, if one is named, tensors and operations
-    are kept. Everything is written to `folder`.
+    are kept. The event may be RESULTS. With `since`, an earlier event of the iteration, operations are kept
+    from that one on: what makes the first item of an event may run before it opens. Everything is written
+    to `folder`.
     """
 
     run_dir: str
@@ -51,6 +56,7 @@ class Request:
     checkpoint: str | None = None
     event: str | None = None
     index: int = 0
+    since: tuple[str, int] | None = None
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -59,7 +65,10 @@ class Request:
     @classmethod
     def from_environment(cls) -> Request:
         """The request of this process."""
-        return cls(**json.loads(os.environ.pop(REQUEST_VARIABLE)))
+        values = json.loads(os.environ.pop(REQUEST_VARIABLE))
+        if values["since"] is not None:
+            values["since"] = tuple(values["since"])
+        return cls(**values)
 
 
 class Keeper(Probe):
@@ -68,9 +77,11 @@ class Keeper(Probe):
     def __init__(self, inner: Probe, request: Request) -> None:
         """Hands everything on to `inner`."""
         self._inner = inner
-        self._request = request
+        self._wanted = (request.event, request.index)
+        self._since = request.since
         self._stack = contextlib.ExitStack()
         self._log: Any = None
+        self._here = False  # whether the event is the one that was asked for
         self.inside = False  # whether the iteration is the one that was asked for
         self.items: list[dict[str, Any]] = []
         self.tensors: list[np.ndarray] = []
@@ -78,26 +89,43 @@ class Keeper(Probe):
 
     def event(self, name: str, index: int = 0) -> None:
         """Begin or end keeping."""
-        self.end()
+        if self._here:
+            self.end()
         self._inner.event(name, index)
-        if self.inside and (name, index) == (self._request.event, self._request.index):
+        self._here = self.inside and (name, index) == self._wanted
+        if self._log is None and (self._here or (self.inside and (name, index) == self._since)):
             self._log = self._stack.enter_context(_operations())
 
     def __call__(self, item: str, value: V) -> V:
         """Keep a copy, if this is the event."""
         with _unobserved():
             value = self._inner(item, value)
-            if self._log is not None:
-                self.items.append({"item": item, "after_operations": len(self._log.logs)})
-                self.tensors.append(_copied(value))
+            if self._here:
+                self._keep(item, value)
         return value
+
+    def results(self, probes: Mapping[str, Any]) -> None:
+        """What the iteration handed out at its end."""
+        if self.inside and self._wanted[0] == RESULTS:
+            with _unobserved():
+                for item, value in probes.items():
+                    self._keep(item, value)
+
+    def _keep(self, item: str, value: Any) -> None:
+        self.items.append({"item": item, "after_operations": 0 if self._log is None else len(self._log.logs)})
+        self.tensors.append(_copied(value))
 
     def end(self) -> None:
         """The event is over."""
+        self._here = False
         if self._log is not None:
             log, self._log = self._log, None
             self._stack.close()
-            self.operations = [call for call in map(_described, log.logs) if call is not None]
+            described = [_described(call) for call in log.logs]
+            self.operations = [call for call in described if call is not None]
+            for item in self.items:
+                before = described[: item["after_operations"]]
+                item["after_operations"] = sum(call is not None for call in before)
 
     def write(self, folder: Path) -> None:
         """Everything that was kept."""
@@ -147,50 +175,70 @@ def _described(call: Any) -> dict[str, Any] | None:
 
     if not getattr(call, "log", None) or "hash" not in call.log:
         return None
+    given, named = call.log.get("input_hash") or ((), {})
+    read = {name: value for name, value in named.items() if name != "out"}  # that one is only written
     return {
         "operation": str(call.op),
-        "inputs": [leaf for leaf in tree_leaves(call.log.get("input_hash")) if leaf is not None],
+        "arguments": _ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
+        "inputs": [leaf for leaf in tree_leaves((given, read)) if leaf is not None],
         "outputs": [leaf for leaf in tree_leaves(call.log["hash"]) if leaf is not None],
-        "source": _source(call.stack_trace),
-        "forward_source": _source(call.fwd_stack_trace),
+        "source": _places(call.stack_trace),
+        "forward_source": _places(call.fwd_stack_trace),
     }
 
 
-def _source(trace: str | None) -> str | None:
-    """The innermost line of this project in a traceback, as `file:line: code`."""
-    project = str(Path(__file__).resolve().parent)
-    own = None
+def _places(trace: str | None) -> list[str]:
+    """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
+    project = Path(__file__).resolve().parent
+    own: list[str] = []
     lines = (trace or "").splitlines()
     for line, code in itertools.pairwise([*lines, ""]):
         place = line.strip()
-        if place.startswith(f'File "{project}') and f'{Path(__file__).name}"' not in place:
+        if place.startswith(f'File "{project}{os.sep}'):
             file, _, rest = place.removeprefix('File "').partition('", line ')
             number, _, function = rest.partition(", in ")
-            own = f"{Path(file).relative_to(Path(project).parent)}:{number} in {function}: {code.strip()}"
+            if Path(file).resolve() != Path(__file__).resolve():
+                relative = Path(file).relative_to(project.parent)
+                own.insert(0, f"{relative}:{number} in {function}: {code.strip()}")
     return own
+
+
+class _NoStart(Exception):
+    """The checkpoint does not allow to go on from it."""
 
 
 def replay(job: Job, request: Request) -> None:
     """Do what is asked. Raises ConfigError where the run cannot be run again here."""
+    # These load torch, which whoever only starts such processes does not need.
+    from rltemplate.foreign_rng import seed_foreign_code
+    from rltemplate.train import build_algorithm, go_on
+
     config = from_dict(job.config)
     determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    if request.event is not None and not config.compile:  # the compiler would start over
+        _fill_uninitialized_memory()
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)
     try:
         first = 0
         if request.checkpoint is not None:
-            first = go_on(algorithm, Path(request.run_dir), Path(request.checkpoint))
+            try:
+                first = go_on(algorithm, Path(request.run_dir), Path(request.checkpoint))
+            except ConfigError as error:
+                raise _NoStart(str(error)) from error
         folder = Path(request.folder)
         device = determinism.resolve_device(config.device.name).type
         trace = Trace(folder, "step", config.algo.name, device, first)
-        keeper = Keeper(trace, request)
-        probe: Probe = keeper
+        inner: Probe = trace
         if FAULT in os.environ:
-            probe = Fault(keeper, os.environ[FAULT], first)
-        algorithm.probe = probe
+            inner = Fault(trace, os.environ[FAULT], first)
+        # In front of the fault, whose own operations are none of the run's.
+        keeper = Keeper(inner, request)
+        algorithm.probe = keeper
         for iteration in range(first, request.iteration + 1):
             trace.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
+            keeper.results(result.probes)
             keeper.end()
             trace.end_iteration(algorithm.env_steps, result.probes)
         trace.close()
@@ -199,13 +247,21 @@ def replay(job: Job, request: Request) -> None:
         algorithm.close()
 
 
+def _fill_uninitialized_memory() -> None:
+    """Where torch allows it: operations on memory that was never written then agree between two runs."""
+    import torch
+
+    deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
+    deterministic.fill_uninitialized_memory = True  # of no effect without deterministic algorithms
+
+
 def main() -> int:
     """The process; returns the exit status."""
     try:
         replay(Job.from_environment(), Request.from_environment())
-    except ConfigError as error:
+    except (ConfigError, _NoStart) as error:
         print(f"error: {error}", file=sys.stderr)
-        return _REFUSED
+        return NO_START if isinstance(error, _NoStart) else REFUSED
     return 0
 
 

@@ -1,14 +1,20 @@
-"""Where two recorded runs part: `python scripts/compare.py a=RUN b=RUN [--json]`.
+"""Where two recorded runs part: `python scripts/compare.py a=RUN b=RUN [zoom=true] [--json]`.
+
+`zoom=true` runs both again up to there, from the last checkpoint that both have, and names the numbers and
+the operation that made the difference; `zoom=start` does so from the beginning, and `keep=FOLDER` keeps the
+tensors.
 
 Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -17,20 +23,51 @@ from rltemplate.run import paths
 from rltemplate.types import ConfigError
 from rltemplate.words import parse_words
 
+_ZOOMS = ("true", "false", "start")
+
 
 def main(argv: list[str]) -> int:
     """Print the first divergence, what to look at, and what else differs."""
     as_json = "--json" in argv
     try:
         words = [word for word in argv if word != "--json"]
-        given = parse_words(words, {"a": str, "b": str, "runs_dir": str}, required=["a", "b"])
+        kinds = {"a": str, "b": str, "zoom": str, "keep": str, "runs_dir": str}
+        given = parse_words(words, kinds, required=["a", "b"])
         runs_dir = Path(given.get("runs_dir", "runs"))
+        wanted = given.get("zoom", "false")
+        if wanted not in _ZOOMS:
+            near = difflib.get_close_matches(wanted, _ZOOMS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"zoom={wanted}: {hint}expected {', '.join(_ZOOMS[:-1])} or {_ZOOMS[-1]}")
+        if "keep" in given and wanted == "false":
+            raise ConfigError(f"keep={given['keep']}: there is nothing to keep without zoom=true")
         comparison = compare.compare_runs(*(_find(key, given[key], runs_dir) for key in ("a", "b")))
+        closer = {} if wanted == "false" else _zoom(comparison, wanted, given.get("keep"))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(asdict(comparison)) if as_json else compare.report(comparison))
+    if as_json:
+        print(json.dumps(asdict(comparison) | {key: found for key, (found, _) in closer.items()}))
+    else:
+        print("\n\n".join([compare.report(comparison), *(text for _, text in closer.values())]))
     return 0 if comparison.verdict == compare.IDENTICAL else 1
+
+
+def _zoom(
+    comparison: compare.Comparison, wanted: str, keep: str | None
+) -> dict[str, tuple[dict[str, Any] | None, str]]:
+    """What a closer look finds, for JSON and as text; nothing where the runs do not part."""
+    if comparison.verdict != compare.DIVERGED:
+        return {"zoom": (None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on")}
+    from rltemplate import zoom
+
+    found = zoom.zoom_in(
+        comparison,
+        from_start=wanted == "start",
+        keep=None if keep is None else Path(keep).expanduser(),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    return {"zoom": (asdict(found), zoom.report(found))}
 
 
 def _find(key: str, text: str, runs_dir: Path) -> Path:

@@ -66,6 +66,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run.*",
     ),
     "__main__": ("train",),
+    # The process that runs a part of a run again, and what starts it and looks at what it kept.
+    "replay": ("types", "foreign_rng", "config", "launch", "run.*", "train"),
+    "zoom": ("types", "config", "launch", "replay", "run", "run.*", "analysis.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
     "certificate": (),
     "disturbances": ("config", "run.determinism"),
