@@ -73,7 +73,7 @@ train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
 	$(call RUN,evaluate,$(WORDS))
 
-compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=RUN
+compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=RUN [zoom=true]
 	$(call RUN,compare,$(WORDS))
 
 prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]

@@ -93,7 +93,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 _ENVIRONMENT = (
     "The environment itself: versions of gymnasium and of the simulator; the C library's sin, cos and pow, "
     "which differ by its version and with or without fused multiply-add; BLAS behind np.linalg.norm, as in "
-    "rewards of Reacher and Pusher; env.async_envs."
+    "rewards of Reacher and Pusher; sums over a Python set, whose order is that of hashes; env.async_envs."
 )
 
 # By event and item, by item, and by the parts of an item's name between slashes, the first part first and
