@@ -42,8 +42,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
         module, _, name = spec.id.rpartition(":")
         if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
             importlib.import_module(module)
-        found = gym.spec(name)
-        if "mujoco" in str(found.entry_point):
+        if uses_mujoco(name):
             _quiet_mujoco()
         return gym.make(
             spec.id,
@@ -64,6 +63,11 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
         if spec.kwargs:
             raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {_first_line(error)}") from error
         raise
+
+
+def uses_mujoco(env_id: str) -> bool:
+    """Whether a registered environment is one of Gymnasium's that simulate with MuJoCo."""
+    return "mujoco" in str(gym.spec(env_id.rpartition(":")[2]).entry_point)
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from rltemplate import kernels
-from rltemplate.config import Config, from_dict
+from rltemplate.config import from_dict
 from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.launch import Job
 from rltemplate.run import checks, determinism
-from rltemplate.train import build_algorithm
-from rltemplate.types import Algorithm, ConfigError
-
-if TYPE_CHECKING:
-    import torch
+from rltemplate.train import build_algorithm, trial
+from rltemplate.types import ConfigError
 
 REFUSED = 2
-
-
-def _repeats(config: Config, algorithm: Algorithm, device: torch.device) -> dict[str, Any]:
-    return checks.check_repeats(algorithm.forward_passes(), device, config.determinism.level.name)
-
-
-def _rows(config: Config, algorithm: Algorithm, device: torch.device) -> dict[str, Any]:
-    return checks.check_rows(algorithm.forward_passes(), device, kernels.in_force()["products"])
-
-
-CHECKS: dict[str, Callable[[Config, Algorithm, torch.device], dict[str, Any]]] = {
-    "repeats": _repeats,
-    "rows": _rows,
-}
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
@@ -50,12 +32,12 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)
-    device = determinism.resolve_device(config.device.name)
     found: dict[str, Any] = {}
     try:
+        tried = trial(config, algorithm)
         for name in names:
             try:
-                found[name] = CHECKS[name](config, algorithm, device)
+                found[name] = checks.CHECKS[name](tried)
             except ConfigError as error:
                 found[name] = {"holds": False, "problem": str(error)}
     finally:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
-from rltemplate.envs import Envs, EnvSpec, make_env
+from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.launch import PROJECT, Job
 from rltemplate.rng import Streams, env_seeds
@@ -241,16 +241,21 @@ def go_on(algorithm: Algorithm, run_dir: Path, checkpoint: Path) -> int:
     return int(state["iterations"])
 
 
+def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
+    """The run of a configuration, to be tried."""
+    return checks.Trial(
+        switches=config.determinism,
+        passes=algorithm.forward_passes(),
+        device=determinism.resolve_device(config.device.name),
+        products=kernels.in_force()["products"],
+        physics=uses_mujoco(config.env.id),
+    )
+
+
 def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     """What the run's level promises, tried here and now; `ConfigError` if it does not hold."""
-    switches, device = config.determinism, determinism.resolve_device(config.device.name)
-    tried: dict[str, Any] = {}
-    if switches.deterministic_algorithms:
-        tried["repeats"] = checks.check_repeats(algorithm.forward_passes(), device, switches.level.name)
-    products = kernels.in_force()["products"]
-    if products != "plain":
-        tried["rows"] = checks.check_rows(algorithm.forward_passes(), device, products)
-    return tried
+    tried = trial(config, algorithm)
+    return {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
 
 
 def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:

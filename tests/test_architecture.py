@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "algos.*": ("algos", "types", "rng", "networks", "optim", "normalize", "buffers", "envs", "kernels"),
     # Applies a level and reads it back, also from the package's own kernels.
     "run.determinism": ("types", "run", "run.*", "kernels"),
+    "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
     # Reads run folders, so that comparing works on a laptop without torch.
     "analysis.*": ("types", "run.paths", "run.record", "analysis", "analysis.*"),

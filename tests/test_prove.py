@@ -240,7 +240,6 @@ def test_the_inverse_of_repeat_runs_without_its_switches(repeat: dict[str, Any])
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="check_repeats indexes 20,000 elements, and torch uses threads from 32,768 on")
 def test_the_check_of_repeat_fails_without_its_switches(repeat: dict[str, Any]) -> None:
     seen = {each["what"]: each for each in repeat["inverse"]["seen"]}
     assert seen["check repeats"]["fails"]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rltemplate.run import profile
 from rltemplate.types import ConfigError, ForwardPass
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ def check_repeats(passes: Mapping[str, ForwardPass], device: torch.device, level
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    index = torch.randint(50, (20_000,), generator=generator).to(device)
-    weight = torch.randn(20_000, generator=generator).to(device)
+    index = torch.randint(50, (50_000,), generator=generator).to(device)
+    weight = torch.randn(50_000, generator=generator).to(device)
 
     def indexed() -> list[Tensor]:
         table = torch.zeros(50, device=device, requires_grad=True)
@@ -109,3 +111,51 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class Switches(profile.Switches, Protocol):
+    """What this module needs of the configuration."""
+
+    deterministic_algorithms: bool
+
+    @property
+    def level(self) -> profile.Named:
+        """Its own name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run that is about to begin.
+
+    `products` is the way of matrix products in force, `physics` whether the environment uses MuJoCo.
+    """
+
+    switches: Switches
+    passes: Mapping[str, ForwardPass]
+    device: torch.device
+    products: str
+    physics: bool
+
+
+def _golden(trial: Trial) -> dict[str, Any]:
+    found = profile.check(trial.switches, trial.device.type, trial.physics)
+    return {"profile": trial.switches.profile, "digests": found, "holds": True}
+
+
+# By name; each gives what it found, or raises `ConfigError`.
+CHECKS: dict[str, Callable[[Trial], dict[str, Any]]] = {
+    "golden": _golden,
+    "repeats": lambda trial: check_repeats(trial.passes, trial.device, trial.switches.level.name),
+    "rows": lambda trial: check_rows(trial.passes, trial.device, trial.products),
+}
+
+
+def promised(trial: Trial) -> list[str]:
+    """Names of the checks that belong to what the run's switches promise."""
+    due = {
+        "golden": trial.switches.profile is not None,
+        "repeats": trial.switches.deterministic_algorithms,
+        "rows": trial.products != "plain",
+    }
+    return [name for name in CHECKS if due[name]]
