@@ -28,7 +28,10 @@ def table(folders: Iterable[Path]) -> str:
     seen: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
     for folder in folders:
         record = read_record(folder)
-        config = yaml.safe_load((folder / paths.CONFIG).read_text())
+        try:
+            config = yaml.safe_load((folder / paths.CONFIG).read_text())
+        except OSError as error:
+            raise ConfigError(f"{folder}: {paths.CONFIG} cannot be read, {error.strerror}") from None
         if config["algo"]["name"] != "ppo" or not record.get("trace"):
             raise ConfigError(f"{folder}: expected a traced run of PPO that has ended")
         rows = map(json.loads, (folder / paths.METRICS).read_text().splitlines())

@@ -244,16 +244,14 @@ def mkl_branch() -> str | None:
 
 def blas_kernels() -> str | None:
     """The processor whose kernels numpy's OpenBLAS uses, or None where numpy has another BLAS."""
-    import numpy as np
+    from rltemplate import kernels
 
-    for path in Path(np.__file__).parent.with_name("numpy.libs").glob("libscipy_openblas*"):
-        try:
-            name = ctypes.CDLL(str(path)).scipy_openblas_get_corename64_
-        except (OSError, AttributeError):
-            continue
-        name.restype = ctypes.c_char_p
-        return str(name().decode())
-    return None
+    library = kernels.blas_library()
+    if library is None:
+        return None
+    name = library.scipy_openblas_get_corename64_
+    name.restype = ctypes.c_char_p
+    return str(name().decode())
 
 
 def resolve_device(name: str) -> torch.device:
