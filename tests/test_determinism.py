@@ -28,7 +28,11 @@ draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]
 generator = torch.Generator().manual_seed(0)
 index = torch.randint(50, (200_000,), generator=generator)
 values = torch.randn(200_000, generator=generator)
-results = {torch.zeros(50).index_put_((index,), values, accumulate=True).numpy().tobytes() for _ in range(40)}
+results = set()
+for i in range(2000):  # on busy cores the threads rarely meet
+    results.add(torch.zeros(50).index_put_((index,), values, accumulate=True).numpy().tobytes())
+    if i >= 40 and (len(results) > 1 or settings["deterministic_algorithms"]):
+        break
 seen = {"results": len(results), "draws": draws, "compiler": "torch._inductor" in sys.modules}
 print(json.dumps({"settings": settings, **seen}))
 """

@@ -103,8 +103,11 @@ def process_environment(switches: Switches, num_threads: int) -> dict[str, str |
         # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
+        # Used for products at profile, where more threads would cut batches in other places.
+        "OPENBLAS_NUM_THREADS": "1" if switches.products.name == "blas" else threads,
     }
+    if switches.numpy_without is not None:
+        variables["NPY_ENABLE_CPU_FEATURES"] = None  # numpy takes the one variable or the other
     chosen = {
         "ATEN_CPU_CAPABILITY": switches.cpu_capability,
         "ONEDNN_MAX_CPU_ISA": switches.onednn_isa,
