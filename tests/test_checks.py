@@ -130,9 +130,9 @@ def test_a_network_that_looks_at_its_neighbours_is_found() -> None:
 
 def train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts/train.py"), *words, "logger=none", "video_every=0"]
-    return subprocess.run(
-        [*command, f"run_dir={folder}"], env=os.environ | environment, capture_output=True, text=True
-    )
+    # Two threads that wait for each other by spinning take minutes where another program has their core.
+    patient = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | environment
+    return subprocess.run([*command, f"run_dir={folder}"], env=patient, capture_output=True, text=True)
 
 
 def first_ratios(folder: Path) -> set[float]:
