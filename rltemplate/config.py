@@ -199,11 +199,14 @@ def check(config: Config) -> None:
         raise ConfigError(problem)
     for problem in config.algo.problems(config.env.num_envs):
         raise ConfigError(problem)
-    if config.compile and config.determinism.products is not Products.plain:
+    level, products = config.determinism.level, config.determinism.products
+    if config.compile and (products is not Products.plain or level in (Level.invariant, Level.profile)):
         raise ConfigError(
-            f"compile=true: not with determinism.products={config.determinism.products.name}, for compiled "
+            f"compile=true: not at determinism={level.name} with products={products.name}, for compiled "
             "updates round otherwise than the policy that acts; use compile=false, or determinism=repeat"
         )
+    if level is Level.profile and config.determinism.profile is None:
+        raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
     for name, instead in _SET_BY_THE_PROJECT.items():
         if name in config.env.kwargs:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")

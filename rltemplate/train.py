@@ -32,7 +32,7 @@ from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import load_checkpoint, load_experience, save_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
-from rltemplate.run.faults import Fault
+from rltemplate.run.faults import Fault, parse_fault
 from rltemplate.run.logger import JsonlWriter, Logger
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import Record
@@ -231,6 +231,8 @@ def watched(trace: Trace | None) -> tuple[Probe, Fault | None]:
 def go_on(algorithm: Algorithm, run_dir: Path, checkpoint: Path) -> int:
     """Continue from a checkpoint, bit for bit; the number of iterations that had ended there."""
     state = load_checkpoint(run_dir, checkpoint)
+    if "progress" not in state:
+        raise ConfigError(f"{checkpoint}: was made by an earlier version, without the state of environments")
     algorithm.load_state_dict(state)
     progress = state["progress"]
     held = algorithm.experience(0)
@@ -248,7 +250,8 @@ def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
         passes=algorithm.forward_passes(),
         device=determinism.resolve_device(config.device.name),
         products=kernels.in_force()["products"],
-        physics=uses_mujoco(config.env.id),
+        # Environments of others may use MuJoCo without saying so; the first one has been made by now.
+        physics=uses_mujoco(config.env.id) or "mujoco" in sys.modules,
     )
 
 
@@ -273,11 +276,16 @@ def run(job: Job) -> int:
     seed_foreign_code(config.seed)
     algorithm, envs = build_algorithm(config)
     try:
-        tried = check_level(config, algorithm)  # the last that may refuse; nothing has been written yet
-    except ConfigError:
+        tried = check_level(config, algorithm)
+        if FAULT in os.environ:
+            parse_fault(os.environ[FAULT])
+            if config.compile:
+                raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
+        # From here on nothing refuses, and until here nothing has been written.
+    except BaseException:
         algorithm.close()
         raise
-    stop = Stop()
+    stop, observers = Stop(), None
     outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
     # On the way out each step is taken whatever becomes of the others, the last entered first.
     with stop.listening(), contextlib.ExitStack() as ending:
@@ -304,10 +312,13 @@ def run(job: Job) -> int:
             if not observers.complete:
                 observers.interrupted()
             outcome["status"] = "finished" if observers.complete else "interrupted"
-            outcome["trace"] = None if observers.trace is None else observers.trace.facts()
         except BaseException as raised:
             outcome["error"] = f"{type(raised).__name__}: {raised}".splitlines()[0]
             raise
+        finally:
+            if observers is not None and observers.trace is not None:
+                outcome["trace"] = observers.trace.facts()
+    assert observers is not None
     return FINISHED if observers.complete or stop.signal is None else 128 + stop.signal
 
 

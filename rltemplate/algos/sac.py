@@ -217,10 +217,10 @@ class SAC:
                 step = self.envs.step(action)
                 reward = probe("reward", step.reward.astype(np.float32))
                 terminated = probe("terminated", step.terminated)
-                probe("truncated", step.truncated)
+                truncated = probe("truncated", step.truncated)
                 next_obs = probe("next_obs", step.next_obs)
                 self.replay.add(obs, action, reward, next_obs, terminated)
-                seen.steps.append((obs, action, reward, terminated, step.truncated, next_obs))
+                seen.steps.append((obs, action, reward, terminated, truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
                 self.env_steps += self.envs.num_envs
@@ -265,6 +265,7 @@ class SAC:
             "actor/optimizer/nu": learner.actor_adam.nu,
             "actor/params": learner.actor,
             "alpha/optimizer/mu": learner.alpha_adam.mu,
+            "alpha/optimizer/nu": learner.alpha_adam.nu,
             "alpha/log_alpha": learner.log_alpha,
         }
 

@@ -26,9 +26,9 @@ _RACES = 100  # threads that share a core with another program seldom meet
 
 
 def check_repeats(passes: Mapping[str, ForwardPass], device: torch.device, level: str) -> dict[str, Any]:
-    """Equal inputs give equal bits, several times over: forward, backward, and a gradient of indexing.
+    """Equal inputs give equal bits, several times over: networks, back to their inputs, and indexing.
 
-    The last is where torch's fast kernels add in the order in which threads arrive.
+    The gradient of indexing is where torch's fast kernels add in the order in which threads arrive.
     """
     import torch
 
@@ -52,7 +52,7 @@ def check_repeats(passes: Mapping[str, ForwardPass], device: torch.device, level
                     f"determinism={level}: {name} gives different bits for equal inputs on this machine; "
                     "use num_threads=1, or determinism=fast"
                 )
-    return {"tried": list(tries), "repetitions": _REPETITIONS, "holds": True}
+    return {"tried": list(tries), "repetitions": _REPETITIONS, "of_indexing": _RACES, "holds": True}
 
 
 def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
@@ -152,11 +152,21 @@ CHECKS: dict[str, Callable[[Trial], dict[str, Any]]] = {
 }
 
 
+# What the name of a level promises, whatever its switches have been set to.
+PROMISES: dict[str, tuple[str, ...]] = {
+    "fast": (),
+    "repeat": ("repeats",),
+    "invariant": ("repeats", "rows"),
+    "profile": ("golden", "repeats", "rows"),
+}
+
+
 def promised(trial: Trial) -> list[str]:
-    """Names of the checks that belong to what the run's switches promise."""
-    due = {
+    """Names of the checks that belong to what the level's name or one of its switches promises."""
+    by_switch = {
         "golden": trial.switches.profile is not None,
         "repeats": trial.switches.deterministic_algorithms,
         "rows": trial.products != "plain",
     }
-    return [name for name in CHECKS if due[name]]
+    level = PROMISES[trial.switches.level.name]
+    return [name for name in CHECKS if name in level or by_switch[name]]

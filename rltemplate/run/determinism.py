@@ -156,6 +156,8 @@ def apply(
     products = switches.products.name
     if products == "auto":
         products = "tiled" if resolve_device(device).type == "cuda" else _on_cpu(products)
+    if products == "blas" and resolve_device(device).type != "cpu":
+        raise ConfigError(f"determinism.products=blas: is about CPUs, not device={device}; use tiled")
     kernels.use(products)
     kernels.group_rows(_row_groups())
     wanted = _wanted(switches, num_threads, products)
@@ -177,7 +179,9 @@ def _row_groups() -> int:
 def _instead(switches: Switches, name: str) -> str:
     if name == "mkl_branch":
         return "this CPU does not have it; use determinism.products=padded"
-    if name in ("cpu_capability", "blas_kernels", "numpy_instructions"):
+    if name in ("cpu_capability", "blas_kernels"):
+        if switches.profile is None:
+            return f"this machine cannot; leave determinism.{name} at null"
         return f"this machine cannot be {switches.profile}; use determinism=invariant"
     return "start runs with scripts/train.py, which prepares their process, or use determinism=fast"
 

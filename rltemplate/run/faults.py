@@ -48,16 +48,21 @@ def _flip(array: np.ndarray) -> None:
     words[place] ^= 1
 
 
+def parse_fault(wanted: str) -> tuple[str, int, int]:
+    """Item, iteration and index of what the environment variable asks for. Raises ConfigError."""
+    found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
+    if found is None:
+        raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
+    return found[1], int(found[2]), int(found[3] or 0)
+
+
 class Fault(Probe):
     """Flips one item on its way, before `inner` sees it."""
 
     def __init__(self, inner: Probe, wanted: str, first_iteration: int = 0) -> None:
         """`wanted` as in the environment variable; `first_iteration` is the one that comes first."""
-        found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
-        if found is None:
-            raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
         self._inner = inner
-        self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
+        self._item, self._at, self._index = parse_fault(wanted)
         self._iteration, self._here = first_iteration, 0
         self.done = False
 

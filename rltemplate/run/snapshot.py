@@ -138,6 +138,8 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
 
     def commit(git: Git) -> str:
         _read_tree(git, snapshot)
+        # A work tree that was itself taken from a run's commit still has how that run ended.
+        git("update-index", "--force-remove", OUTCOME_PATH)
         blob = git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode())
         git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{CONFIG_PATH}")
         commit = _commit(git, snapshot, git.line("write-tree"))
