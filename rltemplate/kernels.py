@@ -113,9 +113,7 @@ class Rows(nn.Sequential):
 
 def total(x: Tensor) -> Tensor:
     """The sum of all elements, in an order that does not depend on the number of threads."""
-    if _in_force.products == "plain" or x.numel() <= CHUNK:
-        return x.sum()
-    if _in_force.products == "blas" and x.numel() < SPLIT:
+    if _in_force.products == "plain" or x.numel() < SPLIT:
         return x.sum()
     flat = x.reshape(-1)
     whole = flat.numel() // CHUNK * CHUNK
