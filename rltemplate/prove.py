@@ -31,6 +31,7 @@ from typing import Any
 from rltemplate import certificate, cli, launch
 from rltemplate.algos import check_actions
 from rltemplate.analysis import compare, traces
+from rltemplate.analysis.ratios import METRIC
 from rltemplate.cli.groups import option_names
 from rltemplate.config import Config, Level, TraceDetail, to_dict
 from rltemplate.disturbances import (
@@ -46,6 +47,7 @@ from rltemplate.disturbances import (
     with_changes,
 )
 from rltemplate.run import paths
+from rltemplate.run.checks import PROMISES
 from rltemplate.run.determinism import ROW_GROUPS
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import FINAL_STATUSES, read_record
@@ -57,15 +59,6 @@ FOLDER = "prove"
 HOLDS, BROKEN = "holds", "broken"
 TIMES = 5
 SHORT = 10_000  # environment steps of each run, where the user names no other number
-
-# The checks of rltemplate/level_checks.py that belong to a level.
-PROMISES: dict[Level, tuple[str, ...]] = {
-    Level.repeat: ("repeats",),
-    Level.invariant: ("repeats", "rows"),
-    Level.profile: ("repeats", "rows", "golden"),
-}
-# PPO's largest |ratio - 1| before the first update of an iteration; exactly 0 where rows depend on nothing.
-_RATIO = "policy/first_ratio_max_error"
 
 _LARGEST_SNAPSHOT = 64_000  # characters; Linux allows 128 KiB for a variable, and the job is in it as well
 _GRACE_S = 8.0  # for a run that is asked to end, before it is killed
@@ -167,7 +160,7 @@ def _is_list_of_values(word: str) -> bool:
 
 def _check_provable(config: Config) -> None:
     level = config.determinism.level
-    if level not in PROMISES:
+    if not PROMISES[level.name]:
         allowed = ", ".join(name for name in option_names("determinism") if name != level.name)
         raise ConfigError(f"determinism={level.name}: promises nothing that could be proved; use {allowed}")
     if config.run_dir is not None:
@@ -344,7 +337,7 @@ class Proof:
         question = self.question
         with self.children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
             self._workshop = Path(workshop)
-            promised = self._try_checks(question.config, PROMISES[question.level])
+            promised = self._try_checks(question.config, PROMISES[question.level.name])
             self._snapshot = take_snapshot(launch.PROJECT, keep_ref=self.id)
             self.folder.mkdir(parents=True)
             self.children.folder = self.folder
@@ -383,7 +376,7 @@ class Proof:
         without = _words_without(question.level)
         self._say(f"without it ({without}):")
         try:
-            found = self._try_checks(question.bare, PROMISES[question.level])["checks"]
+            found = self._try_checks(question.bare, PROMISES[question.level.name])["checks"]
         except (ConfigError, RuntimeError) as error:
             seen.append({"what": "checks", "fails": False, "seen": f"could not be tried: {error}"})
             found = {}
@@ -604,8 +597,8 @@ def _ratios(run_dir: Path) -> Iterator[float]:
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / paths.METRICS).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            if _RATIO in row:
-                yield float("inf") if row[_RATIO] is None else float(row[_RATIO])
+            if METRIC in row:
+                yield float("inf") if row[METRIC] is None else float(row[METRIC])
 
 
 def _largest(ratios: Sequence[float]) -> float | None:
@@ -615,7 +608,7 @@ def _largest(ratios: Sequence[float]) -> float | None:
 
 def _ratio_facts(runs: Sequence[Done]) -> dict[str, Any]:
     known = [run.ratio for run in runs if run.ratio is not None]
-    return {"metric": _RATIO, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
+    return {"metric": METRIC, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
 
 
 def _problems(run: Done, level: Level) -> Iterator[str]:
@@ -627,7 +620,7 @@ def _problems(run: Done, level: Level) -> Iterator[str]:
         if isinstance(found, Mapping) and not found.get("holds", True):
             yield f"{who}: the check {name} does not hold"
     if level in INVARIANT and run.ratio:
-        yield f"{who}: {_RATIO} is {run.ratio:g} and must be 0"
+        yield f"{who}: {METRIC} is {run.ratio:g} and must be 0"
 
 
 def _first_divergence(runs: Sequence[Done]) -> compare.Comparison | None:
@@ -660,7 +653,7 @@ def _seen_in(runs: Sequence[Done], level: Level) -> Iterator[dict[str, Any]]:
     yield {"what": "traces", "fails": differ, "seen": compare.headline(comparison)}
     facts = _ratio_facts(runs)
     if level in INVARIANT and facts["values"]:
-        text = f"{_RATIO} is {facts['largest']:g} at most, in {facts['values']:,} values"
+        text = f"{METRIC} is {facts['largest']:g} at most, in {facts['values']:,} values"
         yield {"what": "ratio", "fails": facts["largest"] != 0.0, "seen": text}
 
 

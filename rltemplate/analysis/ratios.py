@@ -13,6 +13,7 @@ from rltemplate.run import paths
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 
+# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
 METRIC = "policy/first_ratio_max_error"
 _HEAD = (
     *("environment", "level", "rows acting", "rows learning", "threads"),
