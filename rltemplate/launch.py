@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from rltemplate.config import Config, to_dict
 from rltemplate.run import paths
-from rltemplate.run.determinism import process_environment
+from rltemplate.run.determinism import prepared
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -136,14 +136,9 @@ def worker_command() -> list[str]:
 
 def worker_environment(job: Job, config: Config, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run's process, the same for equal jobs whoever starts them."""
-    environment = dict(base)
+    environment = prepared(base, config.determinism, config.num_threads)
     for name in (SWEEP_VARIABLE, INHERITED_VARIABLE):
         environment.pop(name, None)
-    for name, value in process_environment(config.determinism, config.num_threads).items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     own = str(PROJECT)
     environment["PYTHONPATH"] = os.pathsep.join([own, *(path for path in others if path != own)])

@@ -207,11 +207,10 @@ def peer_is_installed() -> bool:
 
 def measure(contender: str, algo: str, seconds: float, threads: int, part: str = "peers") -> Any:
     """One measurement in a fresh process."""
-    from rltemplate.run.determinism import process_environment
+    from rltemplate.run.determinism import prepared
 
     level = level_contenders()[contender][0] if part == "levels" else "repeat"
-    variables = process_environment(configuration(algo, False, level).determinism, threads)
-    environment = os.environ | {name: value for name, value in variables.items() if value is not None}
+    environment = prepared(os.environ, configuration(algo, False, level).determinism, threads)
     command = [sys.executable, __file__, "--one", part, contender, algo, str(seconds)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

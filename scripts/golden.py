@@ -41,14 +41,10 @@ def measured(level: str) -> dict[str, str]:
     """The digests, by a process that is prepared as a run's is."""
     from rltemplate.cli import preflight
     from rltemplate.config import to_dict
-    from rltemplate.run.determinism import process_environment
+    from rltemplate.run.determinism import prepared
 
     (config,) = preflight([f"determinism={level}", "local=null"]).configs
-    environment = dict(os.environ)
-    for name, value in process_environment(config.determinism, config.num_threads).items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
+    environment = prepared(os.environ, config.determinism, config.num_threads)
     command = [sys.executable, "-P", str(Path(__file__).resolve()), HERE]
     text = json.dumps(to_dict(config))
     done = subprocess.run(command, input=text, env=environment, stdout=subprocess.PIPE, text=True)

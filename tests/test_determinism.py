@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, Configure
 
-from rltemplate.run.determinism import process_environment, resolve_device
+from rltemplate.run.determinism import prepared, process_environment, resolve_device
 from rltemplate.types import ConfigError
 
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
@@ -42,11 +42,8 @@ def report(configure: Configure, *overrides: str) -> dict[str, object]:
     from rltemplate.config import to_dict
 
     config = configure(*overrides)
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    for name, value in process_environment(config.determinism, config.num_threads).items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
+    base = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = prepared(base, config.determinism, config.num_threads)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(to_dict(config)),

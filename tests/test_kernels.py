@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from rltemplate import kernels
 from rltemplate.networks import mlp
 from rltemplate.optim import FlatModule, gradient
-from rltemplate.run.determinism import process_environment
+from rltemplate.run.determinism import prepared
 
 ELEMENTARY = ("exp", "log", "sqrt", "tanh")
 BATCHES = (1, 2, 7, 8, 9, 64, 300, 305, 700)
@@ -291,11 +291,7 @@ def test_a_row_depends_on_that_row_alone(configure: Configure) -> None:
     config = configure("determinism=profile")
     from rltemplate.config import to_dict
 
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    for name, value in process_environment(config.determinism, 1).items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
+    environment = prepared({**os.environ, "PYTHONPATH": str(ROOT)}, config.determinism, 1)
     done = subprocess.run(
         [sys.executable, "-c", ROWS],
         input=json.dumps(to_dict(config)),

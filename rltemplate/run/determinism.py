@@ -118,6 +118,12 @@ def process_environment(switches: Switches, num_threads: int) -> dict[str, str |
     return variables | {name: value for name, value in chosen.items() if value is not None}
 
 
+def prepared(environment: Mapping[str, str], switches: Switches, num_threads: int) -> dict[str, str]:
+    """`environment` as the process of a run needs it."""
+    merged = {**environment, **process_environment(switches, num_threads)}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
 def _on_cpu(products: str) -> str:
     """`products` with what `auto` means on this machine's CPU."""
     if products != "auto":
