@@ -27,6 +27,14 @@ class ConfigError(Exception):
     """The user asked for something that cannot be had. The message is one or two lines for the user."""
 
 
+class RunError(RuntimeError):
+    """A run cannot go on, for a reason that is neither the user's configuration nor a mistake of this code.
+
+    An environment returned NaN, a worker process died, the disk is full. The message is one or two lines for
+    the user, printed without a traceback; the exit status is 1.
+    """
+
+
 class Episode(NamedTuple):
     """A finished episode as the environment counted it: undiscounted, unscaled return and its length."""
 
