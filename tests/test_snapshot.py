@@ -11,6 +11,8 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,23 @@ from rltemplate.run import exclusions
 from rltemplate.run.snapshot import (
     CONFIG_PATH,
     MAX_NAMED,
+    OUTCOME_PATH,
     DuplicateRunError,
     GitRecord,
     Snapshot,
+    changed_paths,
+    changed_since,
+    commit_outcome,
     commit_run,
+    continue_run,
     take_snapshot,
 )
+from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 CONFIG = "algo: ppo\nseed: 1\n"
+LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"
+REF = "refs/runs/run-1"
 IDENTITY = ("-c", "user.name=Someone", "-c", "user.email=someone@example.org")
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
@@ -35,6 +45,10 @@ NOBODY = 65534
 
 @pytest.fixture(autouse=True)
 def plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    unconfigured(monkeypatch)
+
+
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Git as it is for somebody who never configured it."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
@@ -47,9 +61,19 @@ def git(repo: Path, *args: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.fixture(scope="module")
+def new_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository to be copied: to make one takes four times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        unconfigured(patch)
+        made = make_repo(tmp_path_factory.mktemp("new") / "project")
+    shutil.rmtree(made / ".git" / "hooks")
+    return made
+
+
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return make_repo(tmp_path / "project")
+def repo(tmp_path: Path, new_repo: Path) -> Path:
+    return Path(shutil.copytree(new_repo, tmp_path / "project"))
 
 
 def make_repo(folder: Path) -> Path:
@@ -426,7 +450,7 @@ def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     assert git(repo, "rev-parse", f"{record.commit}:lib").strip() == inside
 
 
-# --- the run goes on ---------------------------------------------------------------------------------
+# --- trouble with git ---------------------------------------------------------------------------------
 
 
 def no_code(record: GitRecord) -> str:
@@ -802,3 +826,550 @@ def test_one_of_many_gets_the_id(repo: Path) -> None:
         for number in range(6)
     ]
     assert sorted(run.communicate()[0].strip() for run in runs) == ["lost"] * 5 + ["won"]
+
+
+# --- a run that goes on ------------------------------------------------------------------------------
+
+
+def go_on(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:
+    """What another process records that goes on with the run and knows it from `record.json` alone."""
+    known = GitRecord.from_dict(json.loads(json.dumps(asdict(before))))
+    return continue_run(take_snapshot(repo), known, "run-1", config)
+
+
+def end(repo: Path, record: GitRecord, status: str) -> str | None:
+    """The run ends; of its snapshot only the place matters by then."""
+    return commit_outcome(Snapshot(top=str(repo)), record, json.dumps({"status": status}))
+
+
+def at(repo: Path, name: str) -> str:
+    return git(repo, "rev-parse", "--verify", name).strip()
+
+
+def history(repo: Path, record: GitRecord) -> list[str]:
+    """The commits of a run, first to last: `code`, or how it ended."""
+    beyond = [] if record.base_commit is None else [f"^{record.base_commit}"]
+    commits = git(repo, "rev-list", "--reverse", "--topo-order", REF, *beyond).split()
+    command = ["git", "-C", str(repo), "cat-file", "--batch=%(objecttype)"]
+    asked = "".join(f"{commit}:{OUTCOME_PATH}\n" for commit in commits)
+    told = subprocess.run(command, input=asked, check=True, stdout=subprocess.PIPE, text=True).stdout
+    lines = [line for line in told.splitlines() if line not in ("blob", "")]
+    return ["code" if line.endswith(" missing") else json.loads(line)["status"] for line in lines]
+
+
+def lost(repo: Path, commits: list[str]) -> list[str]:
+    """Those of `commits` that the history of the ref does not have."""
+    return sorted(set(commits) - set(git(repo, "rev-list", REF).split()))
+
+
+def sound(repo: Path) -> bool:
+    """Whether git finds nothing wrong."""
+    command = ["git", "-C", str(repo), "fsck", "--full", "--strict", "--no-dangling"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_killed_run_goes_on_and_finishes(repo: Path) -> None:
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    before = state(repo)
+    again = go_on(repo, first)
+    assert (again.problem, again.notes, again.ref, again.commit) == (None, [], REF, first.commit)
+    assert history(repo, first) == ["code"]
+    assert end(repo, again, "finished") is None
+    assert history(repo, first) == ["code", "finished"]
+    assert state(repo) == before
+    assert sound(repo)
+
+
+def test_a_run_that_is_interrupted_again_and_again(repo: Path) -> None:
+    (repo / "new.py").write_text("new\n")
+    before = state(repo)
+    first = record = record_run(repo)
+    for status in ("interrupted", "interrupted", "finished"):
+        assert end(repo, record, status) is None
+        assert json.loads(git(repo, "show", f"{REF}:{OUTCOME_PATH}")) == {"status": status}
+        found = stored(repo, REF)
+        del found[OUTCOME_PATH]
+        assert found == {name: content for name, (_, content) in files(repo).items()}
+        record = go_on(repo, record)
+        assert (record.problem, record.ref, record.commit) == (None, REF, first.commit)
+    assert history(repo, first) == ["code", "interrupted", "interrupted", "finished"]
+    assert git(repo, "rev-list", "--merges", REF) == ""
+    assert state(repo) == before
+    assert sound(repo)
+
+
+def test_more_steps_are_a_commit_on_top(repo: Path) -> None:
+    first = record_run(repo)
+    end(repo, first, "finished")
+    ended = at(repo, REF)
+    again = go_on(repo, first, LONGER)
+    assert again.problem is None
+    assert at(repo, REF) == again.commit != first.commit
+    assert at(repo, f"{again.commit}^") == ended
+    assert git(repo, "show", f"{again.commit}:{CONFIG_PATH}") == LONGER
+    assert git(repo, "show", f"{first.commit}:{CONFIG_PATH}") == CONFIG
+    assert go_on(repo, again, LONGER).commit == again.commit  # killed, and on
+    # Killed after its commit was made and before its record was written.
+    assert go_on(repo, first, LONGER).commit == again.commit
+    assert end(repo, again, "finished") is None
+    assert git(repo, "show", f"{REF}:{CONFIG_PATH}") == LONGER
+    assert history(repo, first) == ["code", "finished", "code", "finished"]
+    assert sound(repo)
+
+
+def test_changed_code_is_a_commit_on_top(repo: Path) -> None:
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    (repo / "train.py").write_text("print('better')\n")
+    (repo / "sub" / "deep.py").unlink()
+    git(repo, "commit", "-qam", "better")
+    (repo / "new.py").write_text("new\n")
+    before = state(repo)
+    again = go_on(repo, first)
+    assert again.problem is None
+    assert stored(repo, again.commit) == {name: content for name, (_, content) in files(repo).items()}
+    assert again.base_commit == at(repo, "HEAD")
+    assert f"Base commit: {again.base_commit}" in git(repo, "log", "-1", "--format=%B", f"{again.commit}")
+    assert (again.changed, again.dirty) == (["new.py"], True)
+    assert end(repo, again, "finished") is None
+    assert git(repo, "show", f"{REF}:train.py") == "print('better')\n"
+    assert git(repo, "rev-list", "--first-parent", REF).split()[-2] == first.commit
+    assert state(repo) == before
+
+    (repo / "train.py").write_text("print('train')\n")
+    (repo / "sub" / "deep.py").write_text("x = 1\n")
+    (repo / "new.py").unlink()
+    back = go_on(repo, again)  # the code of the beginning: what ran last was another
+    assert back.tree == first.tree
+    assert back.commit == at(repo, REF) != first.commit
+    assert lost(repo, [f"{first.commit}", f"{again.commit}"]) == []
+
+
+def test_who_commits_the_code_of_the_run_has_not_changed_it(repo: Path) -> None:
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "what the run began with")
+    again = go_on(repo, first)
+    assert again.commit == first.commit == at(repo, REF)
+    assert again.base_commit == at(repo, "HEAD") != first.base_commit
+    assert changed_since(first, take_snapshot(repo)) == []
+
+    git(repo, "update-ref", "-d", REF)
+    git(repo, "gc", "-q", "--prune=now")
+    assert go_on(repo, first).commit == first.commit == at(repo, REF)
+
+
+def test_commits_of_a_run_never_go_back_in_time(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on from an older base commit than the one it began on."""
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "@2000000000 +0000")
+    git(repo, "commit", "-q", "--allow-empty", "-m", "later")
+    monkeypatch.delenv("GIT_COMMITTER_DATE")
+    record = record_run(repo)
+    git(repo, "reset", "-q", "--hard", "HEAD^")
+    record = go_on(repo, record, LONGER)
+    end(repo, record, "finished")
+    times = git(repo, "log", "--format=%ct", REF).split()
+    assert times[:3] == ["2000000000"] * 3
+    assert int(times[-1]) < 2000000000  # the case is real
+
+
+@pytest.mark.parametrize("gc", [False, True])
+def test_a_deleted_ref_is_made_again(repo: Path, gc: bool) -> None:
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    git(repo, "update-ref", "-d", REF)
+    if gc:
+        git(repo, "gc", "-q", "--prune=now")
+    again = go_on(repo, first)
+    assert (again.problem, again.notes) == (None, [])
+    assert again.commit == first.commit == at(repo, REF)
+
+    end(repo, again, "interrupted")
+    longer = go_on(repo, again, LONGER)
+    git(repo, "update-ref", "-d", REF)
+    if gc:
+        git(repo, "gc", "-q", "--prune=now")
+    last = go_on(repo, longer, LONGER)
+    assert last.problem is None
+    assert at(repo, REF) == last.commit
+    if gc:  # of what came before the last commit nothing is left
+        assert last.commit != longer.commit
+        assert history(repo, first) == ["code"]
+        assert any("begins where the run went on" in note for note in last.notes)
+    else:
+        assert last.commit == longer.commit
+        assert history(repo, first) == ["code", "interrupted", "code"]
+    assert end(repo, last, "finished") is None
+    assert sound(repo)
+
+
+def test_a_clone_without_the_ref(repo: Path, tmp_path: Path) -> None:
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repo), str(clone))
+    again = go_on(clone, first)
+    assert (again.problem, again.notes, again.commit) == (None, [], first.commit)
+    assert end(clone, again, "finished") is None
+    assert history(clone, first) == ["code", "finished"]
+    assert sound(clone)
+
+    (repo / "train.py").write_text("never pushed\n")
+    git(repo, "commit", "-qam", "never pushed")
+    git(repo, "update-ref", "-d", REF)
+    unpushed = record_run(repo)
+    git(clone, "update-ref", "-d", REF)
+    (clone / "train.py").write_text("never pushed\n")
+    again = go_on(clone, unpushed)
+    assert (again.problem, again.tree) == (None, unpushed.tree)
+    assert again.commit != unpushed.commit
+    assert at(clone, f"{REF}^") == at(clone, "HEAD")
+    assert len(again.notes) == 1
+
+
+def test_a_clone_that_fetched_the_ref(repo: Path, tmp_path: Path) -> None:
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repo), str(clone))
+    git(clone, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    (clone / "new.py").write_text("new\n")
+    again = go_on(clone, first)
+    assert again.commit == first.commit
+    assert end(clone, again, "interrupted") is None
+    longer = go_on(clone, again, LONGER)
+    assert end(clone, longer, "finished") is None
+    assert history(clone, first) == ["code", "interrupted", "interrupted", "code", "finished"]
+    git(clone, "push", "-q", "origin", "refs/runs/*:refs/runs/*")  # goes on from what is there
+    assert at(repo, REF) == at(clone, REF)
+    assert sound(clone)
+    assert sound(repo)
+
+
+def test_a_checkout_of_the_run_is_its_code(repo: Path, tmp_path: Path) -> None:
+    """The way to go on with a run whose code has been changed since; the checkout has its outcome, too."""
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    (repo / "train.py").write_text("changed\n")
+    copy = tmp_path / "as-it-was"
+    git(repo, "worktree", "add", "-q", "--detach", str(copy), REF)
+    assert (copy / OUTCOME_PATH).exists()
+    assert changed_since(first, take_snapshot(repo)) == ["train.py"]
+    assert changed_since(first, take_snapshot(copy)) == []
+    again = go_on(copy, first)
+    assert again.commit == first.commit
+    longer = go_on(copy, again, LONGER)
+    assert git(repo, "ls-tree", f"{longer.commit}", OUTCOME_PATH) == ""
+    assert end(copy, longer, "finished") is None
+    assert history(repo, first) == ["code", "interrupted", "code", "finished"]
+
+
+def test_a_repository_that_had_no_commits_when_the_run_began(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    (tmp_path / "train.py").write_text("first\n")
+    first = record_run(tmp_path)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    assert go_on(tmp_path, first).commit == first.commit
+    git(tmp_path, "update-ref", "-d", REF)
+    git(tmp_path, "gc", "-q", "--prune=now")
+    again = go_on(tmp_path, first)
+    assert (again.problem, again.commit) == (None, first.commit)
+    assert end(tmp_path, again, "finished") is None
+    assert history(tmp_path, first) == ["code", "finished"]
+
+
+def test_the_start_was_not_recorded(repo: Path) -> None:
+    """A run that began where there was no git goes on where there is."""
+    unknown = replace(record_run(repo, "other"), ref=None, commit=None, tree=None, base_commit=None)
+    again = go_on(repo, unknown)
+    assert (again.problem, again.notes, again.ref) == (None, [], REF)
+    assert at(repo, REF) == again.commit
+    assert "names no commit" in no_code(go_on(repo, unknown))
+
+
+# --- a ref that is not what it was -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["commit", "sibling", "blob", "dangling", "unknown"])
+def test_a_ref_with_something_else_is_left_alone(repo: Path, kind: str) -> None:
+    before = record = record_run(repo)
+    if kind == "commit":
+        foreign = at(repo, "HEAD")  # behind the run's commit, which is gone
+        git(repo, "update-ref", "-d", REF)
+        git(repo, "gc", "-q", "--prune=now")
+    elif kind == "sibling":
+        foreign = f"{commit_run(take_snapshot(repo), 'other', LONGER).commit}"
+    elif kind == "blob":
+        foreign = at(repo, "HEAD:train.py")
+    elif kind == "dangling":
+        foreign = "1" * len(at(repo, "HEAD"))
+    else:  # what the record names was never here
+        foreign, before = f"{record.commit}", replace(record, commit="2" * len(at(repo, "HEAD")))
+    path = repo / ".git" / REF
+    path.write_text(f"{foreign}\n")
+    problem = no_code(go_on(repo, before, LONGER))
+    assert REF in problem
+    told = end(repo, before, "finished")
+    assert told is not None
+    assert "\n" not in told
+    assert path.read_text() == f"{foreign}\n"
+    if kind == "dangling":
+        return
+    advice = problem.split("`")[1::2]
+    for command in advice:
+        subprocess.run(["sh", "-c", command], cwd=repo, check=True)
+    assert at(repo, "refs/kept/run-1") == foreign
+    again = go_on(repo, before, LONGER)
+    assert (again.problem, again.ref) == (None, REF)
+    assert end(repo, again, "finished") is None
+
+
+def test_a_ref_that_was_set_back_moves_up_again(repo: Path) -> None:
+    """As after `git fetch origin '+refs/runs/*:refs/runs/*'` of a state that was pushed earlier."""
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    pushed = at(repo, REF)
+    longer = go_on(repo, first, LONGER)
+    git(repo, "update-ref", REF, pushed)
+    again = go_on(repo, longer, LONGER)
+    assert (again.problem, again.commit) == (None, longer.commit)
+    assert at(repo, REF) == longer.commit
+    git(repo, "update-ref", REF, pushed)  # while the run is under way
+    assert end(repo, again, "finished") is None
+    assert history(repo, first) == ["code", "interrupted", "code", "finished"]
+
+
+def test_a_ref_that_is_deleted_under_way_stays_deleted(repo: Path) -> None:
+    record = record_run(repo)
+    git(repo, "update-ref", "-d", REF)
+    assert "was deleted" in str(end(repo, record, "finished"))
+    assert git(repo, "for-each-ref", "refs/runs") == ""
+
+
+def test_going_on_without_git_or_repository(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, snapshot = record_run(repo), take_snapshot(repo)
+    (tmp_path / "elsewhere").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+        assert "git init" in no_code(go_on(tmp_path / "elsewhere", first))
+        assert changed_since(first, take_snapshot(tmp_path / "elsewhere")) is None
+        assert changed_paths(tmp_path / "elsewhere", f"{first.tree}", f"{first.commit}") is None
+        assert changed_paths(tmp_path / "elsewhere", f"{first.tree}", f"{first.tree}") == []
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert "git cannot be started" in no_code(go_on(repo, first))
+    assert "git cannot be started" in no_code(continue_run(snapshot, first, "run-1", LONGER))
+    assert "git cannot be started" in str(commit_outcome(snapshot, first, "{}"))
+
+
+def test_the_record_of_another_version_is_refused(repo: Path) -> None:
+    values = asdict(record_run(repo))
+    assert GitRecord.from_dict(values) == GitRecord(**values)
+    for odd in ({**values, "blessed": True}, {key: values[key] for key in values if key != "tree"}):
+        with pytest.raises(ConfigError, match=r"look at: (blessed|tree)$"):
+            GitRecord.from_dict(odd)
+
+
+# --- what of the code has changed --------------------------------------------------------------------
+
+
+def test_changed_paths_are_named(repo: Path) -> None:
+    first = take_snapshot(repo)
+    assert first.tree is not None
+    assert changed_paths(repo, first.tree, first.tree) == []
+    (repo / "train.py").write_text("changed\n")
+    (repo / "sub" / "deep.py").rename(repo / "sub" / "moved.py")
+    (repo / "ünï\n.py").write_text("new\n")
+    (repo / ".gitignore").chmod(0o755)
+    (repo / CONFIG_PATH).parent.mkdir(parents=True)
+    (repo / CONFIG_PATH).write_text("of an earlier run\n")
+    second = take_snapshot(repo)
+    assert second.tree is not None
+    names = {"train.py", "sub/deep.py", "sub/moved.py", "ünï\n.py", ".gitignore"}
+    assert set(changed_paths(repo, first.tree, second.tree) or []) == names
+    assert set(changed_paths(repo / "sub", second.tree, first.tree) or []) == names
+    assert changed_paths(repo, "3" * len(first.tree), second.tree) is None
+    assert changed_paths(repo, first.tree, "3" * len(first.tree)) is None
+    assert changed_paths(repo, at(repo, "HEAD:train.py"), second.tree) is None
+
+
+def test_changes_are_known_when_the_recorded_tree_is_gone(repo: Path, tmp_path: Path) -> None:
+    """A ref holds the tree with the configuration; the tree without it may fall to `git gc`."""
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    git(repo, "gc", "-q", "--prune=now")
+    (repo / "train.py").write_text("changed\n")
+    snapshot = take_snapshot(repo)
+    assert changed_paths(repo, f"{first.tree}", f"{snapshot.tree}") is None  # the case is real
+    assert changed_since(first, snapshot) == ["train.py"]
+    git(repo, "update-ref", "-d", REF)
+    git(repo, "gc", "-q", "--prune=now")
+    assert changed_since(first, take_snapshot(repo)) is None
+    (repo / "train.py").write_text("print('train')\n")
+    assert changed_since(first, take_snapshot(repo)) == []
+
+    clean = record_run(make_repo(tmp_path / "clean"), "run-2")
+    git(tmp_path, "clone", "-q", str(tmp_path / "clean"), str(tmp_path / "clone"))
+    (tmp_path / "clone" / "train.py").write_text("changed\n")
+    assert changed_since(clean, take_snapshot(tmp_path / "clone")) == ["train.py"]
+
+
+# --- two processes with one run ----------------------------------------------------------------------
+
+
+def first_before(folder: Path, command: str, action: str) -> str:
+    """A PATH whose git runs the shell command `action`, once, before the first `command`."""
+    folder.mkdir()
+    real = shutil.which("git")
+    script = f"""\
+        #!/bin/sh
+        case " $* " in *" {command} "*)
+            if mkdir '{folder}/done' 2>/dev/null; then
+                '{real}' -C "$2" {action}
+            fi;;
+        esac
+        exec '{real}' "$@"
+    """
+    (folder / "git").write_text(textwrap.dedent(script))
+    (folder / "git").chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("command", "ref"), [("commit-tree", "there"), ("update-ref", "there"), ("update-ref", "missing")]
+)
+def test_of_two_that_go_on_one_is_told(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, ref: str
+) -> None:
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    start = at(repo, REF)
+    winner = go_on(repo, first, LONGER)
+    git(repo, "update-ref", "refs/kept/all", REF)
+    git(repo, "update-ref", REF, start)
+    if ref == "missing":
+        git(repo, "update-ref", "-d", REF)
+    snapshot = take_snapshot(repo)
+    with monkeypatch.context() as patch:
+        action = f"update-ref {REF} {winner.commit}"
+        patch.setenv("PATH", first_before(tmp_path / "bin", command, action))
+        loser = continue_run(snapshot, first, "run-1", CONFIG + "seed: 2\n")
+    assert (tmp_path / "bin" / "done").exists()
+    assert "twice" in no_code(loser)
+    assert at(repo, REF) == winner.commit
+    assert end(repo, loser, "interrupted") is None  # nothing was recorded, so there is nothing to add to
+    assert at(repo, REF) == winner.commit
+    assert end(repo, winner, "finished") is None
+    assert history(repo, first) == ["code", "interrupted", "code", "finished"]
+
+
+RACE = """
+    import json, sys
+    from dataclasses import replace
+    from pathlib import Path
+    from rltemplate.run.snapshot import GitRecord, commit_outcome, continue_run, take_snapshot
+    project, before, what, number = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
+    record, snapshot = GitRecord.from_dict(before), take_snapshot(project)
+    print("ready", flush=True)
+    sys.stdin.read()
+    if what == "go on":
+        record = continue_run(snapshot, record, "run-1", f"number: {number}")
+        print(record.problem or record.commit)
+    else:
+        print(commit_outcome(snapshot, record, json.dumps({"status": number})) or "kept")
+"""
+
+
+def race(repo: Path, record: GitRecord, what: str, count: int) -> list[str]:
+    """What `count` processes say that do the same thing at once."""
+    command = [sys.executable, "-c", textwrap.dedent(RACE), str(repo), json.dumps(asdict(record)), what]
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(number)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                )
+            )
+            for number in range(count)
+        ]
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in running:  # each waits for the end of its input
+            assert process.stdin is not None
+            process.stdin.close()
+        said = [process.stdout.read().strip() for process in running if process.stdout is not None]
+    assert [process.returncode for process in running] == [0] * count
+    return said
+
+
+def test_whatever_was_recorded_stays_when_many_go_on_at_once(repo: Path) -> None:
+    first = record_run(repo)
+    said = race(repo, first, "go on", 3)
+    made = [line for line in said if "twice" not in line]
+    assert len(made) >= 1
+    assert lost(repo, [f"{first.commit}", *made]) == []
+    assert history(repo, first) == ["code"] * (1 + len(made))
+    assert sound(repo)
+
+
+def test_all_outcomes_stay_when_many_end_at_once(repo: Path) -> None:
+    first = record_run(repo)
+    assert race(repo, first, "end", 3) == ["kept"] * 3
+    assert sorted(history(repo, first)) == ["0", "1", "2", "code"]
+
+
+def test_an_outcome_comes_with_the_code_that_had_it(repo: Path) -> None:
+    """Somebody goes on elsewhere, with more steps, while the run that was taken for dead still ends."""
+    first = record_run(repo)
+    longer = go_on(repo, first, LONGER)
+    assert end(repo, first, "failed") is None
+    assert history(repo, first) == ["code", "code", "failed"]
+    assert git(repo, "show", f"{REF}:{CONFIG_PATH}") == CONFIG
+    assert end(repo, longer, "finished") is None
+    assert git(repo, "show", f"{REF}:{CONFIG_PATH}") == LONGER
+    assert lost(repo, [f"{first.commit}", f"{longer.commit}"]) == []
+
+
+def test_what_is_lost_would_be_seen(repo: Path) -> None:
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    ended = at(repo, REF)
+    git(repo, "update-ref", REF, f"{first.commit}")
+    assert lost(repo, [f"{first.commit}", ended]) == [ended]
+    assert history(repo, first) == ["code"]
+    assert sound(repo)
+    blob = at(repo, f"{REF}:{CONFIG_PATH}")
+    (repo / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    assert not sound(repo)
+
+
+def test_going_on_beside_gc(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = "read-tree|write-tree|commit-tree|pack-objects|update-ref|rev-list"
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    end(repo, first, "interrupted")
+    (repo / "new.py").write_text("newer\n")
+    (repo / "sub" / "new.py").write_text("new, too\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", gc_before(tmp_path / "bin", commands, 1000))
+        record = continue_run(take_snapshot(repo), first, "run-1", LONGER)
+        assert record.problem is None
+        assert end(repo, record, "finished") is None
+    assert (tmp_path / "bin" / "count").exists()
+    assert history(repo, first) == ["code", "interrupted", "code", "finished"]
+    assert git(repo, "show", f"{REF}:new.py") == "newer\n"
+    assert git(repo, "show", f"{REF}:sub/new.py") == "new, too\n"
+    git(repo, "gc", "-q", "--prune=now")
+    assert sound(repo)
+    assert not list((repo / ".git" / "objects" / "pack").glob("*.keep"))

@@ -8,6 +8,9 @@ refs/runs/ID` is up to the user. Git's own conversions apply as in `git add` (li
 whatever the work tree has, and when the run has ended a second commit on top of it holds how it ended in the
 other. The first is a function of base commit, tree and configuration, so equal runs share it.
 
+A run that goes on keeps its ref and only ever adds to it: another commit if code or configuration are no
+longer what they were, then how it ended this time. A ref that leads somewhere else is left alone.
+
 Against `git gc`, also with `--prune=now`: new objects are unreachable until the ref exists. While gc runs
 they are therefore held in a pack that git is told to keep, and every commit is checked for completeness
 before and after its ref is made. A lost object makes another attempt, with everything built aside and moved
@@ -19,15 +22,17 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rltemplate.run.exclusions import SkippedFile
-from rltemplate.run.git import Git, GitError, attempt
-from rltemplate.run.paths import REF_PREFIX, safe_name
+from rltemplate.run.git import Git, GitError, attempt, shown
+from rltemplate.run.paths import RECORD, REF_PREFIX, safe_name
 from rltemplate.run.work_tree import WorkTree, read_work_tree
+from rltemplate.types import ConfigError
 
 CONFIG_PATH = ".rltemplate/run/config.yaml"
 OUTCOME_PATH = ".rltemplate/run/outcome.json"
@@ -35,6 +40,7 @@ MAX_NAMED = 200  # paths listed by name in a record; the counts beside them are 
 
 _GC_LOCK_LIFE_S = 12 * 3600.0  # after which git itself takes the lock of a `git gc` for a leftover
 _MESSAGE = "Work tree and configuration of a run"
+_CONTINUED_MESSAGE = "Work tree and configuration of a run that goes on"
 _OUTCOME_MESSAGE = "Outcome of a run"
 
 
@@ -97,6 +103,15 @@ class GitRecord:
     notes: list[str]
     problem: str | None
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GitRecord:
+        """The record that `asdict` made, as `record.json` holds it. Raises ConfigError if it is another's."""
+        expected = cls.__dataclass_fields__.keys()
+        if values.keys() != expected:
+            odd = ", ".join(sorted(values.keys() ^ expected))
+            raise ConfigError(f"{RECORD}: git is not as this version writes it; look at: {odd}")
+        return cls(**values)
+
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> Snapshot:
     """Store the work tree of the repository around `project`; trouble with git ends up in `problem`.
@@ -115,7 +130,7 @@ def take_snapshot(project: Path, keep_ref: str | None = None) -> Snapshot:
         finally:  # base commit and branch are worth knowing even if nothing could be stored
             _fill(snapshot, found, shallow=(git.common_dir / "shallow").exists())
         if ref is not None:
-            _publish(git, snapshot.base_commit, _commit(git, snapshot, snapshot.tree), ref)
+            _publish(git, snapshot.base_commit, _first_commit(git, snapshot, f"{snapshot.tree}"), ref)
 
     try:
         attempt(project, take)
@@ -131,18 +146,12 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
     Trouble with git ends up in the record's `problem`. Raises DuplicateRunError if the ref exists.
     """
     ref = _ref(run_id)
-    known = asdict(snapshot)
-    record = GitRecord(None, None, **{k: known[k] for k in GitRecord.__dataclass_fields__ if k in known})
+    record = _record(snapshot)
     if snapshot.top is None or snapshot.tree is None:
         return record
 
     def commit(git: Git) -> str:
-        _read_tree(git, snapshot)
-        # A work tree that was itself taken from a run's commit still has how that run ended.
-        git("update-index", "--force-remove", OUTCOME_PATH)
-        blob = git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode())
-        git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{CONFIG_PATH}")
-        commit = _commit(git, snapshot, git.line("write-tree"))
+        commit = _first_commit(git, snapshot, _run_tree(git, snapshot, config_yaml))
         _publish(git, snapshot.base_commit, commit, ref)
         return commit
 
@@ -154,27 +163,118 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
     return record
 
 
+def continue_run(snapshot: Snapshot, before: GitRecord, run_id: str, config_yaml: str) -> GitRecord:
+    """The record of a run that goes on, perhaps in another clone; `before` is the last one that had a commit.
+
+    While code and configuration are what they were, `commit` stays and nothing is written. Otherwise a commit
+    with what they are now is put on top of the ref's history. A ref that is missing here is made again, at
+    the very commit of `before` where that can be had. One that lags behind that commit is moved up to it;
+    one that has anything else is left alone, and `problem` says so, as it does if another process goes on
+    with the run at the same moment and for trouble with git. Everything beside ref and commit describes
+    `snapshot`.
+    """
+    ref = _ref(run_id)
+    record = _record(snapshot)
+    if snapshot.top is None or snapshot.tree is None:
+        return record
+    tips: list[str | None] = []
+    twice = f"{ref} was moved by another process: does this run go on twice at the same time?"
+
+    def go_on(git: Git) -> tuple[str, list[str]]:
+        tip = _tip(git, ref)
+        tips.append(tip)
+        if tip != tips[0]:  # another attempt would hide that two processes go on with one run
+            raise GitError(twice, final=True)
+        held = snapshot.base_commit if tip is None else tip
+        tree = _run_tree(git, snapshot, config_yaml)
+        head = _head(git, ref, tip, before.commit, held)
+        notes: list[str] = []
+        if head is None:
+            commit = head = _first_commit_again(git, snapshot, tree, before)
+            if before.commit not in (None, commit):
+                notes.append(f"{ref} was not in this repository: its history begins where the run went on")
+        else:
+            commit = _last_code(git, head)
+            if git.line("rev-parse", f"{commit}^{{tree}}") != tree:
+                messages = [_CONTINUED_MESSAGE, f"Base commit: {snapshot.base_commit or 'none'}"]
+                commit = head = _commit_on(git, head, snapshot, tree, *messages)
+        if head != tip:
+            _publish(git, held, head, ref, old=tip or "")
+        return commit, notes
+
+    try:
+        record.commit, notes = attempt(Path(snapshot.top), go_on)
+        record.ref = ref
+        record.notes += notes
+    except DuplicateRunError:
+        record.problem = twice
+    except (GitError, OSError) as error:
+        record.problem = str(error)
+    return record
+
+
 def commit_outcome(snapshot: Snapshot, record: GitRecord, outcome_json: str) -> str | None:
-    """Put how the run ended on top of its commit and move its ref there; one line if that did not work."""
+    """Put how the run ended, with its code, on top of its ref's history; one line if that did not work."""
     if record.ref is None or record.commit is None or snapshot.top is None:
         return None
-    ref, before = record.ref, record.commit
+    ref, code = record.ref, record.commit
 
     def commit(git: Git) -> None:
-        git("read-tree", before)
+        tip = _tip(git, ref)
+        head = None if tip is None else _head(git, ref, tip, code, tip)
+        if tip is None or head is None:
+            raise GitError(f"{ref} was deleted while the run went on", final=True)
+        git("read-tree", code)
         blob = git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode())
         git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{OUTCOME_PATH}")
-        env = git.private | {
-            f"GIT_{who}_DATE": f"@{snapshot.base_time} +0000" for who in ("AUTHOR", "COMMITTER")
-        }
-        made = git.line("commit-tree", git.line("write-tree"), "-p", before, "-m", _OUTCOME_MESSAGE, env=env)
-        _publish(git, before, made, ref, old=before)
+        made = _commit_on(git, head, snapshot, git.line("write-tree"), _OUTCOME_MESSAGE)
+        _publish(git, tip, made, ref, old=tip)
 
     try:
         attempt(Path(snapshot.top), commit)
     except (GitError, OSError) as error:
         return str(error)
     return None
+
+
+def changed_since(before: GitRecord, snapshot: Snapshot) -> list[str] | None:
+    """Names of the files that differ between a run's recorded code and `snapshot`, None if nobody can tell.
+
+    No ref holds `before.tree`, only a commit that adds the configuration to it. So `git gc` may have removed
+    the tree, and another clone may never have had it, while the commit is there; or the other way round.
+    """
+    if snapshot.top is None or snapshot.tree is None:
+        return None
+    for old in (before.tree, before.commit):
+        found = None if old is None else changed_paths(Path(snapshot.top), old, snapshot.tree)
+        if found is not None:
+            return found
+    return None
+
+
+def changed_paths(project: Path, old_tree: str, new_tree: str) -> list[str] | None:
+    """Names of the files that differ between two trees or commits, relative to the top of the repository.
+
+    None if the repository around `project` does not have both. The reserved paths are no code and never
+    differ: in a checkout of a run's commit they are part of the work tree.
+    """
+    if old_tree == new_tree:
+        return []
+
+    def compare(git: Git) -> bytes | None:
+        for tree in (old_tree, new_tree):
+            if not git("rev-parse", "--quiet", "--verify", f"{tree}^{{tree}}", fine=1):
+                return None
+        options = ("-r", "-z", "--name-only", "--no-renames", "--ignore-submodules=none")
+        return git("diff-tree", *options, old_tree, new_tree)
+
+    try:
+        names = attempt(project, compare)
+    except (GitError, OSError):
+        return None
+    if names is None:
+        return None
+    return [name for name in map(shown, names.split(b"\0")[:-1]) if name not in (CONFIG_PATH, OUTCOME_PATH)]
 
 
 def _ref(name: str) -> str:
@@ -214,12 +314,112 @@ def _read_tree(git: Git, snapshot: Snapshot) -> None:
     git("read-tree", f"{snapshot.tree}")
 
 
-def _commit(git: Git, snapshot: Snapshot, tree: str | None) -> str:
-    """A commit of `tree` on the base commit, with nothing in it that varies."""
-    date = f"@{snapshot.base_time} +0000"
+def _record(snapshot: Snapshot) -> GitRecord:
+    """What the snapshot alone says, without ref and commit."""
+    known = asdict(snapshot)
+    return GitRecord(None, None, **{k: known[k] for k in GitRecord.__dataclass_fields__ if k in known})
+
+
+def _run_tree(git: Git, snapshot: Snapshot, config_yaml: str) -> str:
+    """The snapshot's tree with the configuration of a run."""
+    _read_tree(git, snapshot)
+    # A work tree that was itself taken from a run's commit still has how that run ended.
+    git("update-index", "--force-remove", OUTCOME_PATH)
+    blob = git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode())
+    git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{CONFIG_PATH}")
+    return git.line("write-tree")
+
+
+def _first_commit(git: Git, snapshot: Snapshot, tree: str) -> str:
+    """A commit of `tree` on the snapshot's base commit."""
+    return _commit(git, tree, snapshot.base_commit, snapshot.base_time, _MESSAGE)
+
+
+def _first_commit_again(git: Git, snapshot: Snapshot, tree: str, before: GitRecord) -> str:
+    """The first commit of a run of which nothing is left here: the one that it had, if it comes out.
+
+    The base commit need no longer be checked out for that. Who commits what the run began with, and goes on,
+    has another base commit and the same tree.
+    """
+    base = before.base_commit
+    if base is None or _is_whole(git, snapshot.base_commit, base):
+        same = _commit(git, tree, base, 0 if base is None else _seconds(git, base), _MESSAGE)
+        if same == before.commit:
+            return same
+    return _first_commit(git, snapshot, tree)
+
+
+def _commit_on(git: Git, head: str, snapshot: Snapshot, tree: str, *messages: str) -> str:
+    """A commit of `tree` that goes on from `head`, never older than it: git's searches rely on that."""
+    return _commit(git, tree, head, max(snapshot.base_time, _seconds(git, head)), *messages)
+
+
+def _commit(git: Git, tree: str, parent: str | None, seconds: int, *messages: str) -> str:
+    """A commit with nothing in it that varies; `seconds` since 1970 are its date."""
+    date = f"@{seconds} +0000"
     env = git.private | {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-    parents = [] if snapshot.base_commit is None else ["-p", snapshot.base_commit]
-    return git.line("commit-tree", f"{tree}", *parents, "-m", _MESSAGE, env=env)
+    parents = [] if parent is None else ["-p", parent]
+    words = [word for message in messages for word in ("-m", message)]
+    return git.line("commit-tree", tree, *parents, *words, env=env)
+
+
+def _seconds(git: Git, commit: str) -> int:
+    return int(git.line("rev-list", "--timestamp", "--max-count=1", commit).split()[0])
+
+
+def _tip(git: Git, ref: str) -> str | None:
+    """Where the ref points, None if there is no such ref. Raises GitError if that is no commit."""
+    for line in git.line("for-each-ref", "--format=%(refname) %(objecttype) %(objectname)", ref).splitlines():
+        name, kind, found = line.split()
+        if name == ref and kind == "commit":
+            return found
+        if name == ref:
+            raise _foreign(ref, found, f"a {kind} and no commit")
+    return None
+
+
+def _head(git: Git, ref: str, tip: str | None, commit: str | None, held: str | None) -> str | None:
+    """The commit from which a run goes on that had got to `commit`, or further, when its ref is at `tip`.
+
+    That is the tip if it comes from `commit`, and `commit` if it is here and the ref is behind or missing.
+    None if neither ref nor commit are here; GitError if the ref has something else. What `held` leads to is
+    known to be complete.
+    """
+    if commit is None or not _is_whole(git, held, commit):
+        if tip is None:
+            return None
+    elif tip is None:
+        return commit
+    else:
+        common = git("merge-base", commit, tip, fine=1).decode().strip()
+        if common in (commit, tip):
+            return tip if common == commit else commit
+    if commit is None:
+        raise _foreign(ref, f"{tip}", "but the run's record names no commit")
+    raise _foreign(ref, f"{tip}", f"which does not come from {commit[:12]}, the commit of this run")
+
+
+def _foreign(ref: str, found: str, what: str) -> GitError:
+    keep = f"`git update-ref refs/kept/{ref.removeprefix(REF_PREFIX)} {found[:12]}`"
+    message = f"{ref} is at {found[:12]}, {what}, and was left alone"
+    return GitError(f"{message}: {keep} keeps that, `git update-ref -d {ref}` makes room", final=True)
+
+
+def _last_code(git: Git, head: str) -> str:
+    """The last commit up to `head` that is not merely an outcome."""
+    options = ("--first-parent", "--max-count=1", "--invert-grep", "--fixed-strings")
+    return git.line("rev-list", *options, f"--grep={_OUTCOME_MESSAGE}", head)
+
+
+def _is_whole(git: Git, held: str | None, commit: str) -> bool:
+    """Whether `commit` is here with all that it adds to `held`."""
+    try:
+        _check_complete(git, held, commit, git.private)
+    except GitError as error:
+        if error.final:
+            raise
+        return False
+    return True
 
 
 def _publish(git: Git, base: str | None, commit: str, ref: str, old: str = "") -> None:
