@@ -27,7 +27,8 @@ from typing import Any
 
 import pytest
 
-from rltemplate.run.logger import JsonlWriter, Logger
+from rltemplate.run.lines import LineFile
+from rltemplate.run.logger import Logger
 from rltemplate.run.sinks import ConsoleSink, Sink, TensorBoardSink, show_number, show_time
 from rltemplate.run.wandb_sink import WandbSink
 
@@ -79,7 +80,7 @@ def test_plain_lines_are_aligned_and_tell_the_time_left(tmp_path: Path) -> None:
 CHILD = """
 import os, sys, time
 from rltemplate.run.sinks import ConsoleSink
-console = ConsoleSink(1000, "ppo-CartPole", sys.stderr)
+console = ConsoleSink(1000, "ppo-CartPole", sys.stderr, 100 if sys.argv[1] == "resume" else None)
 for step in (250, 500):
     console.write({"env_steps": step, "wall_time_s": step / 100, "episode/return": step / 4,
                    "time/steps_per_second": 100.0, "loss/policy": 0.25})
@@ -207,7 +208,7 @@ def test_a_folder_that_cannot_be_made_costs_only_that_sink(tmp_path: Path) -> No
     (tmp_path / "tensorboard").write_text("in the way")
     with (tmp_path / "out.txt").open("w+") as stream:
         sinks: list[Sink] = [ConsoleSink(10, "", stream), TensorBoardSink(tmp_path / "tensorboard")]
-        logger = Logger(sinks, JsonlWriter(tmp_path / "metrics.jsonl"))
+        logger = Logger(sinks, LineFile(tmp_path / "metrics.jsonl"))
         logger.log(5)
         logger.log(10)
         logger.close("finished")
@@ -361,12 +362,14 @@ def test_offline_run_holds_metrics_configuration_commit_and_video(tmp_path: Path
 
 
 class Api(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's server as its client needs to start, upload and finish; or just `status`."""
+    """As much of W&B's server as its client needs to start, upload, finish and resume; or just `status`."""
 
     protocol_version = "HTTP/1.1"
     status = 200
     asked: list[dict[str, Any]]
     uploaded: dict[str, bytes]
+    streams: dict[str, list[str]]  # lines by file
+    config: list[str]  # the last one, once a run was made
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -393,8 +396,8 @@ class Api(http.server.BaseHTTPRequestHandler):
         body = self.body()
         if self.path.endswith("/file_stream"):
             for name, part in (json.loads(body).get("files") or {}).items():
-                text = "\n".join(part["content"]) + "\n"
-                self.uploaded[name] = self.uploaded.get(name, b"") + text.encode()
+                lines = self.streams.setdefault(name, [])
+                lines[part["offset"] :] = part["content"]
         if self.path != "/graphql" or self.status != 200:
             self.answer({})
             return
@@ -404,15 +407,41 @@ class Api(http.server.BaseHTTPRequestHandler):
         if name == "Viewer":
             self.answer({"data": {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}"}}})
         elif name == "UpsertBucket":
+            inserted = not self.config
+            self.config[:] = [given["config"]] if given.get("config") else self.config
             project = {"id": "p", "name": given.get("project"), "entity": {"id": "e", "name": "me"}}
-            bucket = {"id": "b", "name": given.get("name"), "project": project, "historyLineCount": 0}
-            self.answer({"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}})
+            bucket = {"id": "b", "name": given.get("name"), "project": project}
+            bucket["historyLineCount"] = len(self.streams.get("wandb-history.jsonl", []))
+            self.answer({"data": {"upsertBucket": {"bucket": bucket, "inserted": inserted}}})
+        elif name == "RunResumeStatus":
+            project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": "me"}}
+            self.answer(
+                {"data": {"model": {**project, "bucket": self.run_so_far() if self.config else None}}}
+            )
         elif name == "CreateRunFiles":
             host = self.headers["Host"]
             files = [{"name": f, "uploadUrl": f"http://{host}/up/{f}"} for f in given["files"]]
             self.answer({"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}})
         else:
             self.answer({"data": {"model": {"bucket": None}, "entity": None}})
+
+    def run_so_far(self) -> dict[str, Any]:
+        history = self.streams.get("wandb-history.jsonl", [])
+        return {
+            "id": "b",
+            "name": "run-1",
+            "displayName": "a-name",
+            "config": self.config[0],
+            "wandbConfig": json.dumps({"t": 1}),
+            "summaryMetrics": self.streams.get("wandb-summary.json", ["{}"])[-1],
+            "historyTail": json.dumps(history[-1:]),
+            "eventsTail": "[]",
+            "historyLineCount": len(history),
+            "eventsLineCount": 0,
+            "logLineCount": 0,
+            "tags": [],
+            "notes": None,
+        }
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -423,7 +452,8 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, status: int = 200) -> None:
         self.connections: list[socket.socket] = []
         self.hanging = threading.Event()
-        handler = type("Handler", (Api,), {"status": status, "asked": [], "uploaded": {}})
+        memory: dict[str, Any] = {"asked": [], "uploaded": {}, "streams": {}, "config": []}
+        handler = type("Handler", (Api,), {"status": status, **memory})
         self.api: Any = handler
         super().__init__(("127.0.0.1", 0), handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -504,7 +534,7 @@ def test_a_good_server_gets_everything(tmp_path: Path, with_key: pytest.MonkeyPa
     close_in_time(sink)
     url = f"{server.url}/me/test/runs/run-1"
     assert notes == [f"W&B: {url}", f"W&B: all uploaded, {url}"]
-    history = [json.loads(line) for line in server.api.uploaded["wandb-history.jsonl"].splitlines()]
+    history = [json.loads(line) for line in server.api.streams["wandb-history.jsonl"]]
     got = [(row["env_steps"], row["loss/policy"]) for row in history if "loss/policy" in row]
     assert got == all_rows(50)
     assert b"frames" in server.api.uploaded.values()
@@ -602,7 +632,7 @@ def test_a_server_lost_in_mid_run_delays_the_end_within_the_budget(
     close_in_time(sink)
     (run,) = stored(tmp_path)
     assert run.values("loss/policy") == all_rows(300)
-    assert f"wandb sync {run.folder}" in notes[-1]
+    assert f"wandb sync --include-online {run.folder}" in notes[-1]
 
 
 def helpers_of(pid: int) -> list[int]:
@@ -632,7 +662,7 @@ def test_a_client_that_dies_is_reported_once(tmp_path: Path) -> None:
         console = ConsoleSink(10, "", stream)
         notes = Notes()
         sink = wandb_sink(tmp_path, notes)
-        logger = Logger([console, sink], JsonlWriter(tmp_path / "metrics.jsonl"))
+        logger = Logger([console, sink], LineFile(tmp_path / "metrics.jsonl"))
         await_note(sink, notes)
         (helper,) = helpers_of(os.getpid())
         os.kill(helper, signal.SIGKILL)
@@ -651,7 +681,7 @@ def test_a_run_folder_deleted_in_mid_run_costs_only_what_lay_there(tmp_path: Pat
     run_dir, notes = tmp_path / "run", Notes()
     run_dir.mkdir()
     wandb = wandb_sink(run_dir, notes)
-    logger = Logger([TensorBoardSink(run_dir / "tensorboard"), wandb], JsonlWriter(run_dir / "metrics.jsonl"))
+    logger = Logger([TensorBoardSink(run_dir / "tensorboard"), wandb], LineFile(run_dir / "metrics.jsonl"))
     logger.log(1)
     await_note(wandb, notes)
     shutil.rmtree(run_dir)

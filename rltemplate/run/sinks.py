@@ -2,24 +2,30 @@
 
 A sink may fail at any time: the logger then reports it once, switches it off, and the run goes on.
 Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run began) and the metrics.
+
+A run that goes on from a checkpoint hands some rows over a second time. What a sink shows is then the same
+as of a run that was never interrupted: nothing twice, and nothing missing that `metrics.jsonl` has.
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import math
 import os
+import re
 import socket
+import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from rltemplate.run.paths import TENSORBOARD
+from rltemplate.run.paths import METRICS, TENSORBOARD, VIDEOS, video_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +46,32 @@ _SHOWN = {
 # These are shown as `-` while there is no value, so that the columns of a plain log stay in place.
 _ALWAYS_SHOWN = ("episode/return", "episode/length")
 _X_AXES = ("env_steps", "wall_time_s")
+
+
+def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of a run's `metrics.jsonl`, up to a line that a power failure tore; none if there is no file.
+
+    A number that JSON has no word for was written as null, and is read as not a number.
+    """
+    rows: list[dict[str, float]] = []
+    try:
+        lines = (run_dir / METRICS).read_bytes().splitlines()
+    except OSError:
+        return rows
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def videos_so_far(run_dir: Path) -> dict[int, Path]:
+    """The videos in a run folder, by the number of environment steps after which they were taken."""
+    found = (re.fullmatch(r"step_(\d+)\.mp4", path.name) for path in (run_dir / VIDEOS).glob("*.mp4"))
+    steps = sorted(int(match[1]) for match in found if match)
+    return {at: video_path(run_dir, at) for at in steps}
 
 
 class Sink(Protocol):
@@ -87,10 +119,17 @@ class ConsoleSink:
     """A progress bar on a terminal, one plain line per log point anywhere else.
 
     `title` names the run in a few characters. The bar needs a terminal that can move its cursor; with
-    `TERM=dumb`, in a pipe or in a file the plain lines are used.
+    `TERM=dumb`, in a pipe or in a file the plain lines are used. A run that goes on begins at `resumed_at`
+    steps, and the time that is left is told from the speed of this part of it.
     """
 
-    def __init__(self, total_env_steps: int, title: str = "", stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total_env_steps: int,
+        title: str = "",
+        stream: TextIO | None = None,
+        resumed_at: int | None = None,
+    ) -> None:
         self._total = max(1, total_env_steps)
         self._title = title
         self._stream = sys.stderr if stream is None else stream
@@ -100,9 +139,11 @@ class ConsoleSink:
         self._progress: Progress | None = None
         self._drawn_at = -math.inf
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._start_bar()
+            self._start_bar(resumed_at or 0)
         elif title:
             self._print(title)
+        if resumed_at is not None:
+            self.note(f"goes on after {resumed_at} of {total_env_steps} steps")
 
     def write(self, row: Row) -> None:
         self._latest.update(row)
@@ -150,7 +191,7 @@ class ConsoleSink:
             if shown:
                 self._console.print(_summary_table(shown, self._console))
 
-    def _start_bar(self) -> None:
+    def _start_bar(self, done: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
@@ -175,7 +216,12 @@ class ConsoleSink:
             auto_refresh=False,  # drawn when a row arrives: no thread beside training
         )
         self._progress.add_task(
-            self._title, total=self._total, shown_return="-", shown_speed="-", shown_left=show_time(None)
+            self._title,
+            total=self._total,
+            completed=min(done, self._total),
+            shown_return="-",
+            shown_speed="-",
+            shown_left=show_time(None),
         )
         self._progress.start()
         # The bar hides the cursor; a run that dies without closing must not leave the terminal so.
@@ -247,51 +293,143 @@ class TensorBoardSink:
 
     Records are written here, and not through `torch.utils.tensorboard`, because that takes a second to
     import, writes from a thread with a blocking queue, and hides a full disk until the end. The file is
-    opened by the first row. `purge_step`: when a run goes on from a checkpoint, TensorBoard is told to
-    forget what an earlier file of this folder holds beyond that step.
+    opened by the first row.
+
+    `purge_step`: the run goes on from a checkpoint, and what earlier files of the folder hold beyond that
+    step is forgotten. `run_dir`: where the rows and videos of the run so far are found. What the files that
+    are there lack of them (they were deleted, also in mid-run, or a power failure took their end) is written
+    once more, and `notify` is told.
     """
 
     def __init__(
-        self, log_dir: Path, config: Mapping[str, Any] | None = None, purge_step: int | None = None
+        self,
+        log_dir: Path,
+        config: Mapping[str, Any] | None = None,
+        purge_step: int | None = None,
+        *,
+        run_dir: Path | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         self._log_dir = log_dir
         self._config = config
         self._purge_step = purge_step
-        self._file: IO[bytes] | None = None
+        self._run_dir = run_dir
+        self._notify = notify
+        self._path: Path | None = None
+        self._fd: int | None = None
 
     def write(self, row: Row) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
-        self._add(step=int(row["env_steps"]), summary=Summary(value=values))
+        at = int(row["env_steps"])
+        self._be_open(rows_before=at, videos_before=at, wall_time_s=row.get("wall_time_s"))
+        self._add_row(row, time.time())
 
     def video(self, path: Path, env_steps: int) -> None:
-        self._add_text("video", str(path), env_steps)
+        self._be_open(rows_before=env_steps + 1, videos_before=env_steps)
+        self._add_text("video", str(path), env_steps, time.time())
 
     def note(self, text: str) -> bool:
         """Notes are for the person at the console."""
         return False
 
     def close(self, status: str, final_metrics: Row) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
-    def _open(self) -> None:
+    def _be_open(self, rows_before: int, videos_before: int, wall_time_s: float | None = None) -> None:
+        """See to it that there is a file, and that the files of the folder hold what came before."""
+        lost = self._fd is not None and not self._is_at_path()
+        if self._fd is not None and not lost:
+            return
+        rows: dict[int, dict[str, float]] = {}
+        videos: dict[int, Path] = {}
+        if self._run_dir is not None:
+            if not lost:  # a new run has neither, and of one that goes on the rest is made once more
+                rows_before = videos_before = 0 if self._purge_step is None else self._purge_step + 1
+            so_far = {int(row["env_steps"]): row for row in rows_so_far(self._run_dir)}
+            rows = {at: row for at, row in so_far.items() if at < rows_before}
+            videos = {at: path for at, path in videos_so_far(self._run_dir).items() if at < videos_before}
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        earlier = sorted(self._log_dir.glob(f"{_EVENT_FILE}*"))
+        held = _Held.of(earlier)
+        missing = min((rows.keys() - held.rows) | (videos.keys() - held.videos), default=None)
+        first, begin = missing, self._begin(rows, missing)
+        if missing is None and rows and max(held.rows) > max(rows):
+            # The default reader heeds no START: only a value at an earlier step makes it forget later ones.
+            first = begin = max(rows)
+        self._create(earlier)
+        now = time.time()
+        self._add(now, file_version="brain.Event:2")
+        if earlier and begin is not None:
+            # Twice, because one of TensorBoard's readers takes the first one for the beginning of the run.
+            self._add_start(begin, now)
+            self._add_start(begin, now)
+        if self._config is not None and (not held.config or (begin is not None and begin <= 0)):
+            text = json.dumps(self._config, indent=2, default=str)
+            self._add_text("config", "\n".join("    " + line for line in text.splitlines()), 0, now)
+        if first is not None:
+            self._fill(rows, videos, first, now, wall_time_s)
+        if lost and self._notify is not None:
+            self._notify(f"{self._log_dir}: the event file was deleted and is written anew, with all rows")
+        elif missing is not None and self._notify is not None:
+            self._notify(f"{self._log_dir}: rows from step {missing} on were missing and are written again")
+
+    def _begin(self, rows: Mapping[int, Any], missing: int | None) -> int | None:
+        """The first step of which nothing in earlier files counts any more, if there is one."""
+        if missing is not None:
+            return missing
+        last = max([*rows, *([] if self._purge_step is None else [self._purge_step])], default=None)
+        return None if last is None else last + 1
+
+    def _fill(
+        self,
+        rows: Mapping[int, Row],
+        videos: Mapping[int, Path],
+        first: int,
+        now: float,
+        wall_time_s: float | None,
+    ) -> None:
+        """Rows and videos from step `first` on, dated as if they had been written in their time."""
+        last_s = max((row["wall_time_s"] for row in rows.values()), default=0.0)
+        begun = now - (last_s if wall_time_s is None else wall_time_s)
+        then = begun
+        for at in sorted({*rows, *videos}):
+            if at in rows:
+                then = begun + rows[at]["wall_time_s"]
+            if at >= first and at in rows:
+                self._add_row(rows[at], then)
+            if at >= first and at in videos:
+                self._add_text("video", str(videos[at]), at, then)
+
+    def _is_at_path(self) -> bool:
+        assert self._fd is not None
+        assert self._path is not None
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _create(self, earlier: Sequence[Path]) -> None:
+        self.close("", {})
+        # TensorBoard reads files in the order of their names, whatever the clock has done meanwhile.
+        stamps = [int(match[1]) for path in earlier if (match := re.match(_EVENT_FILE + r"(\d+)", path.name))]
+        stamp = max([time.time_ns(), *(known + 1 for known in stamps)])
+        self._path = self._log_dir / f"{_EVENT_FILE}{stamp}.{socket.gethostname()}.{os.getpid()}"
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _add_start(self, step: int, wall_time: float) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (self._log_dir / name).open("ab")
-        self._add(file_version="brain.Event:2")
-        if self._purge_step is not None:
-            # TensorBoard drops the events whose step is at or above that of a START record.
-            self._add(step=self._purge_step + 1, session_log=SessionLog(status=SessionLog.START))
-        if self._config is not None:
-            text = json.dumps(self._config, indent=2, default=str)
-            self._add_text("config", "\n".join("    " + line for line in text.splitlines()), 0)
+        # TensorBoard drops the events whose step is at or above that of a START record.
+        self._add(wall_time, step=step, session_log=SessionLog(status=SessionLog.START))
 
-    def _add_text(self, tag: str, text: str, step: int) -> None:
+    def _add_row(self, row: Row, wall_time: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
+        self._add(wall_time, step=int(row["env_steps"]), summary=Summary(value=values))
+
+    def _add_text(self, tag: str, text: str, step: int, wall_time: float) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -301,17 +439,71 @@ class TensorBoardSink:
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
         tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
         value = Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)
-        self._add(step=step, summary=Summary(value=[value]))
+        self._add(wall_time, step=step, summary=Summary(value=[value]))
 
-    def _add(self, **fields: Any) -> None:
+    def _add(self, wall_time: float, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if self._file is None:
-            self._open()
-        assert self._file is not None
-        RecordWriter(self._file).write(Event(wall_time=time.time(), **fields).SerializeToString())
-        self._file.flush()
+        assert self._fd is not None
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=wall_time, **fields).SerializeToString())
+        # In one call, so that no kill leaves a part of a record; a full disk still can.
+        view = record.getbuffer()
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+_EVENT_FILE = "events.out.tfevents."
+
+
+@dataclass
+class _Held:
+    """What TensorBoard finds in event files."""
+
+    rows: set[int] = field(default_factory=set)
+    videos: set[int] = field(default_factory=set)
+    config: bool = False
+
+    @classmethod
+    def of(cls, files: Sequence[Path]) -> _Held:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        held = cls()
+        for event in (event for file in files for event in _events(file)):
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                held.rows = {at for at in held.rows if at < event.step}
+                held.videos = {at for at in held.videos if at < event.step}
+                held.config = held.config and event.step > 0
+            for value in event.summary.value:
+                if value.tag == "config/text_summary":
+                    held.config = True
+                else:
+                    (held.videos if value.tag == "video/text_summary" else held.rows).add(event.step)
+        return held
+
+
+def _events(file: Path) -> Iterator[Any]:
+    """The events of a file up to the first that is not whole, where TensorBoard stops too.
+
+    A record is the length of the data (8 bytes), a checksum of it (4), the data and its checksum (4). Only
+    the length is checked: that finds a torn end, in a fraction of the time.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import masked_crc32c
+
+    data, at = file.read_bytes(), 0
+    while at + 12 <= len(data):
+        length, check = struct.unpack_from("<QI", data, at)
+        end = at + 12 + length + 4
+        if end > len(data) or check != masked_crc32c(data[at : at + 8]):
+            return
+        try:
+            yield Event.FromString(data[at + 12 : end - 4])
+        except DecodeError:  # a power failure leaves zeros where data had not reached the disk
+            return
+        at = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +519,7 @@ class RunFacts:
     group: str | None  # what the runs of a sweep share
     tags: Sequence[str]
     notify: Callable[[str], None]
+    resumed_at: int | None = None  # the steps after which the run goes on; None: a new run
 
 
 def _wandb(settings: Any, facts: RunFacts) -> Sink:
@@ -344,14 +537,25 @@ def _wandb(settings: Any, facts: RunFacts) -> Sink:
         config=facts.config,
         git=facts.git,
         notify=facts.notify,
+        resumed_at=facts.resumed_at,
+    )
+
+
+def _tensorboard(_: Any, facts: RunFacts) -> Sink:
+    return TensorBoardSink(
+        facts.run_dir / TENSORBOARD,
+        facts.config,
+        facts.resumed_at,
+        run_dir=facts.run_dir,
+        notify=facts.notify,
     )
 
 
 # By key of the logger configuration, in the order in which they get each row. A new sink is a class above,
 # a line here, its key in `LoggerConfig` and its value in conf/logger/local.yaml.
 SINKS: dict[str, Callable[[Any, RunFacts], Sink]] = {
-    "console": lambda _, facts: ConsoleSink(facts.total_env_steps, facts.title),
-    "tensorboard": lambda _, facts: TensorBoardSink(facts.run_dir / TENSORBOARD, facts.config),
+    "console": lambda _, facts: ConsoleSink(facts.total_env_steps, facts.title, None, facts.resumed_at),
+    "tensorboard": _tensorboard,
     "wandb": _wandb,
 }
 

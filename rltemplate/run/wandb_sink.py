@@ -8,11 +8,15 @@ all that it was sent.
 
 Online where a key is configured, else offline; a server that refuses, hangs or rejects the key also
 means offline. The only moment at which the run waits is `close`, and never longer than the time budget.
+
+A run that goes on from a checkpoint stays one run of W&B. The helper finds out up to where W&B has it, adds
+what `metrics.jsonl` and the folder of videos hold beyond, and leaves out what comes for the second time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -23,12 +27,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rltemplate.run.paths import WANDB
-from rltemplate.run.sinks import Row
+from rltemplate.run.sinks import Row, rows_so_far, videos_so_far
+
+if TYPE_CHECKING:
+    from rltemplate.run.wandb_files import Part
 
 # Largest wait at the end of a run. The requirement is 10 s over a whole run; the rest is reserve for a
 # machine so busy that a wait ends late.
@@ -42,6 +50,8 @@ _INIT_TIMEOUT_S = 6.0
 _OFFLINE_LIMIT_S = 60.0  # needs no server; this is for a machine that is very busy
 # Uploading what is left, when the run is over. Must end before _CLOSE_LIMIT_S.
 _FINISH_TIMEOUT_S = 6.0
+# The helper of a killed run may still be uploading when the run goes on; that ends by itself.
+_OTHER_HELPER_LIMIT_S = 10.0
 _MAX_WAITING = 20_000  # rows that wait for a stalled client, before the oldest are dropped
 
 _MODES = ("auto", "online", "offline")
@@ -54,6 +64,7 @@ class WandbSink:
     `offline`; the environment variable WANDB_MODE, where set, beats it, and `disabled` there turns the
     sink off. `group` is what the runs of a sweep share. `git` (commit, ref, ...) is stored under `git` in
     the configuration. `notify` gets single lines for the user, always in the thread of the caller.
+    `resumed_at`: the run `run_id` goes on after so many environment steps.
 
     `write` and `video` never block. `close` blocks for at most about 9 s. `write` raises RuntimeError
     once the client is dead.
@@ -74,6 +85,7 @@ class WandbSink:
         mode: str = "auto",
         git: Mapping[str, Any] | None = None,
         notify: Callable[[str], None] | None = None,
+        resumed_at: int | None = None,
     ) -> None:
         self._notify = _to_stderr if notify is None else notify
         self._run_dir = run_dir.absolute()
@@ -92,6 +104,7 @@ class WandbSink:
             "commit": (git or {}).get("commit"),
             "argv": sys.argv,
             "pid": os.getpid(),
+            "resumed_at": resumed_at,
         }
         self._changed = threading.Condition()
         # Everything below is shared with two threads and guarded by `_changed`.
@@ -161,13 +174,13 @@ class WandbSink:
             self._notify(note)
 
     def _last_words(self) -> str:
-        path = (self._reply or {}).get("path")
+        upload = (self._reply or {}).get("upload")
         if self._result is not None and self._result.get("uploaded"):
             return f"W&B: all uploaded, {self._result['url']}"
-        if path is None:
+        if upload is None:
             return "W&B: the client did not start in time and stored nothing; metrics.jsonl is complete"
         lost = f"; {self._dropped} rows were dropped" if self._dropped else ""
-        return f"W&B: stored offline, upload with: wandb sync {path}{lost}"
+        return f"W&B: stored offline, upload with: {upload}{lost}"
 
     # What follows runs in the feeder thread.
 
@@ -176,8 +189,9 @@ class WandbSink:
             if self._mode == "offline" or not self._start_online():
                 if not self._start("offline", _OFFLINE_LIMIT_S):
                     raise OSError(self._why_not("the client does not start"))
-                if self._mode == "offline":
-                    self._tell("W&B: offline")
+                assert self._reply is not None
+                if self._mode == "offline" or self._spec["resumed_at"] is not None:
+                    self._tell(f"W&B: {self._reply['ready']}")
             self._feed()
         except OSError as error:
             with self._changed:
@@ -227,11 +241,13 @@ class WandbSink:
                 start_new_session=True,
             )
         assert helper.stdin is not None
+        wait = self._spec["resumed_at"] is not None and self._helper is None  # or the first one has waited
         self._adopt(helper)
         threading.Thread(target=self._listen, args=(helper,), name="wandb-listener", daemon=True).start()
-        helper.stdin.write((json.dumps({**self._spec, "mode": mode}, default=str) + "\n").encode())
+        spec = {**self._spec, "mode": mode, "wait": wait}
+        helper.stdin.write((json.dumps(spec, default=str) + "\n").encode())
         helper.stdin.flush()
-        give_up = time.monotonic() + limit_s
+        give_up = time.monotonic() + limit_s + (_OTHER_HELPER_LIMIT_S if wait else 0.0)
         with self._changed:
             while self._reply is None and not self._helper_gone and self._dead is None:
                 limit = give_up
@@ -329,39 +345,70 @@ def _help() -> None:
 
     # The client records how the program was called; that is what the user typed, not this helper.
     sys.argv = spec["argv"]
-    import wandb
+    from rltemplate.run.wandb_files import Part, parts_of, upload_command
 
+    folder, run_id = Path(spec["run_dir"], WANDB), spec["run_id"]
+    goes_on = spec["resumed_at"] is not None
     try:
+        _be_alone(folder, run_id, spec["wait"])
+        earlier = parts_of(folder, run_id) if goes_on else []
         run, told = _begin(spec)
     except Exception as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         reply(failed=f"{first_line} ({type(error).__name__})")
         return
-    reply(ready=told, path=str(Path(run.settings.sync_dir)))
+    log = _Log(run, _Position.of(run, earlier) if goes_on else _Position(), lambda text: reply(note=text))
+    own = Part(Path(run.settings.sync_file), started=run.start_time)
+    # What W&B lacks of earlier parts goes into this one where W&B can be asked what it has.
+    stored = [*(part for part in earlier if run.offline and not part.uploaded), own]
+    reply(ready=f"goes on with run {run_id}: {told}" if goes_on else told, upload=upload_command(stored))
+    if goes_on:
+        log.catch_up(Path(spec["run_dir"]), spec["resumed_at"])
+        if not run.offline:
+            for part in earlier:
+                part.mark_uploaded()  # or `wandb sync`, called without folders, would add it to the run again
     exit_code = 1  # if training dies without a word
     while (line := lines.read()) is not None:
         message = json.loads(line)
         if "row" in message:
-            run.log(message["row"])
+            log.row(message["row"])
         elif "video" in message:
-            try:
-                video = wandb.Video(message["video"], format="mp4")
-                run.log({"video": video, "env_steps": message["env_steps"]})
-            except Exception as error:
-                reply(note=f"W&B: a video was left out: {error}")
+            log.video(Path(message["video"]), message["env_steps"])
         else:
             exit_code = message["finish"]
             run.summary.update(message["summary"])
             break
     try:
         run.finish(exit_code=exit_code)
+        if not run.offline:
+            own.mark_uploaded()
         reply(uploaded=not run.offline, url=None if run.offline else run.url)
     except TimeoutError:
         reply(uploaded=False)
 
 
+def _be_alone(folder: Path, run_id: str, wait: bool) -> None:
+    """Hold a lock while this helper or its client lives; `wait` until no other does, but not forever.
+
+    The lock is on standard error, the client's log in the run folder, because the client's own process
+    inherits that: it outlives a helper that was killed by some seconds, and writes until then.
+    """
+    give_up = time.monotonic() + (_OTHER_HELPER_LIMIT_S if wait else 0.0)
+    with contextlib.suppress(OSError):  # a file system without locks
+        while time.monotonic() < give_up:
+            try:
+                fcntl.flock(2, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+        fcntl.flock(2, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    # The name of the client's folder has the second in it, and a clock that went back comes by again.
+    while any(folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
+        time.sleep(0.1)
+
+
 def _begin(spec: Mapping[str, Any]) -> tuple[Any, str]:
-    """The W&B run, and one line for the user about where it is."""
+    """The W&B run, and a few words for the user about where it is."""
     import wandb
 
     told = "offline"
@@ -394,12 +441,85 @@ def _begin(spec: Mapping[str, Any]) -> tuple[Any, str]:
         tags=spec["tags"] or None,
         job_type=spec["job_type"],
         config=spec["config"],
-        resume="allow" if online else None,
+        # Offline this is stored: `wandb sync` then adds this part to the run instead of replacing it.
+        resume="allow" if online or spec["resumed_at"] is not None else None,
         settings=settings,
     )
     run.define_metric("env_steps")
     run.define_metric("*", step_metric="env_steps")
     return run, f"{run.url}" if online else told
+
+
+@dataclass
+class _Position:
+    """Up to where W&B has a run."""
+
+    row: int = -1  # `env_steps` of the last row
+    videos: Container[int] = ()  # `env_steps` of each
+    next_step: int = 0  # W&B's own
+
+    @classmethod
+    def of(cls, run: Any, earlier: Sequence[Part]) -> _Position:
+        """Where `run` stands: the server says it; offline, what it will know from the `earlier` parts."""
+        if run.offline:
+            return cls(
+                row=max((part.last_row for part in earlier), default=-1),
+                videos={at for part in earlier for at in part.videos},
+                next_step=1 + max((part.last_step for part in earlier), default=-1),
+            )
+        last = run.starting_step - 1
+        # The last thing may be a video, which has a step of its own behind that of its row.
+        tail = run.summary.get("env_steps") if run.summary.get("_step") == last else None
+        row = last if tail is None else int(tail)
+        known = {at for part in earlier for at, step in part.videos.items() if step <= last}
+        # Where the earlier parts are gone, nobody knows better.
+        return cls(row, known if earlier else range(row + 1), run.starting_step)
+
+
+class _Log:
+    """Gives rows and videos to a W&B run, each once.
+
+    W&B's own step is `env_steps`. It must grow with each call, so a video has the step behind its row, and
+    in the rare case that a row needs this step too, the row gets the one behind that. The horizontal axis of
+    every chart is `env_steps` itself.
+    """
+
+    def __init__(self, run: Any, position: _Position, note: Callable[[str], None]) -> None:
+        self._run = run
+        self._held = position
+        self._next_step = position.next_step
+        self._note = note
+
+    def catch_up(self, run_dir: Path, resumed_at: int) -> None:
+        """Log what W&B lacks of the run so far, which a dead machine or an unfinished upload cut off."""
+        rows = {int(row["env_steps"]): row for row in rows_so_far(run_dir)}
+        videos = videos_so_far(run_dir)
+        for at in sorted({*rows, *videos}):
+            if at <= resumed_at and at in rows:
+                self.row(rows[at])
+            if at <= resumed_at and at in videos:
+                self.video(videos[at], at)
+
+    def row(self, row: Row) -> None:
+        if row["env_steps"] > self._held.row:
+            self._log(row, int(row["env_steps"]))
+
+    def video(self, path: Path, env_steps: int) -> None:
+        import wandb
+
+        if env_steps in self._held.videos:
+            return
+        try:
+            video = wandb.Video(str(path), format="mp4")
+            self._log({"video": video, "env_steps": env_steps}, env_steps)
+        except Exception as error:
+            self._note(f"W&B: a video was left out: {error}")
+
+    def _log(self, values: Mapping[str, Any], env_steps: int) -> None:
+        step = max(env_steps, self._next_step)
+        # Committed at once: otherwise the client holds the last row back until the next.
+        self._run.log(dict(values), step=step, commit=True)
+        self._next_step = step + 1
 
 
 class _Lines:
