@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train evaluate compare prove test test-slow lint format curves bench rename lock clean FORCE
+.PHONY: help install train resume evaluate compare prove prove-resume test test-slow lint format curves bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -70,6 +70,9 @@ install: $(STAMP) ## make .venv with the locked dependencies (all targets do, wh
 train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
 	$(call RUN,train,$(OVERRIDES))
 
+resume: $(STAMP) ## go on with a run that ended early: make resume run=RUN [total_env_steps=N]
+	$(call RUN,resume,$(WORDS))
+
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
 	$(call RUN,evaluate,$(WORDS))
 
@@ -78,6 +81,9 @@ compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=R
 
 prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]
 	$(call RUN,prove,$(WORDS))
+
+prove-resume: $(STAMP) ## kill runs at random moments and continue them: make prove-resume [times=25]
+	$(call RUN,prove_resume,$(WORDS))
 
 test: $(STAMP) ## the tests, a few minutes: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)

@@ -156,6 +156,7 @@ class Config:
     eval_episodes: int = count()
     video_every: int = number(0)
     checkpoint_every: int = number(0)
+    checkpoints_kept: int = count()
 
 
 # Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.

@@ -25,12 +25,13 @@ def seed_foreign_code(seed: int) -> None:
 
 
 def foreign_state() -> dict[str, Any]:
-    """Where all three are, as tensors and text."""
+    """Where all three are, as tensors and text; torch has one on each CUDA device that is in use too."""
     numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
         "python": json.dumps(random.getstate()),
         "numpy": json.dumps(numpy_state, default=lambda value: value.tolist()),
         "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
 
@@ -42,3 +43,5 @@ def restore_foreign_state(state: Mapping[str, Any]) -> None:
     numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], np.uint32)
     np.random.set_state(numpy_state)  # noqa: NPY002
     torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rltemplate.config import Config, to_dict
+from rltemplate.config import Config, from_dict, to_dict
 from rltemplate.run import paths
 from rltemplate.run.determinism import prepared
 from rltemplate.types import ConfigError
@@ -66,6 +66,8 @@ class Job:
 
     `snapshot` is the text of `Snapshot.to_json`. In a sweep it stays behind in the index until the run's
     process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
+
+    With `resume` the run of the folder goes on; `accept` says that it may with changed code and libraries.
     """
 
     config: dict[str, Any]
@@ -75,6 +77,8 @@ class Job:
     overrides: list[str]
     sweep: Membership | None = None
     snapshot: str | None = None
+    resume: bool = False
+    accept: bool = False
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -159,11 +163,16 @@ def run_single(
         command=list(command),
         overrides=list(overrides),
     )
+    become(job)
+
+
+def become(job: Job) -> NoReturn:
+    """Become the process of a run."""
     sys.stdout.flush()
     sys.stderr.flush()
     words = worker_command()
     try:
-        os.execve(words[0], words, worker_environment(job, config, os.environ))
+        os.execve(words[0], words, worker_environment(job, from_dict(job.config), os.environ))
     except OSError as error:  # an override of a hundred kilobytes, for instance
         raise ConfigError(f"the process of the run could not be started: {error}") from error
 

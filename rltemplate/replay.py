@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rltemplate.config import from_dict
 from rltemplate.launch import Job
 from rltemplate.run import determinism
+from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault
 from rltemplate.run.trace import Trace, digest
@@ -43,14 +44,13 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class Request:
     """What to look at.
 
-    `checkpoint` is a file in the run's folder, or None for the beginning. The iteration `iteration` is
+    `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is
     traced by step and update; of its event `event` number `index`, if one is named, tensors and operations
     are kept. The event may be RESULTS. With `since`, an earlier event of the iteration, operations are kept
     from that one on: what makes the first item of an event may run before it opens. Everything is written
     to `folder`.
     """
 
-    run_dir: str
     folder: str
     iteration: int
     checkpoint: str | None = None
@@ -223,7 +223,7 @@ def replay(job: Job, request: Request) -> None:
         first = 0
         if request.checkpoint is not None:
             try:
-                first = go_on(algorithm, Path(request.run_dir), Path(request.checkpoint))
+                first = go_on(algorithm, config, load_checkpoint(Path(request.checkpoint)))
             except ConfigError as error:
                 raise _NoStart(str(error)) from error
         folder = Path(request.folder)

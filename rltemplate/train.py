@@ -27,54 +27,85 @@ from rltemplate.config import Config, Device, TraceDetail, from_dict, load_confi
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.launch import PROJECT, Job
+from rltemplate.resume import Continuation, check_same_run, cut_back, find_continuation
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
-from rltemplate.run.checkpoint import load_checkpoint, load_experience, save_checkpoint
+from rltemplate.run.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    list_checkpoints,
+    load_experience,
+    newest_checkpoint,
+)
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault, parse_fault
-from rltemplate.run.logger import JsonlWriter, Logger
+from rltemplate.run.finite import first_not_finite
+from rltemplate.run.lines import LineFile, to_stderr
+from rltemplate.run.lock import RunLock
+from rltemplate.run.logger import Logger
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import Record
 from rltemplate.run.sinks import RunFacts, make_sinks
-from rltemplate.run.snapshot import GitRecord, Snapshot, commit_outcome, commit_run, take_snapshot
+from rltemplate.run.snapshot import (
+    GitRecord,
+    Snapshot,
+    commit_outcome,
+    commit_run,
+    continue_run,
+    take_snapshot,
+)
 from rltemplate.run.trace import Trace
 from rltemplate.run.video import VideoRecorder
-from rltemplate.types import Algorithm, ConfigError, IterationResult, Probe
+from rltemplate.types import Algorithm, ConfigError, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import numpy as np
 
-FINISHED, REFUSED = 0, 2
+FINISHED, FAILED, REFUSED = 0, 1, 2
 
 # What an iteration reported, the environment steps before it, and how many seconds it took.
 AfterIteration = Callable[[IterationResult, int, float], None]
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
-_KEPT_CHECKPOINTS = 3
+
+# Ctrl-C, termination, a closed terminal, and what Slurm is asked to send before it takes a job away.
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stop:
-    """A request to end after the present iteration; the signal's second arrival ends the process at once."""
+    """A request to end after the present iteration; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.compiling = False  # in an iteration that may take a minute, and before which nothing was learned
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Take Ctrl-C, termination and a closed terminal as requests while the block runs."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, self._request) for number in numbers}
+        """Take signals as requests while the block runs."""
+        before = {number: signal.signal(number, self._request) for number in _REQUESTS}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @property
+    def exit_status(self) -> int:
+        """Of a process that was asked to end: 130 for Ctrl-C, 143 for everything else."""
+        return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
+
     def _request(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
-        signal.signal(number, signal.SIG_DFL)
+        for each in _REQUESTS:
+            signal.signal(each, signal.SIG_DFL)
+        if self.compiling:
+            raise _Abandoned
+
+
+class _Abandoned(BaseException):
+    """The iteration is given up. No Exception, because compilers catch these."""
 
 
 class _CutShort(Exception):
@@ -105,23 +136,33 @@ def env_spec(config: Config) -> EnvSpec:
     return EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
 
 
-def load_policy(run_dir: Path) -> tuple[Config, Algorithm, Envs]:
+def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
     config = load_config(run_dir / paths.CONFIG)
-    state = load_checkpoint(run_dir)
+    checkpoint = newest_checkpoint(run_dir, lambda text: note(f"{text}; an older one is taken"))
+    if checkpoint is None:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
     env = dataclasses.replace(config.env, num_envs=1, async_envs=False)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
-    algorithm.load_state_dict({**state, "streams": {}})
+    algorithm.load_state_dict({**checkpoint.state, "streams": {}})
     return config, algorithm, envs
 
 
 class Observers:
-    """Everything that looks at a run: logging, evaluation, video and checkpoints."""
+    """Everything that looks at a run: logging, evaluation, video, trace and checkpoints."""
 
     def __init__(
-        self, config: Config, run_dir: Path, algorithm: Algorithm, envs: Envs, logger: Logger, stop: Stop
+        self,
+        config: Config,
+        run_dir: Path,
+        algorithm: Algorithm,
+        envs: Envs,
+        logger: Logger,
+        stop: Stop,
+        since: Checkpoint | None = None,
     ) -> None:
+        """`since` is the checkpoint from which the run goes on."""
         self.config = config
         self.run_dir = run_dir
         self.algorithm = algorithm
@@ -130,6 +171,7 @@ class Observers:
         self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
         self.trace: Trace | None = None
+        self.iterations = 0
         self._codec = envs.codec
         self._evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
         self._video = VideoRecorder(
@@ -138,40 +180,57 @@ class Observers:
             seed=config.seed,
             note=logger.message,
         )
+        self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, since)
         self._training_s = 0.0  # time spent in iterations since the last log point
-        self._logged_steps = self._saved_steps = algorithm.env_steps
-        self._kept_experience = 0  # transitions that are on the disk
-        self.iterations = 0
+        self._before = 0  # environment steps before the last iteration
+        self._logged_steps = 0
+        self._saved_steps = algorithm.env_steps
 
     def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
         """Do what became due between the steps `before` and now; everything at the end of the run."""
-        config, steps = self.config, self.algorithm.env_steps
+        self.stop.compiling = False
         self.logger.observe(result)
         self.iterations += 1
-        if self.trace is not None:
-            self.trace.end_iteration(steps, result.probes)
+        self._before = before
         self._training_s += seconds
-        last = steps >= config.total_env_steps
-
-        def due(every: int) -> bool:
-            return every > 0 and (steps // every > before // every or last)
-
-        if due(config.checkpoint_every):  # first, so that trouble in what follows costs no weights
+        if self.trace is not None:
+            self.trace.end_iteration(self.algorithm.env_steps, result.probes)
+        self._check_finite(result)
+        if self._due(self.config.checkpoint_every):  # first, so that trouble in what follows costs no weights
             self._save()
+        self._observe()
+
+    def go_on(self, continuation: Continuation) -> None:
+        """Stand where the run stood, and do what it did not come to."""
+        state = continuation.run_state
+        if self.trace is not None:
+            iterations, chain = (0, "0" * 32) if state is None else (state["iterations"], state["chain"])
+            if not self.trace.go_on(iterations, chain):
+                self.logger.message(
+                    f"{paths.TRACE} does not reach to the checkpoint: a new one begins, its first "
+                    f"{iterations:,} iterations are lost"
+                )
+        if state is None:
+            return
+        for row in continuation.rows:
+            self._remember(row)
+        steps, rows = self.algorithm.env_steps, continuation.rows
+        # The last thing before the end may have been the row of this very step.
+        logged = rows[-1] if rows and rows[-1]["env_steps"] == steps else None
+        self.iterations, self._before = int(state["iterations"]), int(state["before"])
+        self.logger.load_state_dict(state["logger"], logged)
+        if logged is None:
+            self._training_s, self._logged_steps = state["training_s"], int(state["logged_steps"])
+            self._observe()
+            return
+        self._logged_steps = steps
         with contextlib.suppress(_CutShort):
-            evaluation = self._evaluate() if due(config.eval_every) else {}
-            if evaluation or last or due(config.log_every):
-                self._log(evaluation)
-            if due(config.video_every):
-                path = self._video.record(paths.video_path(self.run_dir, steps), steps)
-                if path is not None:
-                    self.logger.video(path, steps)
-            self.complete = last
+            if self._due(self.config.video_every) and not paths.video_path(self.run_dir, steps).exists():
+                self._film()
+            self.complete = self._last
 
     def interrupted(self) -> None:
-        """Keep what a run that ends early has: its last row and a checkpoint."""
-        if self._logged_steps < self.algorithm.env_steps:
-            self._log({})
+        """Keep what a run that ends early has. Its next row waits until it goes on."""
         if self.config.checkpoint_every and self._saved_steps < self.algorithm.env_steps:
             self._save()
 
@@ -180,6 +239,24 @@ class Observers:
         self._evaluator.close()
         if self.trace is not None:
             self.trace.close()
+
+    @property
+    def _last(self) -> bool:
+        return self.algorithm.env_steps >= self.config.total_env_steps
+
+    def _due(self, every: int) -> bool:
+        """Whether one of the multiples of `every` was passed in the last iteration; all is due at the end."""
+        return every > 0 and (self._last or self.algorithm.env_steps // every > self._before // every)
+
+    def _observe(self) -> None:
+        """Evaluate, log and film, as far as it is due."""
+        with contextlib.suppress(_CutShort):
+            evaluation = self._evaluate() if self._due(self.config.eval_every) else {}
+            if evaluation or self._last or self._due(self.config.log_every):
+                self._log(evaluation)
+            if self._due(self.config.video_every):
+                self._film()
+            self.complete = self._last
 
     def _act(self, obs: np.ndarray) -> np.ndarray:
         if self.stop.signal is not None:
@@ -192,22 +269,67 @@ class Observers:
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self.algorithm.env_steps)
         return self._evaluator.run(self._act, seeds, LONGEST_EVALUATION).metrics()
 
+    def _film(self) -> None:
+        steps = self.algorithm.env_steps
+        path = self._video.record(paths.video_path(self.run_dir, steps), steps)
+        if path is not None:
+            self.logger.video(path, steps)
+
     def _log(self, evaluation: Mapping[str, float]) -> None:
         steps = self.algorithm.env_steps
         # The speed of training alone; what observers take shows in wall_time_s.
         speed = (steps - self._logged_steps) / max(self._training_s, 1e-9)
         self._training_s, self._logged_steps = 0.0, steps
-        self.final_metrics.update(self.logger.log(steps, {**evaluation, "time/steps_per_second": speed}))
+        self._remember(self.logger.log(steps, {**evaluation, "time/steps_per_second": speed}))
+
+    def _remember(self, row: Mapping[str, float | None]) -> None:
+        """The last value of every metric."""
+        named = {name: value for name, value in row.items() if name not in ("env_steps", "wall_time_s")}
+        self.final_metrics.update({name: value for name, value in named.items() if value is not None})
+
+    def _check_finite(self, result: IterationResult) -> None:
+        """Raise RunError where NaN or infinity has come up: nothing that follows would be worth anything."""
+        found = first_not_finite(result)
+        if found is None:
+            return
+        self._log({})
+        steps, good = self.algorithm.env_steps, list_checkpoints(self.run_dir)
+        also = f" (and then {', '.join(found.others[:4])})" if found.others else ""
+        kept = (
+            f"the last checkpoint before it is {good[-1].name}" if good else "there is no earlier checkpoint"
+        )
+        trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
+        raise RunError(
+            f"{found.item} became {found.value} at {found.place}{also} in iteration {self.iterations - 1}, "
+            f"environment steps {self._before:,} to {steps:,}\n{kept}{trace}"
+        )
 
     def _save(self) -> None:
-        algorithm = self.algorithm
-        self._saved_steps = algorithm.env_steps
-        state = algorithm.state_dict()
-        state |= {"progress": algorithm.progress(), "foreign": foreign_state(), "iterations": self.iterations}
-        experience = algorithm.experience(self._kept_experience)
-        save_checkpoint(self.run_dir, self._saved_steps, state, _KEPT_CHECKPOINTS, experience)
-        if experience is not None:
-            self._kept_experience = experience.last
+        """Write a checkpoint; a disk that does not take it costs a note, and at its end the run."""
+        algorithm, steps = self.algorithm, self.algorithm.env_steps
+        state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
+        state["run"] = {
+            "iterations": self.iterations,
+            "before": self._before,
+            "training_s": self._training_s,
+            "logged_steps": self._logged_steps,
+            "logger": self.logger.state_dict(),
+            "chain": "0" * 32 if self.trace is None else self.trace.chain,
+        }
+        # A checkpoint must not outlive what leads to it.
+        self.logger.sync()
+        if self.trace is not None:
+            self.trace.sync()
+        try:
+            self._checkpoints.save(steps, state, algorithm.experience)
+            self._saved_steps = steps
+        except OSError as error:
+            good = list_checkpoints(self.run_dir)
+            last = f"the last one is {good[-1].name}" if good else "there is none yet"
+            problem = f"the checkpoint after {steps:,} steps could not be written, {error.strerror}; {last}"
+            if self._last or self.stop.signal is not None:
+                raise RunError(problem) from error
+            self.logger.message(problem)
 
 
 def make_trace(config: Config, run_dir: Path) -> Trace | None:
@@ -228,19 +350,28 @@ def watched(trace: Trace | None) -> tuple[Probe, Fault | None]:
     return fault, fault
 
 
-def go_on(algorithm: Algorithm, run_dir: Path, checkpoint: Path) -> int:
-    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there."""
-    state = load_checkpoint(run_dir, checkpoint)
-    if "progress" not in state:
-        raise ConfigError(f"{checkpoint}: was made by an earlier version, without the state of environments")
+def go_on(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
+    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there.
+
+    What only observes may be configured otherwise than in the run that made it.
+    """
+    state = checkpoint.state
+    check_same_run(checkpoint.config, config, checkpoint.path.name, _OBSERVING)
     algorithm.load_state_dict(state)
     progress = state["progress"]
-    held = algorithm.experience(0)
     added = int(progress.get("added", 0))
+    held = algorithm.experience(0)  # nothing, but of what size
     first = 0 if held is None else max(0, added - held.capacity)
-    algorithm.load_progress(progress, {} if held is None else load_experience(run_dir, first, added))
+    algorithm.load_progress(progress, load_experience(checkpoint, first, 0 if held is None else added))
     restore_foreign_state(state["foreign"])
-    return int(state["iterations"])
+    return int(state["run"]["iterations"])
+
+
+# Root keys that change nothing of what is computed.
+_OBSERVING = (
+    *("logger", "trace", "log_every", "eval_every", "eval_episodes", "video_every"),
+    *("checkpoint_every", "checkpoints_kept"),
+)
 
 
 def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
@@ -275,42 +406,60 @@ def run(job: Job) -> int:
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
     algorithm, envs = build_algorithm(config)
+    run_dir, lock, continuation = Path(job.run_dir), RunLock(Path(job.run_dir)), None
     try:
         tried = check_level(config, algorithm)
         if FAULT in os.environ:
             parse_fault(os.environ[FAULT])
             if config.compile:
                 raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
+        if job.resume:
+            lock.acquire()
+            snapshot = _snapshot(job)
+            continuation = find_continuation(job, config, snapshot)
+            if continuation.checkpoint is not None:
+                go_on(algorithm, config, continuation.checkpoint)
         # From here on nothing refuses, and until here nothing has been written.
     except BaseException:
         algorithm.close()
+        lock.release()
         raise
     stop, observers = Stop(), None
     outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
     # On the way out each step is taken whatever becomes of the others, the last entered first.
     with stop.listening(), contextlib.ExitStack() as ending:
+        ending.callback(lock.release)
         ending.callback(algorithm.close)
-        run_dir = _make_run_dir(Path(job.run_dir))
-        (run_dir / paths.CONFIG).write_text(to_yaml(config))
-        snapshot = _snapshot(job)
-        git = commit_run(snapshot, job.run_id, to_yaml(config))
-        record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
+        if continuation is None:
+            snapshot, git, record = _begin(job, config, lock, settings, tried)
+        else:
+            cut_back(run_dir, config, continuation)
+            git, record = _begin_again(job, config, snapshot, continuation)
         ending.callback(lambda: _finish(record, outcome, snapshot, git))
         try:
-            logger = _make_logger(job, config, run_dir, git)
+            logger = _make_logger(job, config, git, continuation)
             ending.callback(lambda: logger.close(outcome["status"], outcome["final_metrics"]))
-            observers = Observers(config, run_dir, algorithm, envs, logger, stop)
+            since = None if continuation is None else continuation.checkpoint
+            observers = Observers(config, run_dir, algorithm, envs, logger, stop, since)
             ending.callback(observers.close)
             outcome["final_metrics"] = observers.final_metrics
             observers.trace = make_trace(config, run_dir)
+            if observers.trace is not None:
+                observers.trace.warn_through(logger.message)
             algorithm.probe, fault = watched(observers.trace)
             if git.problem is not None:
                 logger.message(f"code not recorded: {git.problem}")
-            train(algorithm, config.total_env_steps, stop, observers.after_iteration)
-            if fault is not None and not fault.done:
-                raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
-            if not observers.complete:
-                observers.interrupted()
+            if continuation is not None:
+                for note in continuation.notes:
+                    logger.message(note)
+                observers.go_on(continuation)
+            stop.compiling = config.compile
+            with contextlib.suppress(_Abandoned):
+                train(algorithm, config.total_env_steps, stop, observers.after_iteration)
+                if fault is not None and not fault.done:
+                    raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
+                if not observers.complete:
+                    observers.interrupted()
             outcome["status"] = "finished" if observers.complete else "interrupted"
         except BaseException as raised:
             outcome["error"] = f"{type(raised).__name__}: {raised}".splitlines()[0]
@@ -319,17 +468,57 @@ def run(job: Job) -> int:
             if observers is not None and observers.trace is not None:
                 outcome["trace"] = observers.trace.facts()
     assert observers is not None
-    return FINISHED if observers.complete or stop.signal is None else 128 + stop.signal
+    return FINISHED if observers.complete or stop.signal is None else stop.exit_status
 
 
-def _make_run_dir(run_dir: Path) -> Path:
+def _begin(
+    job: Job, config: Config, lock: RunLock, settings: Mapping[str, Any], tried: Mapping[str, Any]
+) -> tuple[Snapshot, GitRecord, Record]:
+    """Make the folder of a new run, and record what it is. A disk that does not take it leaves nothing."""
+    run_dir = Path(job.run_dir)
+    made = _make_run_dir(run_dir)
+    try:
+        lock.acquire()
+        (run_dir / paths.CONFIG).write_text(to_yaml(config))
+        snapshot = _snapshot(job)
+        facts = _first_facts(job, config, settings, tried)
+        record = Record.create(run_dir, facts)
+        git = commit_run(snapshot, job.run_id, to_yaml(config))
+        record.update(git=asdict(git))
+    except OSError as error:
+        lock.release()
+        for path in run_dir.iterdir():
+            path.unlink()
+        for folder in made:
+            folder.rmdir()
+        raise RunError(f"{run_dir} cannot be written: {error.strerror}; nothing was begun") from error
+    return snapshot, git, record
+
+
+def _make_run_dir(run_dir: Path) -> list[Path]:
+    """The folders that had to be made, the innermost first."""
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir={run_dir}: cannot be made, {error.strerror}") from error
     if any(run_dir.iterdir()):
         raise ConfigError(f"run_dir={run_dir}: is not empty; a run needs a folder of its own")
-    return run_dir
+    return made
+
+
+def _begin_again(
+    job: Job, config: Config, snapshot: Snapshot, continuation: Continuation
+) -> tuple[GitRecord, Record]:
+    """Go on with the record of a run and with its commit."""
+    before = GitRecord.from_dict(continuation.record["git"])
+    git = continue_run(snapshot, before, job.run_id, to_yaml(config))
+    facts = {"command_line": job.command, **continuation.facts(), "commit": git.commit}
+    facts |= {"git_problem": git.problem} if git.problem else {}
+    record = Record.resume(Path(job.run_dir), facts)
+    if git.commit is not None and git.commit != before.commit:
+        record.update(git=asdict(git))
+    return git, record
 
 
 def _snapshot(job: Job) -> Snapshot:
@@ -338,14 +527,17 @@ def _snapshot(job: Job) -> Snapshot:
 
 def _finish(record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git: GitRecord) -> None:
     """How the run ended, in its record and on top of its commit."""
-    record.finish(**outcome)
-    problem = commit_outcome(snapshot, git, record.outcome())
-    if problem is not None:
-        record.update(outcome_not_recorded=problem)
+    try:
+        record.finish(**outcome)
+        problem = commit_outcome(snapshot, git, record.outcome())
+        if problem is not None:
+            record.update(outcome_not_recorded=problem)
+    except OSError as error:
+        raise RunError(f"{paths.RECORD} could not be written at the end: {error.strerror}") from error
 
 
 def _first_facts(
-    job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any], tried: Mapping[str, Any]
+    job: Job, config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "id": job.run_id,
@@ -353,7 +545,7 @@ def _first_facts(
         "command_line": job.command,
         "overrides": job.overrides,
         "sweep": None if job.sweep is None else asdict(job.sweep),
-        "git": asdict(git),
+        "git": None,
         "determinism": {
             "level": config.determinism.level.name,
             "settings": dict(settings),
@@ -365,7 +557,10 @@ def _first_facts(
     }
 
 
-def _make_logger(job: Job, config: Config, run_dir: Path, git: GitRecord) -> Logger:
+def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continuation | None) -> Logger:
+    run_dir = Path(job.run_dir)
+    rows = [] if continuation is None else continuation.rows
+    resumed_at = None if continuation is None else int(rows[-1]["env_steps"]) if rows else 0
     facts = RunFacts(
         run_id=job.run_id,
         run_dir=run_dir,
@@ -376,8 +571,9 @@ def _make_logger(job: Job, config: Config, run_dir: Path, git: GitRecord) -> Log
         group=job.sweep.id if job.sweep else None,
         tags=[config.algo.name, config.env.id, config.determinism.level.name],
         notify=lambda text: logger.message(text),
+        resumed_at=resumed_at,
     )
-    logger = Logger(make_sinks(config.logger, facts), JsonlWriter(run_dir / paths.METRICS))
+    logger = Logger(make_sinks(config.logger, facts), LineFile(run_dir / paths.METRICS))
     return logger
 
 
@@ -385,6 +581,6 @@ def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
     try:
         return run(Job.from_environment())
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+        return REFUSED if isinstance(error, ConfigError) else FAILED

@@ -357,7 +357,6 @@ class _Look:
         what = "its steps and updates" if place is None else f"tensors and operations of {place}"
         self.say(f"zoom: {side.name} again from the {where} to iteration {self.at.iteration:,}, for {what}")
         request = Request(
-            run_dir=str(side.run_dir),
             folder=str(folder),
             iteration=self.at.iteration,
             checkpoint=None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start)),

@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import Config, register_schemas, to_config
+from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -88,6 +89,11 @@ def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subp
     return subprocess.run(
         command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
     )
+
+
+def newest_state(run_dir: Path) -> dict[str, Any]:
+    """What the newest checkpoint of a run holds."""
+    return load_checkpoint(list_checkpoints(run_dir)[-1]).state
 
 
 class Scripted(gym.Env[np.ndarray, Any]):

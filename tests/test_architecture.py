@@ -52,6 +52,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": ("types", "config", "run.*"),
     "cli": ("types", "algos", "config", "launch", "cli.*"),
     "cli.*": ("types", "algos", "config", "launch", "cli", "cli.*"),
+    # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
+    "resume": ("types", "algos", "config", "launch", "run", "run.*"),
     "train": (
         "",
         "types",
@@ -63,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "algos",
         "config",
         "launch",
+        "resume",
         "run",
         "run.*",
     ),
@@ -96,7 +99,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 LIBRARY_USERS: dict[str, tuple[str, ...]] = {
     "hydra": ("config", "cli", "cli.*", "launch", "scripts/*"),
     "omegaconf": ("config", "cli", "cli.*", "launch", "scripts/*"),
-    "wandb": ("run.sinks", "run.wandb_sink"),
+    "wandb": ("run.sinks", "run.wandb_sink", "run.wandb_files"),
     "tensorboard": ("run.sinks",),
     "torch.utils.tensorboard": (),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rltemplate.run.logger import JsonlWriter, Logger, cut_metrics
+from rltemplate.run.lines import LineFile
+from rltemplate.run.logger import Logger, cut_metrics
 from rltemplate.run.sinks import Row
 from rltemplate.types import Episode, IterationResult
 
@@ -73,6 +75,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
+def _saved(state: Mapping[str, Any], folder: Path) -> Path:
+    path = folder / "state.pt"
+    torch.save(state, path)
+    return path
+
+
 def run_python(source: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **env}
     command = [sys.executable, "-c", source, *map(str, args)]
@@ -81,7 +89,7 @@ def run_python(source: str, *args: object, **env: str) -> subprocess.CompletedPr
 
 def test_a_row_holds_the_means_since_the_last_row(tmp_path: Path) -> None:
     sink, path = Memory(), tmp_path / "metrics.jsonl"
-    logger = Logger([sink], JsonlWriter(path))
+    logger = Logger([sink], LineFile(path))
     logger.observe(result([Episode(10.0, 5), Episode(30.0, 9)], loss__policy=1.0, loss__value=4.0))
     logger.observe(result([Episode(2.0, 1)], loss__policy=2.0))
     first = logger.log(2048, {"eval/return": 7})
@@ -102,7 +110,7 @@ def test_a_row_holds_the_means_since_the_last_row(tmp_path: Path) -> None:
 
 
 def test_metrics_of_several_types_and_plain_numbers_mix(tmp_path: Path) -> None:
-    logger = Logger([], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     for i in range(3):
         metrics: dict[str, Any] = {
             "f32": torch.tensor(0.5 + i, requires_grad=True),
@@ -123,14 +131,14 @@ def test_metrics_of_several_types_and_plain_numbers_mix(tmp_path: Path) -> None:
 
 
 def test_means_do_not_lose_small_differences(tmp_path: Path) -> None:
-    logger = Logger([], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     for i in range(3000):  # in single precision this sum would be off by far more
         logger.observe(result(big=1e8 + 8 * (i % 2)))
     assert logger.log(1)["big"] == pytest.approx(1e8 + 4, abs=1e-3)
 
 
 def test_kept_tensors_are_bounded_when_nobody_logs(tmp_path: Path) -> None:
-    logger = Logger([], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     first = torch.tensor(1.0)
     alive = weakref.ref(first)
     logger.observe(IterationResult({"m": first}))
@@ -142,20 +150,62 @@ def test_kept_tensors_are_bounded_when_nobody_logs(tmp_path: Path) -> None:
     assert logger.log(1)["m"] == 1.0
 
 
-def test_speed_and_wall_time_go_on_after_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_logger_goes_on_where_another_one_stood(tmp_path: Path, fold: bool) -> None:
+    """The same row as without the change; its means, its episodes, its clock."""
+    clock, rng = Clock(), random.Random(1)
+    values = [rng.gauss(0, 1e6) for _ in range(3000 if fold else 30)]
+
+    def feed(logger: Logger, part: list[float]) -> None:
+        for value in part:
+            episodes = [Episode(value, 3)] if value > 0 else []
+            logger.observe(result(episodes, m=value, a_max_error=value))
+
+    def row(split: bool, forget: str | None = None) -> dict[str, float]:
+        clock.now = 0.0
+        logger = Logger([], LineFile(tmp_path / "m.jsonl"), clock)
+        feed(logger, values[:17])
+        clock.now += 4.0
+        if split:
+            state = logger.state_dict()
+            if forget is not None:
+                state[forget] = Logger([], LineFile(tmp_path / "m.jsonl"), clock).state_dict()[forget]
+            clock.now = 1000.0  # another process, another clock
+            logger = Logger([], LineFile(tmp_path / "m.jsonl"), clock)
+            logger.load_state_dict(torch.load(_saved(state, tmp_path), weights_only=True))
+        feed(logger, values[17:])
+        clock.now += 1.0
+        logger.log(500)
+        return read(tmp_path / "m.jsonl")[-1]
+
+    whole = row(split=False)
+    assert row(split=True) == whole
+    assert whole["wall_time_s"] == 5.0
+    assert whole["time/steps_per_second"] == 100.0
+    for piece in ("pending", "episodes", "wall_time_s", "last_log"):
+        assert row(split=True, forget=piece) != whole, piece
+
+
+def test_a_row_that_was_written_is_not_made_again(tmp_path: Path) -> None:
     clock = Clock()
-    path = tmp_path / "m.jsonl"
-    logger = Logger([], JsonlWriter(path), clock, env_steps=1000, wall_time_offset_s=50.0)
-    clock.now += 4.0
-    assert logger.log(1400)["time/steps_per_second"] == 100.0
-    clock.now += 1.0
-    assert logger.log(1700)["time/steps_per_second"] == 300.0
-    assert [row["wall_time_s"] for row in read(path)] == [54.0, 55.0]
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"), clock)
+    logger.observe(result([Episode(1.0, 3)], m=1.0))
+    clock.now += 3.0
+    state = logger.state_dict()
+    logger.log(100)
+    clock.now = 50.0
+    again = Logger([], LineFile(tmp_path / "m.jsonl"), clock)
+    again.load_state_dict(state, logged=read(tmp_path / "m.jsonl")[-1])
+    again.observe(result(m=5.0))
+    clock.now += 2.0
+    again.log(200)
+    last = read(tmp_path / "m.jsonl")[-1]
+    assert last == {"env_steps": 200, "wall_time_s": 5.0, "m": 5.0, "time/steps_per_second": 50.0}
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_file_and_themselves_in_sinks(tmp_path: Path) -> None:
     sink, path = Memory(), tmp_path / "m.jsonl"
-    logger = Logger([sink], JsonlWriter(path))
+    logger = Logger([sink], LineFile(path))
     logger.observe(result(a=math.nan, b=-math.inf, c=1.0))
     logger.log(1)
     assert read(path)[0]["a"] is None
@@ -183,7 +233,7 @@ class Reads(TorchFunctionMode):
 
 
 def test_values_are_read_once_per_log_and_never_between(tmp_path: Path) -> None:
-    logger = Logger([], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     metrics = {f"m{i}": torch.tensor(float(i)) for i in range(15)}
     with Reads() as observing:
         for _ in range(8):
@@ -200,7 +250,7 @@ def test_values_are_read_once_per_log_and_never_between(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_not_one_number_is_our_bug_and_is_named(tmp_path: Path) -> None:
-    logger = Logger([], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     logger.observe(IterationResult({"loss/policy": torch.zeros(3)}))
     with pytest.raises(ValueError, match=r"loss/policy.*\(3,\)"):
         logger.log(1)
@@ -209,7 +259,7 @@ def test_a_metric_that_is_not_one_number_is_our_bug_and_is_named(tmp_path: Path)
 def test_a_failing_sink_is_reported_once_and_switched_off(tmp_path: Path) -> None:
     console, bad, other = Memory(), Memory(fails=True), Memory()
     path = tmp_path / "m.jsonl"
-    logger = Logger([console, bad, other], JsonlWriter(path))
+    logger = Logger([console, bad, other], LineFile(path))
     for step in range(3):
         logger.observe(result(m=1.0))
         logger.log(step)
@@ -225,17 +275,17 @@ def test_a_failing_sink_is_reported_once_and_switched_off(tmp_path: Path) -> Non
 def test_without_a_console_notes_go_to_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Logger([], JsonlWriter(tmp_path / "m.jsonl")).message("the disk is full")
+    Logger([], LineFile(tmp_path / "m.jsonl")).message("the disk is full")
     assert "the disk is full" in capsys.readouterr().err
     console = Memory()
-    Logger([console], JsonlWriter(tmp_path / "m.jsonl")).message("again")
+    Logger([console], LineFile(tmp_path / "m.jsonl")).message("again")
     assert console.notes == ["again"]
     assert capsys.readouterr().err == ""
 
 
 def test_videos_and_the_end_reach_every_sink_once(tmp_path: Path) -> None:
     sinks = [Memory(), Memory()]
-    logger = Logger(sinks, JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger(sinks, LineFile(tmp_path / "m.jsonl"))
     logger.video(Path("v.mp4"), 5)
     logger.close("interrupted", {})
     logger.close("finished", {})
@@ -245,7 +295,7 @@ def test_videos_and_the_end_reach_every_sink_once(tmp_path: Path) -> None:
 
 def test_a_deleted_folder_comes_back_with_every_row(tmp_path: Path) -> None:
     console, path = Memory(), tmp_path / "runs" / "a" / "metrics.jsonl"
-    logger = Logger([console], JsonlWriter(path))
+    logger = Logger([console], LineFile(path))
     for step in range(3):
         logger.log(step)
     shutil.rmtree(tmp_path / "runs")
@@ -258,7 +308,7 @@ def test_a_deleted_folder_comes_back_with_every_row(tmp_path: Path) -> None:
 
 def test_rows_wait_while_the_folder_cannot_be_made(tmp_path: Path) -> None:
     console, folder = Memory(), tmp_path / "run"
-    logger = Logger([console], JsonlWriter(folder / "metrics.jsonl"))
+    logger = Logger([console], LineFile(folder / "metrics.jsonl"))
     logger.log(0)
     shutil.rmtree(folder)
     folder.write_text("a file where the folder was")
@@ -268,27 +318,27 @@ def test_rows_wait_while_the_folder_cannot_be_made(tmp_path: Path) -> None:
     logger.log(4)
     assert [row["env_steps"] for row in read(folder / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     assert len([note for note in console.notes if "cannot be written" in note]) == 1
-    assert len([note for note in console.notes if "no row is lost" in note]) == 1
+    assert len([note for note in console.notes if "no line is lost" in note]) == 1
 
 
 def test_a_full_disk_leaves_no_half_line_and_loses_no_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     source = """
-import resource, sys
+import json, resource, sys
 from pathlib import Path
-from rltemplate.run.logger import JsonlWriter
+from rltemplate.run.lines import LineFile
 path = Path(sys.argv[1])
-writer = JsonlWriter(path)
+writer = LineFile(path)
 notes = []
 writer.warn = notes.append
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
 for step in range(100):
-    writer.write({"env_steps": step, "wall_time_s": step * 0.5})
+    writer.write(json.dumps({"env_steps": step, "wall_time_s": step * 0.5}))
 whole = path.read_text()
 assert 900 < len(whole) <= 1000 and whole.endswith("\\n"), whole[-50:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-writer.write({"env_steps": 100, "wall_time_s": 50.0})
+writer.write(json.dumps({"env_steps": 100, "wall_time_s": 50.0}))
 writer.close()
 print(len(notes), *notes, sep="|")
 """
@@ -296,47 +346,47 @@ print(len(notes), *notes, sep="|")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2|")
     assert "cannot be written" in done.stdout
-    assert "no row is lost" in done.stdout
+    assert "no line is lost" in done.stdout
     assert [row["env_steps"] for row in read(path)] == list(range(101))
 
 
 def test_waiting_rows_are_bounded_and_losses_are_told(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
-    writer = JsonlWriter(blocker / "metrics.jsonl", max_waiting=10)
+    writer = LineFile(blocker / "metrics.jsonl", max_waiting=10)
     notes: list[str] = []
     writer.warn = notes.append
     for step in range(25):
-        writer.write({"env_steps": step})
+        writer.write(json.dumps({"env_steps": step}))
     blocker.unlink()
-    writer.write({"env_steps": 25})
+    writer.write(json.dumps({"env_steps": 25}))
     assert [row["env_steps"] for row in read(writer.path)] == list(range(16, 26))
-    assert "16 rows are lost" in notes[-1]
+    assert "16 lines are lost" in notes[-1]
     shutil.rmtree(blocker)
     blocker.write_text("")
-    writer.write({"env_steps": 26})
+    writer.write(json.dumps({"env_steps": 26}))
     writer.close()
-    assert "1 rows could not be written" in notes[-1]
+    assert "1 lines could not be written" in notes[-1]
 
 
 def test_a_torn_last_line_is_cut_before_new_rows(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"env_steps": 1}\n{"env_st')
-    JsonlWriter(path).write({"env_steps": 2})
+    LineFile(path).write(json.dumps({"env_steps": 2}))
     assert read(path) == [{"env_steps": 1}, {"env_steps": 2}]
     path.write_text('{"env_steps": 1}\n')
-    JsonlWriter(path).write({"env_steps": 2})
+    LineFile(path).write(json.dumps({"env_steps": 2}))
     assert read(path) == [{"env_steps": 1}, {"env_steps": 2}]
 
 
 def test_cut_metrics_keeps_what_the_checkpoint_saw(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    assert cut_metrics(path, 100) == 0.0
+    assert cut_metrics(path, 100) == []
     rows = [{"env_steps": s, "wall_time_s": s / 10, "m": 0.1 + s} for s in (10, 20, 30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"env_steps": 4')
-    assert cut_metrics(path, 20) == 2.0
+    assert cut_metrics(path, 20) == rows[:2]
     assert read(path) == rows[:2]
-    assert cut_metrics(path, 5) == 0.0
+    assert cut_metrics(path, 5) == []
     assert read(path) == []
     assert list(tmp_path.iterdir()) == [path]
 
@@ -347,9 +397,11 @@ def test_kill_right_after_a_row_loses_nothing(tmp_path: Path, careful: bool) -> 
     source = """
 import os, signal, sys
 from pathlib import Path
-from rltemplate.run.logger import JsonlWriter, strict_json
+from rltemplate.run.lines import LineFile
+from rltemplate.run.logger import strict_json
 path = Path(sys.argv[1])
-write = JsonlWriter(path).write
+lines = LineFile(path)
+write = lambda row: lines.write(strict_json(row))
 if sys.argv[2] == "False":  # the inverse: this check notices a writer that does not hand rows over
     file = path.open("w")
     write = lambda row: file.write(strict_json(row) + "\\n")
@@ -370,7 +422,8 @@ def test_logging_leaves_every_global_generator_alone(tmp_path: Path, meddle: boo
     source = """
 import random, sys, pathlib
 import numpy as np, torch
-from rltemplate.run.logger import JsonlWriter, Logger
+from rltemplate.run.lines import LineFile
+from rltemplate.run.logger import Logger
 from rltemplate.run.sinks import ConsoleSink, TensorBoardSink
 from rltemplate.run.wandb_sink import WandbSink
 from rltemplate.types import Episode, IterationResult
@@ -389,7 +442,7 @@ if sys.argv[2] == "True":
         def write(self, row):
             np.random.random()
     sinks.append(Draws(folder))
-logger = Logger(sinks, JsonlWriter(folder / "metrics.jsonl"))
+logger = Logger(sinks, LineFile(folder / "metrics.jsonl"))
 (folder / "v.mp4").write_bytes(b"x")
 for step in range(3):
     logger.observe(IterationResult({"m": torch.tensor(1.0)}, [Episode(1.0, 2)]))
@@ -412,6 +465,6 @@ def test_final_metrics_reach_the_sinks(tmp_path: Path) -> None:
         def close(self, status: str, final_metrics: Row) -> None:
             seen.append(final_metrics)
 
-    logger = Logger([Last()], JsonlWriter(tmp_path / "m.jsonl"))
+    logger = Logger([Last()], LineFile(tmp_path / "m.jsonl"))
     logger.close("finished", {"eval/return": 3.0})
     assert seen == [{"eval/return": 3.0}]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import git
+from conftest import git, newest_state
 
 from rltemplate import cli, launch
 from rltemplate.config import Config, from_dict, to_dict
@@ -503,8 +503,6 @@ def _tensors(folder: Path) -> dict[str, list[Any]]:
     """Every tensor in the checkpoint, by its place."""
     import torch
 
-    from rltemplate.run.checkpoint import load_checkpoint
-
     found: dict[str, list[Any]] = {}
 
     def walk(node: Any, place: str) -> None:
@@ -514,7 +512,7 @@ def _tensors(folder: Path) -> dict[str, list[Any]]:
             for key, value in node.items():
                 walk(value, f"{place}/{key}")
 
-    walk(load_checkpoint(folder), "")
+    walk(newest_state(folder), "")
     assert found
     return found
 

@@ -1,16 +1,23 @@
-"""Checkpoints: whole or absent, and loading one never executes code from it.
+"""Checkpoints: whole or absent, known to be whole, and loading one never executes code from it.
+
+`step_<env_steps>.pt` holds the state, and `step_<env_steps>.json` beside it makes a checkpoint of it: format,
+configuration, and size and digest of every file that belongs to it. It is written last, so that without it
+there is no checkpoint, and whoever loads one compares first.
 
 What an algorithm holds to learn from later may be large and changes at one end only. It is therefore kept in
-chunks beside the checkpoints, each holding what came in since the chunk before; a checkpoint together with
-the chunks up to its own step is everything that a run needs to go on.
+chunks, `experience_<first>_<last>.pt`, each with what came in since the checkpoint before; a checkpoint names
+those that it needs.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
 
 from rltemplate.run import paths
 from rltemplate.types import ConfigError, Experience
@@ -18,100 +25,296 @@ from rltemplate.types import ConfigError, Experience
 if TYPE_CHECKING:
     from torch import Tensor
 
+FORMAT, VERSION = "rltemplate-checkpoint", 1
+_BLOCK = 1 << 20  # bytes that are read at once
 
-def save_checkpoint(
-    run_dir: Path,
-    env_steps: int,
-    state: Mapping[str, Any],
-    keep: int,
-    experience: Experience | None = None,
-) -> Path:
-    """Write `state` beside the earlier checkpoints, which are removed down to the newest `keep`.
 
-    `experience` is what came in since the checkpoint before. Each file is written under another name, flushed
-    to the disk and renamed, so that a reader finds a whole file or none.
+class Checkpoint(NamedTuple):
+    """A checkpoint that was found to be whole."""
+
+    path: Path  # of the state
+    state: dict[str, Any]
+    config: dict[str, Any]  # of the run that made it
+    chunks: dict[str, Any]  # what was held to learn from: files, oldest first, with size and digest
+
+
+class Checkpoints:
+    """Writes the checkpoints of one run, one after another."""
+
+    def __init__(
+        self, run_dir: Path, config: Mapping[str, Any], keep: int, since: Checkpoint | None = None
+    ) -> None:
+        """The newest `keep` remain. `since` is the checkpoint that the run went on from."""
+        self._run_dir = run_dir
+        self._config = dict(config)
+        self._keep = keep
+        self._chunks = {} if since is None else dict(since.chunks)
+
+    def save(
+        self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
+    ) -> Path:
+        """Write `state`, and what `experience` holds from a transition on.
+
+        Each file is written under another name, flushed to the disk and renamed; older checkpoints go only
+        when the new one has been read back. Raises OSError if the disk does not take it: then the earlier
+        checkpoints are as they were.
+        """
+        path = paths.checkpoint_path(self._run_dir, env_steps)
+        if path in list_checkpoints(self._run_dir) and not _problems(path):
+            return path
+        folder = path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            chunks = self._write_chunk(folder, experience)
+            files = chunks | {path.name: _write(path, lambda file: _save(file, state))}
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "env_steps": env_steps,
+                "files": files,
+                "config": self._config,
+            }
+            _write(path.with_suffix(".json"), lambda file: file.write(_sealed(manifest)))
+            new = set(files) - set(self._chunks)
+            if problems := _problems(path, deeply=new):
+                path.with_suffix(".json").unlink()
+                raise OSError(None, problems[0])
+        except BaseException:
+            _clear(self._run_dir)
+            raise
+        self._chunks = chunks
+        for old in list_checkpoints(self._run_dir)[: -self._keep]:
+            old.with_suffix(".json").unlink()
+        _clear(self._run_dir)
+        return path
+
+    def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
+        """The chunks that a checkpoint now needs, the last of them just written."""
+        known = dict(self._chunks)
+        if any(_damage(folder / name, entry, deeply=False) for name, entry in known.items()):
+            known = {}  # somebody has cleaned up too much: once more, all that is held
+        first = max((_range(name)[1] for name in known), default=0)
+        came = experience(first)
+        if came is None:
+            return {}
+        chunks = {n: entry for n, entry in known.items() if _range(n)[1] > came.last - came.capacity}
+        if came.last > came.first:
+            path = folder / f"experience_{came.first}_{came.last}.pt"
+            chunks[path.name] = _write(path, lambda file: _save(file, came.rows))
+        return chunks
+
+
+class _Digesting:
+    """A file for torch to write to: takes the digest on the way, and keeps an error for later.
+
+    An exception inside of torch's writer would come out as another one, if at all.
     """
-    path = paths.checkpoint_path(run_dir, env_steps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if experience is not None:
-        _write(path.parent / f"experience_{experience.first}_{experience.last}.pt", dict(experience.rows))
-    _write(path, dict(state))
-    for old in list_checkpoints(run_dir)[:-keep]:
-        old.unlink()
-    if experience is not None:
-        oldest = _env_steps(list_checkpoints(run_dir)[0])
-        for first, last in _chunks(run_dir):
-            if last <= oldest - experience.capacity:
-                (path.parent / f"experience_{first}_{last}.pt").unlink()
-    return path
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, or remember why not."""
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+            self._digest.update(data)
+            self._size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed once, at its end."""
+
+    def entry(self) -> dict[str, Any]:
+        """Size and digest of what was written."""
+        if self.error is not None:
+            raise self.error
+        return {"bytes": self._size, "xxh3_128": self._digest.hexdigest()}
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, write: Callable[[Any], object]) -> dict[str, Any]:
+    """Put a file in place, whole and on the disk; its size and digest."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb", buffering=0) as raw:
+        file = _Digesting(raw)
+        write(file)
+        entry = file.entry()
+        os.fsync(raw.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too
+    finally:
+        os.close(folder)
+    return entry
+
+
+def _save(file: Any, content: Mapping[str, Any]) -> None:
     import torch
 
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    torch.save(dict(content), file)
+
+
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """A manifest as JSON, with the digest of itself as its last entry."""
+    text = json.dumps(manifest, indent=1)
+    digest = xxhash.xxh3_128_hexdigest(text.encode())
+    return f'{text[:-2]},\n "digest": "{digest}"\n}}\n'.encode()
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Checkpoints of a run, the oldest first."""
-    found = (run_dir / paths.CHECKPOINTS).glob("step_*.pt")
-    return sorted(found, key=_env_steps)
+    """Checkpoints of a run that were finished, the oldest first: the files of their states."""
+    found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
+    return sorted((path.with_suffix(".pt") for path in found), key=_env_steps)
 
 
 def _env_steps(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step_"))
 
 
-def _chunks(run_dir: Path) -> list[tuple[int, int]]:
-    """First and last (excluded) transition of each chunk, in order."""
-    found = (run_dir / paths.CHECKPOINTS).glob("experience_*_*.pt")
-    names = (path.stem.split("_") for path in found)
-    return sorted((int(first), int(last)) for _, first, last in names)
+def _range(chunk: str) -> tuple[int, int]:
+    """First and last (excluded) transition of a chunk."""
+    _, first, last = chunk.removesuffix(".pt").split("_")
+    return int(first), int(last)
 
 
-def load_checkpoint(run_dir: Path, path: Path | None = None) -> dict[str, Any]:
-    """A checkpoint of a run, the newest if none is named, on the CPU.
+def _clear(run_dir: Path, newer_than: int | None = None) -> None:
+    """Remove what belongs to no checkpoint: of a write that was cut off, or of one that was given up.
 
-    Only tensors and plain values are accepted. Raises ConfigError if there is none or it cannot be read.
+    With `newer_than`, also checkpoints from beyond so many environment steps.
     """
-    checkpoints = list_checkpoints(run_dir)
-    if path is None and not checkpoints:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
-    return _read(path or checkpoints[-1])
+    folder = run_dir / paths.CHECKPOINTS
+    needed: set[str] = set()
+    for checkpoint in list_checkpoints(run_dir):
+        manifest = checkpoint.with_suffix(".json")
+        if newer_than is not None and _env_steps(checkpoint) > newer_than:
+            manifest.unlink()
+            continue
+        needed.add(checkpoint.name)
+        try:
+            needed |= set(_read_manifest(checkpoint)["files"])
+        except ConfigError:  # what a damaged one needs cannot be known: nothing of it is lost for good
+            needed |= {path.name for path in folder.glob("experience_*.pt")}
+    for pattern in ("step_*.pt", "experience_*.pt", "*.partial"):
+        for path in folder.glob(pattern):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def forget_after(run_dir: Path, checkpoint: Path) -> None:
+    """Remove what lies beyond `checkpoint`, from which the run now goes on, and remains of cut-off writes."""
+    _clear(run_dir, newer_than=_env_steps(checkpoint))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """What makes a checkpoint of `path`. Raises ConfigError in a line if it is not to be trusted."""
+    try:
+        text = path.with_suffix(".json").read_bytes()
+    except FileNotFoundError:
+        what = "was not finished, or was made by an earlier version" if path.exists() else "is gone"
+        raise ConfigError(f"{path} {what}") from None
+    except OSError as error:
+        raise ConfigError(f"{path.with_suffix('.json')} cannot be read: {error.strerror}") from None
+    try:
+        manifest = json.loads(text)
+        del manifest["digest"]
+        version = manifest["version"]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{path.with_suffix('.json')} is damaged") from None
+    if _sealed(manifest) != text:
+        raise ConfigError(f"{path.with_suffix('.json')} is damaged")
+    if version != VERSION:
+        raise ConfigError(f"{path} has format {version}; this version of the code reads format {VERSION}")
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | None:
+    """What is wrong with a file, if anything; `deeply` reads all of it."""
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"{path} is damaged: {size:,} bytes instead of {entry['bytes']:,}"
+        if deeply:
+            digest = xxhash.xxh3_128()
+            with path.open("rb", buffering=0) as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+            if digest.hexdigest() != entry["xxh3_128"]:
+                return f"{path} is damaged: its digest is not the one it was written with"
+    except FileNotFoundError:
+        return f"{path} is gone"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
+def _problems(path: Path, deeply: set[str] | None = None) -> list[str]:
+    """What is wrong with a checkpoint. Every file is read, or only those named by `deeply`."""
+    try:
+        files = _read_manifest(path)["files"]
+    except ConfigError as error:
+        return [str(error)]
+    found = (_damage(path.parent / n, e, deeply is None or n in deeply) for n, e in files.items())
+    return [problem for problem in found if problem is not None]
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint, with its tensors on the CPU, after every file of it was compared with its digest.
+
+    Only tensors and plain values are accepted. Raises ConfigError if it is not whole.
+    """
     import torch
 
+    manifest = _read_manifest(path)
+    if problems := _problems(path):
+        raise ConfigError(problems[0])
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is gone") from None
-    except Exception as error:  # torch has no error of its own for a file that is damaged
+    except Exception as error:  # torch has no error of its own for content that it does not accept
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{path} cannot be read: {first}") from error
-    assert isinstance(state, dict)
-    return state
+    chunks = {name: entry for name, entry in manifest["files"].items() if name != path.name}
+    return Checkpoint(path, state, manifest["config"], chunks)
 
 
-def load_experience(run_dir: Path, first: int, last: int) -> dict[str, Tensor]:
+def newest_checkpoint(run_dir: Path, passed_over: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint; None if none was ever finished.
+
+    `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are.
+    """
+    checkpoints = list_checkpoints(run_dir)
+    problems = []
+    for path in reversed(checkpoints):
+        try:
+            return load_checkpoint(path)
+        except ConfigError as error:
+            problems.append(str(error))
+            if path != checkpoints[0]:
+                passed_over(str(error))
+    if problems:
+        raise ConfigError(f"no checkpoint of {run_dir} is whole: {problems[0]}")
+    return None
+
+
+def load_experience(checkpoint: Checkpoint, first: int, last: int) -> dict[str, Tensor]:
     """Transitions `first` to `last` (excluded). Raises ConfigError if some of them are not there."""
     import torch
 
-    folder = run_dir / paths.CHECKPOINTS
     parts: list[dict[str, Tensor]] = []
     reached = first
-    for begin, end in _chunks(run_dir):
+    for name in checkpoint.chunks:
+        begin, end = _range(name)
         if begin <= reached < min(end, last):
-            rows = _read(folder / f"experience_{begin}_{end}.pt")
+            rows = torch.load(checkpoint.path.with_name(name), map_location="cpu", weights_only=True)
             taken = slice(reached - begin, min(end, last) - begin)
-            parts.append({name: value[taken] for name, value in rows.items()})
+            parts.append({key: value[taken] for key, value in rows.items()})
             reached = min(end, last)
     if reached < last:
-        raise ConfigError(f"{folder}: transitions {reached:,} to {last:,} are gone")
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        raise ConfigError(f"{checkpoint.path}: transitions {reached:,} to {last:,} are gone")
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}

@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rltemplate.run.lines import LineFile, replace_text, to_stderr
 from rltemplate.run.sinks import Row, Sink
+from rltemplate.types import Episode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rltemplate.types import Episode, IterationResult
+    from rltemplate.types import IterationResult
 
 T = TypeVar("T")
 
@@ -37,126 +36,16 @@ def strict_json(row: Row) -> str:
     return json.dumps(clean, allow_nan=False)
 
 
-class JsonlWriter:
-    """Appends rows to a file, each a whole line that survives the death of the process.
-
-    Never raises for what the machine does. While the file cannot be written (disk full, folder gone,
-    permission taken) rows wait in memory, at most `max_waiting` of them, and are written with the first
-    row that succeeds again. A file that was deleted is created anew with all that it held. `warn` gets
-    one line when trouble begins and one when it is over.
-    """
-
-    def __init__(self, path: Path, max_waiting: int = 100_000) -> None:
-        self.path = path
-        self.warn: Callable[[str], None] = _to_stderr
-        self._waiting: deque[bytes] = deque(maxlen=max_waiting)
-        self._dropped = 0
-        self._failing = False
-        self._fd: int | None = None
-
-    def write(self, row: Row) -> None:
-        """Append `row`; on return it is with the operating system, or waits in memory."""
-        if len(self._waiting) == self._waiting.maxlen:
-            self._dropped += 1
-        self._waiting.append(strict_json(row).encode() + b"\n")
-        self._write_waiting()
-
-    def close(self) -> None:
-        """Try once more to write what waits; says how many rows were lost if that fails."""
-        if self._waiting:
-            self._write_waiting()
-        if lost := len(self._waiting) + self._dropped:
-            self.warn(f"{self.path}: {lost} rows could not be written and are lost")
-        self._close_fd()
-
-    def _write_waiting(self) -> None:
-        try:
-            fd = self._open()
-            while self._waiting:
-                _append_whole(fd, self._waiting[0])
-                self._waiting.popleft()
-        except OSError as error:
-            if not self._failing:
-                self._failing = True
-                self.warn(f"{self.path} cannot be written ({error.strerror or error}); rows wait in memory")
-            return
-        if self._failing:
-            self._failing = False
-            lost = f", {self._dropped} rows are lost" if self._dropped else ", no row is lost"
-            self.warn(f"{self.path} can be written again{lost}")
-            self._dropped = 0
-
-    def _open(self) -> int:
-        """The descriptor of the file that now lies at `path`, which may have been deleted or replaced."""
-        held = b""
-        if self._fd is not None:
-            if self._is_at_path(self._fd):
-                return self._fd
-            if not self.path.exists():
-                # The name is gone, but the descriptor still holds every row.
-                held = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            if held:
-                _append_whole(fd, held)
-            else:
-                _drop_torn_line(fd)
-        except OSError:
-            if held:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()  # else the next try would take this remnant for the file
-            os.close(fd)
-            raise
-        self._close_fd()
-        self._fd = fd
-        if held:
-            self.warn(f"{self.path} was deleted and is written anew, with all its rows")
-        return fd
-
-    def _is_at_path(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), self.path.stat())
-        except FileNotFoundError:
-            return False
-
-    def _close_fd(self) -> None:
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = None
-
-
-def _append_whole(fd: int, data: bytes) -> None:
-    """All of `data` or nothing: what a full disk cuts off in the middle is taken back."""
-    size = os.fstat(fd).st_size
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)
-        raise
-
-
-def _drop_torn_line(fd: int) -> None:
-    """Cut off a last line without its end, as a power failure leaves it, so that new rows start a line."""
-    size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":
-        os.ftruncate(fd, os.pread(fd, size, 0).rfind(b"\n") + 1)
-
-
-def cut_metrics(path: Path, env_steps: int) -> float:
+def cut_metrics(path: Path, env_steps: int) -> list[dict[str, float]]:
     """Drop the rows of `path` beyond `env_steps`, when a run goes on from a checkpoint taken there.
 
-    Returns the wall time in seconds of the last row kept, 0.0 if there is none, from which the new
-    logger goes on. The file is replaced in one step, so that a crash leaves the old or the new one.
+    Returns the rows that are left. The file is replaced in one step, so that a crash leaves the old or the
+    new one.
     """
-    if not path.exists():
-        return 0.0
     kept: list[str] = []
-    wall_time_s = 0.0
+    rows: list[dict[str, float]] = []
+    if not path.exists():
+        return rows
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
@@ -165,37 +54,31 @@ def cut_metrics(path: Path, env_steps: int) -> float:
         if row["env_steps"] > env_steps:
             break
         kept.append(line + "\n")
-        wall_time_s = float(row["wall_time_s"])
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
-    return wall_time_s
+        rows.append(row)
+    replace_text(path, kept)
+    return rows
 
 
 class Logger:
     """Collects what iterations report and turns it into rows.
 
     Sinks get each row in the order given, and close in reverse: name the console first, so that the
-    others' last words are seen. `env_steps` and `wall_time_offset_s` say where a continued run stands.
-    Rows carry `env_steps`, `wall_time_s` (seconds since the run began, without the time between its
-    parts) and the metrics.
+    others' last words are seen. Rows carry `env_steps`, `wall_time_s` (seconds since the run began, without
+    the time between its parts) and the metrics.
     """
 
     def __init__(
         self,
         sinks: Sequence[Sink],
-        jsonl: JsonlWriter,
+        lines: LineFile,
         clock: Callable[[], float] = time.perf_counter,
-        *,
-        env_steps: int = 0,
-        wall_time_offset_s: float = 0.0,
     ) -> None:
         self._sinks = list(sinks)
-        self._jsonl = jsonl
-        self._jsonl.warn = self.message
+        self._lines = lines
+        self._lines.warn = self.message
         self._clock = clock
-        self._begun = clock() - wall_time_offset_s
-        self._last_log = (env_steps, clock())
+        self._begun = clock()
+        self._last_log = (0, clock())
         self._pending: dict[str, _Mean] = {}
         self._episodes: list[Episode] = []
         self._closed = False
@@ -229,9 +112,41 @@ class Logger:
         self._last_log = (env_steps, now)
         metrics.update({name: float(value) for name, value in (extra or {}).items()})
         row = {"env_steps": env_steps, "wall_time_s": round(now - self._begun, 6), **metrics}
-        self._jsonl.write(row)
+        self._lines.write(strict_json(row))
         self._to_sinks(lambda sink: sink.write(row))
         return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next row will be made of, and where the clock is: tensors and numbers."""
+        import torch
+
+        now = self._clock()
+        last_steps, last_time = self._last_log
+        return {
+            "pending": {name: mean.state_dict() for name, mean in self._pending.items()},
+            "episodes": torch.tensor(self._episodes, dtype=torch.float64).reshape(-1, 2),
+            "wall_time_s": now - self._begun,
+            "last_log": [last_steps, now - last_time],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], logged: Row | None = None) -> None:
+        """Go on from there; `logged` is the row that was written between then and the end of the process."""
+        now = self._clock()
+        self._begun = now - state["wall_time_s"]
+        last_steps, since_s = state["last_log"]
+        self._last_log = (last_steps, now - since_s)
+        if logged is not None:
+            self._begun = now - logged["wall_time_s"]
+            self._last_log = (int(logged["env_steps"]), now)
+            return
+        for name, mean in state["pending"].items():
+            self._pending[name] = _Mean(name)
+            self._pending[name].load_state_dict(mean)
+        self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
+
+    def sync(self) -> None:
+        """Have all rows on the disk."""
+        self._lines.sync()
 
     def video(self, path: Path, env_steps: int) -> None:
         """Hand a finished video to the sinks."""
@@ -241,14 +156,14 @@ class Logger:
         """A line for the user, above the progress bar where there is one, else on standard error."""
         seen = [self._try(sink, lambda sink: sink.note(text)) for sink in list(self._sinks)]
         if not any(seen):
-            _to_stderr(text)
+            to_stderr(text)
 
     def close(self, status: str, final_metrics: Mapping[str, float] | None = None) -> None:
         """End the run with `status`. Every sink closes, whatever becomes of the others."""
         if self._closed:
             return
         self._closed = True
-        self._jsonl.close()
+        self._lines.close()
         for sink in reversed(list(self._sinks)):
             self._try(sink, lambda sink: sink.close(status, final_metrics or {}))
         self._sinks = []
@@ -317,6 +232,21 @@ class _Mean:
             return math.nan if any(map(math.isnan, parts)) else max(parts)
         return _sum(parts) / self.count
 
+    def state_dict(self) -> dict[str, Any]:
+        """The count, and the values that are added up so far."""
+        import torch
+
+        kept = [part.double() for part in self.parts()]
+        folded = None if self._folded is None else kept.pop()
+        values = torch.stack(kept).cpu() if kept else torch.empty(0, dtype=torch.float64)
+        return {"count": self.count, "kept": values, "folded": None if folded is None else folded.cpu()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the values."""
+        self.count = int(state["count"])
+        self._kept = list(state["kept"].unbind())
+        self._folded = state["folded"]
+
     def parts(self) -> list[Tensor]:
         """Tensors that add up to the sum of all values, or among which is the largest."""
         import torch
@@ -335,8 +265,3 @@ class _Mean:
 def _sum(numbers: list[float]) -> float:
     """Exact for finite numbers; `fsum` alone raises for inf and -inf together."""
     return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
-
-
-def _to_stderr(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ TRACE = "trace.jsonl"
 WANDB = "wandb"
 SWEEPS = "sweeps"
 SWEEP_INDEX = "sweep.json"
+LOCK = ".lock"
 REF_PREFIX = "refs/runs/"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

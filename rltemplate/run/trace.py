@@ -12,13 +12,15 @@ detail `step` every item of every environment step and every update has its own 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from rltemplate.run import paths
+from rltemplate.run.lines import LineFile
 from rltemplate.types import Probe, V
 
 if TYPE_CHECKING:
@@ -70,8 +72,7 @@ class Trace(Probe):
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
         self.step_by_step = detail == "step"  # may be changed between two iterations
         self._on_device = device != "cpu"
-        self._path = run_dir / paths.TRACE
-        self._file = self._path.open("w", encoding="ascii")
+        self._lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
         self._event, self._index = "", 0
         self._items: dict[str, Any] = {}
@@ -81,7 +82,51 @@ class Trace(Probe):
         self._iteration = first_iteration
         self.chain = "0" * 32
         kind = "keyed_sum_64" if self._on_device else "xxh3_64"
-        self._write({"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo})
+        head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
+        self._head = _json(head)
+        self._new = [self._head]  # lines that wait for the end of the iteration
+        self._anew = True  # whether a file that is there is an old one
+
+    def go_on(self, iterations: int, chain: str) -> bool:
+        """Go on with the file behind `iterations`, which had `chain` in the end; what follows is cut off.
+
+        False if the file does not reach as far or holds another past. It will then be begun anew, with the
+        chain going on, so that at least the end can be compared.
+        """
+        self._iteration, self.chain = iterations, chain
+        if iterations == 0:
+            return True
+        last = f'["iteration",{iterations - 1},'.encode()
+        names: dict[str, list[str]] = {}
+        size = 0
+        try:
+            with self._lines.path.open("rb") as file:
+                for line in file:
+                    if size == 0 and line.decode() != self._head + "\n":
+                        return False
+                    size += len(line)
+                    if line.startswith(b'["items",'):
+                        _, event, items = json.loads(line)
+                        names[event] = items
+                    elif line.startswith(last):
+                        if json.loads(line)[-1] != chain:
+                            return False
+                        break
+                else:
+                    return False
+        except (FileNotFoundError, ValueError):
+            return False
+        os.truncate(self._lines.path, size)
+        self._names, self._new, self._anew = names, [], False
+        return True
+
+    def warn_through(self, warn: Callable[[str], None]) -> None:
+        """Let `warn` have the lines about trouble with the disk."""
+        self._lines.warn = warn
+
+    def sync(self) -> None:
+        """Have everything on the disk."""
+        self._lines.sync()
 
     def event(self, name: str, index: int = 0) -> None:
         """Close the event before and open this one."""
@@ -112,7 +157,7 @@ class Trace(Probe):
 
     def close(self) -> None:
         """Nothing can be added any more."""
-        self._file.close()
+        self._lines.close()
 
     def _digest(self, value: Any) -> Any:
         if not self._on_device:
@@ -139,7 +184,7 @@ class Trace(Probe):
         for event, index, names, digests in self._waiting:
             if self._names.get(event) != names:
                 self._names[event] = names
-                self._write(["items", event, names])
+                self._new.append(_json(["items", event, names]))
             text = "".join(digests)
             self._since.update(f"{event}{index}{text}".encode())
             if event == "iteration":
@@ -147,12 +192,12 @@ class Trace(Probe):
                 past.update(self._since.digest())
                 self.chain = past.hexdigest()
                 self._since.reset()
-                self._write([event, self._iteration, index, text, self.chain])
+                self._new.append(_json([event, self._iteration, index, text, self.chain]))
                 self._iteration += 1
             else:
-                self._write([event, index, text])
+                self._new.append(_json([event, index, text]))
         self._waiting.clear()
-        self._file.flush()
+        self._write()
 
     def _fetch(self) -> None:
         import torch
@@ -172,5 +217,13 @@ class Trace(Probe):
             for event, index, names, digests in self._waiting
         ]
 
-    def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+    def _write(self) -> None:
+        if self._anew:
+            self._lines.path.unlink(missing_ok=True)
+            self._anew = False
+        self._lines.write("\n".join(self._new))
+        self._new = []
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,233 @@
+"""A run that ended early goes on in its folder: from where, what may have changed since, and what is cut off.
+
+A run that goes on must be the run that was never interrupted. So nothing that decides its bits may change
+unless it is said: the configuration never (only `total_env_steps` may grow), code and libraries with
+`accept=changes`. Another machine, processor or path is noted in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from rltemplate.algos import ALGORITHMS
+from rltemplate.config import Config, load_config, to_dict, to_yaml
+from rltemplate.launch import Job
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import Checkpoint, forget_after, newest_checkpoint
+from rltemplate.run.lines import replace_text
+from rltemplate.run.lock import RunLock
+from rltemplate.run.logger import cut_metrics
+from rltemplate.run.machine import machine_facts, package_versions
+from rltemplate.run.record import RUNNING, read_record
+from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
+from rltemplate.types import ConfigError
+
+ACCEPT = "changes"
+
+# Where a run lies is not part of what it is.
+_FREE = ("run_dir", "runs_dir")
+# Packages that compute: another version of one of them gives other bits.
+_DECISIVE = ("torch", "numpy", "gymnasium", "mujoco", "box2d")
+# Changes of these files cannot change a run that goes on; its configuration is in its folder.
+_IDLE_SUFFIXES = (".md", ".rst", ".txt", ".ipynb", ".csv", ".png", ".svg", ".jpg", ".pdf", ".html")
+_IDLE_FOLDERS = ("conf", "docs", "results", "tests")
+
+
+@dataclass(slots=True, kw_only=True)
+class Continuation:
+    """What is left of a run, and what is different now."""
+
+    record: dict[str, Any]
+    checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
+    changed: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)  # of metrics.jsonl, after `cut_back`
+
+    @property
+    def run_state(self) -> dict[str, Any] | None:
+        """Where the observers of the run stood."""
+        return None if self.checkpoint is None else self.checkpoint.state["run"]
+
+    @property
+    def env_steps(self) -> int:
+        """From where the run goes on."""
+        return 0 if self.checkpoint is None else int(self.checkpoint.state["env_steps"])
+
+    def facts(self) -> dict[str, Any]:
+        """What the record says about this part of the run."""
+        ended = self.record["status"]
+        return {
+            "env_steps": self.env_steps,
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.path.name,
+            # Whoever is killed has no time to say so.
+            "interruption": "killed" if ended == RUNNING else ended,
+            "error": self.record.get("error"),
+            "interrupted_at": self.record.get("ended_at"),
+            "changed": self.changed,
+            "notes": list(self.notes),
+        }
+
+
+def resume_job(
+    run_dir: Path, command: Sequence[str], total_env_steps: int | None = None, accept: bool = False
+) -> Job | None:
+    """The job that goes on with the run of a folder; None if it has finished and no more is wanted.
+
+    Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
+    """
+    record = read_record(run_dir)
+    if not (run_dir / paths.CONFIG).is_file():
+        raise ConfigError(f"{run_dir} has no {paths.CONFIG}; a run cannot go on without its configuration")
+    config = load_config(run_dir / paths.CONFIG)
+    if total_env_steps is not None:
+        if total_env_steps < config.total_env_steps:
+            raise ConfigError(
+                f"total_env_steps={total_env_steps}: can only grow, and the run has {config.total_env_steps}"
+            )
+        config = replace(config, total_env_steps=total_env_steps)
+    if record["status"] == "finished" and not _grows(run_dir, config):
+        return None
+    lock = RunLock(run_dir)
+    lock.acquire()
+    lock.release()
+    return Job(
+        config=to_dict(config),
+        run_id=record["id"],
+        run_dir=str(run_dir.absolute()),
+        command=list(command),
+        overrides=list(record.get("overrides", [])),
+        resume=True,
+        accept=accept,
+    )
+
+
+def _grows(run_dir: Path, config: Config) -> bool:
+    return load_config(run_dir / paths.CONFIG).total_env_steps < config.total_env_steps
+
+
+def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuation:
+    """The newest whole checkpoint, and what is different now. Raises ConfigError if it must not be.
+
+    Changes nothing.
+    """
+    run_dir = Path(job.run_dir)
+    record = read_record(run_dir)
+    notes: list[str] = []
+    checkpoint = newest_checkpoint(run_dir, lambda text: notes.append(f"{text}; an older one is taken"))
+    if checkpoint is not None:
+        check_same_run(checkpoint.config, config, checkpoint.path.name)
+        if "progress" not in checkpoint.state or "run" not in checkpoint.state:
+            raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
+    elif record["status"] != RUNNING or (run_dir / paths.METRICS).exists():
+        notes.append("no checkpoint was finished, so the run starts again from its beginning")
+    code, libraries = _changed_code(record, snapshot), _changed_libraries(record)
+    if not job.accept:
+        for what, found in (("code", code), ("libraries", libraries)):
+            if found:
+                raise ConfigError(
+                    f"{run_dir.name}: the {what} changed since the run began: {_few(found)}\n"
+                    f"bring back {_how_back(what, record)}, or go on all the same with accept={ACCEPT}"
+                )
+    changed: dict[str, Any] = {"code": code, "libraries": libraries}
+    changed |= _changed_machine(record)
+    before = load_config(run_dir / paths.CONFIG).total_env_steps
+    if before != config.total_env_steps:
+        changed["total_env_steps"] = [before, config.total_env_steps]
+        if getattr(config.algo, "learning_rate_schedule", None) is not None:
+            schedule = config.algo.learning_rate_schedule.name  # type: ignore[attr-defined]
+            if schedule != "constant":
+                notes.append(
+                    f"algo.learning_rate_schedule={schedule}: from here on the rate follows from "
+                    f"total_env_steps={config.total_env_steps}, which no uninterrupted run does"
+                )
+    return Continuation(
+        record=record, checkpoint=checkpoint, changed={k: v for k, v in changed.items() if v}, notes=notes
+    )
+
+
+def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless a checkpoint made with the values `before` fits `config`.
+
+    `free` names root keys that may differ beside those that say where a run lies.
+    """
+    now = to_dict(config)
+    algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
+    if algorithms[0] != algorithms[1]:
+        known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
+        raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
+    left, right = _flat(before), _flat(now)
+    for key in {**left, **right}:
+        if key.partition(".")[0] in (*_FREE, *free) or left.get(key) == right.get(key):
+            continue
+        if key == "total_env_steps" and right[key] > left[key]:
+            continue
+        raise ConfigError(
+            f"{key}={right.get(key)}: {name} was made with {left.get(key)}; a run goes on with the "
+            "configuration that it had"
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+    """Files that may change what a run computes and are not what they were."""
+    before = GitRecord.from_dict(record["git"]) if record.get("git") else None
+    if before is None or None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
+        return []  # without git nobody knows
+    changed = changed_since(before, snapshot)
+    if changed is None:
+        return ["what it was is not in this repository"]
+    return [path for path in changed if not _idle(PurePath(path))]
+
+
+def _idle(path: PurePath) -> bool:
+    return path.suffix in _IDLE_SUFFIXES or path.parts[0] in _IDLE_FOLDERS
+
+
+def _how_back(what: str, record: Mapping[str, Any]) -> str:
+    ref = (record.get("git") or {}).get("ref")
+    recorded = what == "code" and ref is not None
+    return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
+
+
+def _changed_libraries(record: Mapping[str, Any]) -> list[str]:
+    before, now = record.get("versions") or {}, package_versions()
+    return [
+        f"{name} {before.get(name)} -> {now.get(name)}"
+        for name in _DECISIVE
+        if before and before.get(name) != now.get(name)
+    ]
+
+
+def _changed_machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    before, now = record.get("machine") or {}, machine_facts(with_gpus=False)
+    named = ("cpu", "python", "libc") if before else ()
+    return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
+    """Take from the folder what lies beyond the checkpoint, so that it can be written again.
+
+    Whatever is cut off here follows from what stays: a run that dies in the middle of this loses nothing.
+    """
+    replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
+    limit = -1 if continuation.checkpoint is None else continuation.env_steps
+    continuation.rows = cut_metrics(run_dir / paths.METRICS, limit)
+    if continuation.checkpoint is not None:
+        forget_after(run_dir, continuation.checkpoint.path)

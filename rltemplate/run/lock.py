@@ -1,0 +1,53 @@
+"""One process at a time writes a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+from pathlib import Path
+
+from rltemplate.run.paths import LOCK
+from rltemplate.types import ConfigError
+
+# Of the answers to a request for a lock, the two that mean that somebody else has it (fcntl(2)).
+_HELD = (errno.EACCES, errno.EAGAIN)
+
+
+class RunLock:
+    """Held from `acquire` on until the process ends, however it ends.
+
+    A POSIX record lock: the kernel takes it back from a process that was killed, worker processes do not
+    inherit it, and it works on network file systems that know locks. On others every process gets it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LOCK
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take it, or raise ConfigError with one line about who has it."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            if error.errno in _HELD:
+                by = f", by {holder}" if holder else ""
+                raise ConfigError(
+                    f"{self._path.parent} is in use{by}; wait, or end that first"
+                ) from None
+            return
+        self._fd = fd
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

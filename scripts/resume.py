@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Go on with a run that ended early: `python scripts/resume.py run=RUN [total_env_steps=N] [accept=changes]`.
+
+The run goes on in its folder from its newest whole checkpoint, and becomes the run that it would have been.
+`total_env_steps` may grow. `accept=changes` goes on although code or libraries have changed since it began.
+
+Exit status: as of training; 0 also for a run that has finished already.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rltemplate import launch  # noqa: E402
+from rltemplate.resume import ACCEPT, resume_job  # noqa: E402
+from rltemplate.run import paths  # noqa: E402
+from rltemplate.types import ConfigError  # noqa: E402
+from rltemplate.words import parse_words  # noqa: E402
+
+KINDS = {"run": str, "total_env_steps": int, "accept": str, "runs_dir": str}
+
+
+def main(argv: list[str]) -> int:
+    """Check, then become the process of the run."""
+    try:
+        given = parse_words(argv, KINDS, required=["run"])
+        if given.get("accept", ACCEPT) != ACCEPT:
+            raise ConfigError(f"accept={given['accept']}: did you mean {ACCEPT}? allowed: {ACCEPT}")
+        run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
+        job = resume_job(run_dir, sys.argv, given.get("total_env_steps"), accept="accept" in given)
+        if job is None:
+            print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
+            return 0
+        launch.become(job)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
