@@ -56,7 +56,7 @@ endif
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
-	    printf '  %-12s%s\n' "$$name" "$$text"; done
+	    printf '  %-14s%s\n' "$$name" "$$text"; done
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
 $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)

@@ -559,8 +559,6 @@ def _first_facts(
 
 def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continuation | None) -> Logger:
     run_dir = Path(job.run_dir)
-    rows = [] if continuation is None else continuation.rows
-    resumed_at = None if continuation is None else int(rows[-1]["env_steps"]) if rows else 0
     facts = RunFacts(
         run_id=job.run_id,
         run_dir=run_dir,
@@ -571,7 +569,7 @@ def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continu
         group=job.sweep.id if job.sweep else None,
         tags=[config.algo.name, config.env.id, config.determinism.level.name],
         notify=lambda text: logger.message(text),
-        resumed_at=resumed_at,
+        resumed_at=None if continuation is None else continuation.env_steps,
     )
     logger = Logger(make_sinks(config.logger, facts), LineFile(run_dir / paths.METRICS))
     return logger
