@@ -54,6 +54,7 @@ from rltemplate.run.snapshot import (
     commit_run,
     continue_run,
     take_snapshot,
+    withdraw_run,
 )
 from rltemplate.run.trace import Trace
 from rltemplate.run.video import VideoRecorder
@@ -477,16 +478,15 @@ def _begin(
     """Make the folder of a new run, and record what it is. A disk that does not take it leaves nothing."""
     run_dir = Path(job.run_dir)
     made = _make_run_dir(run_dir)
+    snapshot = _snapshot(job)
+    git = commit_run(snapshot, job.run_id, to_yaml(config))
     try:
         lock.acquire()
         (run_dir / paths.CONFIG).write_text(to_yaml(config))
-        snapshot = _snapshot(job)
-        facts = _first_facts(job, config, settings, tried)
-        record = Record.create(run_dir, facts)
-        git = commit_run(snapshot, job.run_id, to_yaml(config))
-        record.update(git=asdict(git))
+        record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
     except OSError as error:
         lock.release()
+        withdraw_run(snapshot, git)
         for path in run_dir.iterdir():
             path.unlink()
         for folder in made:
@@ -537,7 +537,7 @@ def _finish(record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git:
 
 
 def _first_facts(
-    job: Job, config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]
+    job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any], tried: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "id": job.run_id,
@@ -545,7 +545,7 @@ def _first_facts(
         "command_line": job.command,
         "overrides": job.overrides,
         "sweep": None if job.sweep is None else asdict(job.sweep),
-        "git": None,
+        "git": asdict(git),
         "determinism": {
             "level": config.determinism.level.name,
             "settings": dict(settings),

@@ -345,7 +345,8 @@ class TensorBoardSink:
         videos: dict[int, Path] = {}
         if self._run_dir is not None:
             if not lost:  # a new run has neither, and of one that goes on the rest is made once more
-                rows_before = videos_before = 0 if self._purge_step is None else self._purge_step + 1
+                limit = 0 if self._purge_step is None else self._purge_step + 1
+                rows_before, videos_before = min(rows_before, limit), min(videos_before, limit)
             so_far = {int(row["env_steps"]): row for row in rows_so_far(self._run_dir)}
             rows = {at: row for at, row in so_far.items() if at < rows_before}
             videos = {at: path for at, path in videos_so_far(self._run_dir).items() if at < videos_before}

@@ -23,7 +23,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,17 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
     except (GitError, OSError) as error:
         record.problem = str(error)
     return record
+
+
+def withdraw_run(snapshot: Snapshot, record: GitRecord) -> None:
+    """Remove the ref of a run that could not begin; trouble with git leaves it where it is."""
+
+    def withdraw(git: Git) -> None:
+        git("update-ref", "-d", f"{record.ref}", f"{record.commit}", env=git.public)
+
+    if record.ref is not None:
+        with suppress(GitError, OSError):
+            attempt(Path(f"{snapshot.top}"), withdraw)
 
 
 def continue_run(snapshot: Snapshot, before: GitRecord, run_id: str, config_yaml: str) -> GitRecord:
