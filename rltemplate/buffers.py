@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,11 +48,13 @@ class ReplayBuffer:
         terminated: np.ndarray,
     ) -> None:
         """Append N transitions, overwriting the oldest ones once the buffer is full."""
-        num = len(reward)
+        values = (obs, action, reward, next_obs, terminated)
+        self._append(len(reward), [torch.from_numpy(np.ascontiguousarray(v, np.float32)) for v in values])
+
+    def _append(self, num: int, values: Sequence[Tensor]) -> None:
         start = self.added % self.capacity
         first = min(num, self.capacity - start)
-        for store, value in zip(self._store, (obs, action, reward, next_obs, terminated), strict=True):
-            rows = torch.from_numpy(np.ascontiguousarray(value, np.float32))
+        for store, rows in zip(self._store, values, strict=True):
             store[start : start + first].copy_(rows[:first])
             if first < num:
                 store[: num - first].copy_(rows[first:])
@@ -78,12 +80,11 @@ class ReplayBuffer:
         rows = {name: store.index_select(0, places) for name, store in self._store._asdict().items()}
         return Experience(first, self.added, self.capacity, rows)
 
-    def restore(self, added: int, rows: Mapping[str, Tensor]) -> None:
-        """Hold `rows`, the last ones of the `added` transitions that had come in."""
-        num = len(rows["reward"])
-        if num != min(added, self.capacity):
-            raise ValueError(f"{num} transitions for a buffer that held {min(added, self.capacity)}")
-        self.added = added
-        places = torch.arange(added - num, added, device=self.device) % self.capacity
-        for name, store in self._store._asdict().items():
-            store[places] = rows[name].to(self.device)
+    def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Hold the last of the `added` transitions that had come in: `parts`, oldest first."""
+        held = min(added, self.capacity)
+        self.added = added - held
+        for rows in parts:
+            self._append(len(rows["reward"]), [rows[name] for name in Batch._fields])
+        if self.added != added:
+            raise ValueError(f"{self.added - added + held} transitions for a buffer that held {held}")

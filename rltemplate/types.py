@@ -12,7 +12,7 @@ Shape legend, used in trailing comments everywhere:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -124,8 +124,8 @@ class Algorithm(Protocol):
         """A copy of what is needed beside `state_dict` to go on bit for bit: above all the environments."""
         ...
 
-    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
-        """Go on where `progress` was taken, after `load_state_dict`; `experience` is what it then held."""
+    def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:
+        """Go on where `progress` was taken, after `load_state_dict`; `experience` was held then, in parts."""
         ...
 
     def experience(self, first: int) -> Experience | None:

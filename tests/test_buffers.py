@@ -46,7 +46,7 @@ def test_a_restored_buffer_goes_on_in_the_same_place() -> None:
     buffer, other = filled(10, 5, 3), ReplayBuffer(10, 2, 1, torch.device("cpu"))
     held = buffer.since(0)
     assert (held.first, held.last) == (5, 15)
-    other.restore(held.last, held.rows)
+    other.restore(held.last, [held.rows])
     for each in (buffer, other):
         row = np.full((4, 1), 77.0)
         each.add(np.full((4, 2), 77.0), row, row[:, 0], np.full((4, 2), 77.0), row[:, 0] > 0)

@@ -22,6 +22,7 @@ from torch import Tensor
 from rltemplate.resume import check_same_run
 from rltemplate.run import checkpoint
 from rltemplate.run.checkpoint import (
+    Checkpoint,
     Checkpoints,
     list_checkpoints,
     load_checkpoint,
@@ -46,6 +47,12 @@ def held(added: int) -> Callable[[int], Experience]:
         return Experience(first, added, CAPACITY, rows)
 
     return since
+
+
+def loaded(checkpoint_: Checkpoint, first: int, last: int) -> dict[str, Tensor]:
+    """Transitions `first` to `last`, in one piece."""
+    parts = list(load_experience(checkpoint_, first, last))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def nothing(_: int) -> None:
@@ -84,7 +91,7 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
         writer.save(added, state(added), held(added))
         newest_one = load_checkpoint(list_checkpoints(tmp_path)[-1])
         first = max(0, added - CAPACITY)
-        rows = load_experience(newest_one, first, added)
+        rows = loaded(newest_one, first, added)
         assert rows["obs"].tolist() == list(range(first, added))
         assert rows["reward"].dtype == torch.float64
     chunks = [name for name in files(tmp_path) if name.startswith("experience")]
@@ -104,7 +111,7 @@ def test_a_chunk_that_somebody_removed_is_written_again(tmp_path: Path) -> None:
         writer.save(added, state(added), held(added))
     (tmp_path / "checkpoints" / "experience_0_20.pt").unlink()
     path = writer.save(45, state(45), held(45))
-    assert load_experience(load_checkpoint(path), 0, 45)["obs"].tolist() == list(range(45))
+    assert loaded(load_checkpoint(path), 0, 45)["obs"].tolist() == list(range(45))
 
 
 def test_a_writer_that_goes_on_needs_no_chunk_twice(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_a_writer_that_goes_on_needs_no_chunk_twice(tmp_path: Path) -> None:
     since = newest_checkpoint(tmp_path, print)
     path = Checkpoints(tmp_path, {}, 2, since).save(30, state(30), held(30))
     assert "experience_20_30.pt" in files(tmp_path)
-    assert load_experience(load_checkpoint(path), 0, 30)["obs"].tolist() == list(range(30))
+    assert loaded(load_checkpoint(path), 0, 30)["obs"].tolist() == list(range(30))
     # The inverse: without knowing of it, everything is written once more.
     Checkpoints(tmp_path, {}, 2).save(40, state(40), held(40))
     assert "experience_0_40.pt" in files(tmp_path)
@@ -258,7 +265,7 @@ def test_a_full_disk_keeps_the_checkpoints_that_are_there(small_disk: Path) -> N
     ballast.unlink()
     path = writer.save(60, state(60), held(60))
     assert newest(small_disk) == 60
-    assert load_experience(load_checkpoint(path), 10, 60)["obs"].tolist() == list(range(10, 60))
+    assert loaded(load_checkpoint(path), 10, 60)["obs"].tolist() == list(range(10, 60))
 
 
 def test_a_disk_that_forgets_what_it_took_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +326,7 @@ for env_steps in itertools.count(begin + 10, 10):
         if found is not None:
             env_steps = found.state["env_steps"]
             assert found.state["net"].tolist() == [env_steps] * 100_000
-            rows = load_experience(found, max(0, env_steps - 30), env_steps)
+            rows = loaded(found, max(0, env_steps - 30), env_steps)
             assert rows["obs"][:, 0].tolist() == list(range(max(0, env_steps - 30), env_steps))
     assert found is not None
     assert partial > 0  # at least one kill met a write in the middle

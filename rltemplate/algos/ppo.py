@@ -16,7 +16,7 @@ rollout and all passes over it see one and the same normalisation, and the first
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -408,7 +408,7 @@ class PPO:
         """The environments, and what they showed last."""
         return {} if self._obs is None else {"obs": self._obs.clone(), "envs": self.envs.state_dict()}
 
-    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
+    def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:
         """Go on there; a rollout ends with its iteration, so there is no experience to take over."""
         if state:
             self.envs.load_state_dict(state["envs"])

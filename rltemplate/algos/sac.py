@@ -15,7 +15,7 @@ environments changes the speed and not the ratio of learning to data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -438,7 +438,7 @@ class SAC:
         obs = torch.from_numpy(self._obs.copy())
         return {"obs": obs, "envs": self.envs.state_dict(), "added": self.replay.added}
 
-    def load_progress(self, state: Mapping[str, Any], experience: Mapping[str, Tensor]) -> None:
+    def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:
         """Go on there, with the transitions held then."""
         if state:
             self.envs.load_state_dict(state["envs"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -302,19 +302,27 @@ def newest_checkpoint(run_dir: Path, passed_over: Callable[[str], None]) -> Chec
     return None
 
 
-def load_experience(checkpoint: Checkpoint, first: int, last: int) -> dict[str, Tensor]:
-    """Transitions `first` to `last` (excluded). Raises ConfigError if some of them are not there."""
-    import torch
+def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[dict[str, Tensor]]:
+    """Transitions `first` to `last` (excluded) in parts, oldest first, each read when it is asked for.
 
-    parts: list[dict[str, Tensor]] = []
+    Raises ConfigError at once if some of them are not there.
+    """
+    wanted: list[tuple[Path, slice]] = []
     reached = first
     for name in checkpoint.chunks:
         begin, end = _range(name)
         if begin <= reached < min(end, last):
-            rows = torch.load(checkpoint.path.with_name(name), map_location="cpu", weights_only=True)
-            taken = slice(reached - begin, min(end, last) - begin)
-            parts.append({key: value[taken] for key, value in rows.items()})
+            wanted.append((checkpoint.path.with_name(name), slice(reached - begin, min(end, last) - begin)))
             reached = min(end, last)
     if reached < last:
         raise ConfigError(f"{checkpoint.path}: transitions {reached:,} to {last:,} are gone")
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    return _parts(wanted)
+
+
+def _parts(wanted: Iterable[tuple[Path, slice]]) -> Iterator[dict[str, Tensor]]:
+    import torch
+
+    for path, taken in wanted:
+        # Mapped, not read: it is copied once, to where it is wanted.
+        rows = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        yield {key: value[taken] for key, value in rows.items()}
