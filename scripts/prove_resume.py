@@ -118,12 +118,12 @@ def main(argv: list[str]) -> int:
             done.append(result)
             with out.with_suffix(".jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            out.with_suffix(".md").write_text(_table(done))
             verdict = "identical" if result["identical"] else f"NOT IDENTICAL: {result['differences']}"
             print(f"{case}: {result['kills']} kills, {result['runs']} runs, {verdict}", flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(prove, cases))
+    out.with_suffix(".md").write_text(_table(done))
     return 0 if all(result["identical"] for result in done) else 1
 
 
