@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train resume evaluate compare prove prove-resume test test-slow lint format curves bench rename lock clean FORCE
+.PHONY: help install train resume evaluate compare prove prove-resume resume-times test test-slow lint format curves bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -84,6 +84,9 @@ prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper de
 
 prove-resume: $(STAMP) ## kill runs at random moments and continue them: make prove-resume [times=25]
 	$(call RUN,prove_resume,$(WORDS))
+
+resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
+	$(call RUN,resume_times,$(WORDS))
 
 test: $(STAMP) ## the tests, a few minutes: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)

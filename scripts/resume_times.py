@@ -1,0 +1,188 @@
+"""How long it takes to keep a run and to go on with it, on this machine.
+
+`python scripts/resume_times.py [only=checkpoints|signals|starts] [out=results/resume-times.md]`
+
+* checkpoints: writing one whose replay buffer holds 1,000,000 transitions, of which 100,000 are new, and
+  reading it again.
+* signals: every shipped environment with every algorithm that acts in it and its recipe, from SIGTERM at a
+  random moment of training to the end of the process.
+* starts: from `make resume` to the first new iteration, eager.
+
+Wall times, so that the machine should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from rltemplate.run import paths
+from rltemplate.run.machine import machine_facts
+from rltemplate.types import ConfigError
+from rltemplate.words import parse_words
+
+PROJECT = Path(__file__).resolve().parents[1]
+PARTS = ("checkpoints", "signals", "starts")
+TRANSITIONS, NEW = 1_000_000, 100_000
+QUIET = ["logger=none", "video_every=0", "eval_every=0", "log_every=0", "total_env_steps=100000000"]
+
+
+def main(argv: list[str]) -> int:
+    """Measure, and write the tables."""
+    try:
+        given = parse_words(argv, {"only": str, "out": str})
+        parts = given.get("only", ",".join(PARTS)).split(",")
+        for part in parts:
+            if part not in PARTS:
+                raise ConfigError(f"only={part}: allowed: {', '.join(PARTS)}")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    out = Path(given.get("out", PROJECT / "results" / "resume-times.md"))
+    facts = machine_facts()
+    lines = [
+        "# What it takes to keep a run",
+        "",
+        f"Made with `make resume-times` on {facts['cpu']}, {facts['usable_cores']} cores, one thread each.",
+    ]
+    tables = {"checkpoints": _checkpoints, "signals": _signals, "starts": _starts}
+    for part in parts:
+        for line in ("", *tables[part]()):
+            print(line, flush=True)
+            lines.append(line)
+    out.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+def _checkpoints() -> Iterator[str]:
+    import torch
+
+    from rltemplate.buffers import ReplayBuffer
+    from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
+
+    torch.set_num_threads(1)
+    yield "| replay buffer of 1M transitions | on the disk | training waits, each time | reading it again |"
+    yield "| --- | --- | --- | --- |"
+    for name, obs_size, action_size in (("Hopper", 11, 3), ("HalfCheetah", 17, 6), ("Humanoid", 348, 17)):
+        # A recipe with large observations saves more often.
+        new = NEW // 4 if obs_size > 300 else NEW
+        with tempfile.TemporaryDirectory(dir=PROJECT) as folder:
+            buffer = ReplayBuffer(TRANSITIONS, obs_size, action_size, torch.device("cpu"))
+            rng = np.random.default_rng(0)
+            writer = Checkpoints(Path(folder), {}, keep=3)
+            weights = {"net": torch.randn(3 * (obs_size + action_size) * 256 + 3 * 256 * 256)}
+            times = []
+            for added in range(new, TRANSITIONS + 3 * new, new):
+                rows = rng.standard_normal((new, 2 * obs_size + action_size + 1), np.float32)
+                obs, next_obs, action, reward = np.split(
+                    rows, [obs_size, 2 * obs_size, 2 * obs_size + action_size], axis=1
+                )
+                buffer.add(obs, action, reward[:, 0], next_obs, np.zeros(new))
+                began = time.perf_counter()
+                writer.save(added, {**weights, "env_steps": added}, buffer.since)
+                times.append(time.perf_counter() - began)
+            size = sum(path.stat().st_size for path in (Path(folder) / paths.CHECKPOINTS).iterdir())
+            began = time.perf_counter()
+            again = ReplayBuffer(TRANSITIONS, obs_size, action_size, torch.device("cpu"))
+            checkpoint = load_checkpoint(list_checkpoints(Path(folder))[-1])
+            again.restore(added, load_experience(checkpoint, added - TRANSITIONS, added))
+            read_s = time.perf_counter() - began
+        median, worst = np.median(times), max(times)
+        waits = f"{median:.2f} s for {new:,} new ones ({worst:.2f} s at most)"
+        yield f"| {name} | {size / 1e6:,.0f} MB | {waits} | {read_s:.1f} s |"
+
+
+def _signals() -> Iterator[str]:
+    rng = np.random.default_rng(0)
+    yield "| environment | algorithm | SIGTERM to the end |"
+    yield "| --- | --- | --- |"
+    for path in sorted((PROJECT / "conf" / "env").glob("[A-Z]*.yaml")):
+        for algo in ("ppo", "sac"):
+            if not (PROJECT / "conf" / "experiment" / f"{algo}-{path.stem}.yaml").exists():
+                continue
+            # Learning from the start: an iteration that only collects is over sooner.
+            more = ["algo.learning_starts=300"] if algo == "sac" else []
+            with tempfile.TemporaryDirectory() as folder:
+                run_dir = Path(folder) / "run"
+                words = [f"algo={algo}", f"env={path.stem}", *QUIET, *more, f"run_dir={run_dir}"]
+                process = _start("train", *words)
+                _until(process, run_dir, 2)
+                time.sleep(rng.uniform(0.0, 3.0))
+                began = time.perf_counter()
+                process.send_signal(signal.SIGTERM)
+                status = process.wait()
+                took_s = time.perf_counter() - began
+                record = json.loads((run_dir / paths.RECORD).read_text())
+            assert (status, record["status"]) == (143, "interrupted"), (status, record["status"])
+            yield f"| {path.stem} | {algo} | {took_s:.1f} s |"
+
+
+def _starts() -> Iterator[str]:
+    yield "| work | environments | environment steps before | `resume` to the first new iteration |"
+    yield "| --- | --- | --- | --- |"
+    full = "+env.kwargs.terminate_when_unhealthy=false"
+    # Late in an episode and after a whole one, so that there is much to replay.
+    for name, words, env_steps in (
+        ("PPO CartPole", ["algo=ppo", "env=CartPole"], 0),
+        ("PPO Hopper", ["algo=ppo", "env=Hopper"], 0),
+        ("PPO LunarLander", ["algo=ppo", "env=LunarLander"], 0),
+        ("PPO Humanoid, episodes of 1,000 steps", ["algo=ppo", "env=Humanoid", full], 7 * 2048),
+        ("SAC Hopper", ["algo=sac", "env=Hopper", "algo.learning_starts=400"], 0),
+        ("SAC Humanoid, episodes of 1,000 steps", ["algo=sac", "env=Humanoid", full], 1900),
+    ):
+        short = ["algo.steps_per_iteration=50"] if "sac" in words[0] else []
+        with tempfile.TemporaryDirectory() as folder:
+            run_dir = Path(folder) / "run"
+            process = _start("train", *words, *QUIET, *short, f"run_dir={run_dir}")
+            _until(process, run_dir, 20 if short else 2, env_steps)
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            before = _iterations(run_dir)
+            began = time.perf_counter()
+            again = _start("resume", f"run={run_dir}")
+            _until(again, run_dir, before + 1)
+            took_s = time.perf_counter() - began
+            again.kill()
+            again.wait()
+            record = json.loads((run_dir / paths.RECORD).read_text())
+            config = (run_dir / paths.CONFIG).read_text()
+            num_envs = next(line.split()[1] for line in config.splitlines() if "num_envs" in line)
+        yield f"| {name} | {num_envs} | {record['resumed'][0]['env_steps']:,} | {took_s:.1f} s |"
+
+
+def _start(script: str, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROJECT / "scripts" / f"{script}.py"), *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _until(process: subprocess.Popen[bytes], run_dir: Path, iterations: int, env_steps: int = 0) -> None:
+    """Wait for so many iterations and environment steps."""
+    while _iterations(run_dir) < iterations or _env_steps(run_dir) < env_steps:
+        assert process.poll() is None, f"{run_dir}: ended too early"
+        time.sleep(0.02)
+
+
+def _iterations(run_dir: Path) -> int:
+    trace = run_dir / paths.TRACE
+    return trace.read_bytes().count(b'\n["iteration"') if trace.exists() else 0
+
+
+def _env_steps(run_dir: Path) -> int:
+    lines = (run_dir / paths.TRACE).read_text().splitlines()
+    return next(json.loads(line)[2] for line in reversed(lines) if line.startswith('["iteration"'))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
