@@ -440,11 +440,11 @@ class SeveralDiscrete(Walk):
         return action
 
 
-class NothingComparable(Walk):
-    """Gives rewards that are not equal to themselves, and zeros with a sign."""
+class SignedZeros(Walk):
+    """Gives rewards whose sign shows only in their bits."""
 
     def reward(self) -> float:
-        return float("nan") if self.t == 3 else -0.0
+        return 0.0 if self.t == 3 else -0.0
 
 
 class GeneratorOfItsOwn(Walk):
@@ -524,7 +524,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[str]:
         ChangesItsActions,
         DiscreteKind,
         SeveralDiscrete,
-        NothingComparable,
+        SignedZeros,
     ],
     indirect=True,
 )
