@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -643,17 +644,32 @@ def say_workers():
 """
 
 
-def program(text: str) -> subprocess.Popen[str]:
-    """A process in a group of its own that makes environments, with the pids of its workers as first line."""
-    places = os.pathsep.join([str(HERE), str(HERE.parent)])
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM + text],
-        env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+Program = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    """Start a process in a group of its own that makes environments; of the group nothing is left behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(text: str) -> subprocess.Popen[str]:
+        places = os.pathsep.join([str(HERE), str(HERE.parent)])
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM + text],
+            env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -669,9 +685,7 @@ def alive(pids: list[int]) -> list[int]:
 
 def pids_of(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
-    pids = [int(word) for word in process.stdout.readline().split()]
-    assert len(alive(pids)) == 3
-    return pids
+    return [int(word) for word in process.stdout.readline().split()]
 
 
 def gone_within(pids: list[int], seconds: float) -> bool:
@@ -708,16 +722,17 @@ ORPHANS = {
 
 @linux
 @pytest.mark.parametrize("moment", ORPHANS)
-def test_no_worker_outlives_a_killed_run(moment: str) -> None:
+def test_no_worker_outlives_a_killed_run(moment: str, program: Program) -> None:
     process = program(ORPHANS[moment])
     pids = pids_of(process)
+    assert len(alive(pids)) == 3
     process.kill()
     assert gone_within(pids, 2)
     assert process.communicate(timeout=5) == ("", "")
 
 
 @linux
-def test_a_request_to_the_whole_group_leaves_workers_to_the_run() -> None:
+def test_a_request_to_the_whole_group_leaves_workers_to_the_run(program: Program) -> None:
     process = program(
         "got = []; envs = start()\n"
         "for number in t.SIGNALS: signal.signal(number, lambda number, frame: got.append(number))\n"
@@ -727,6 +742,7 @@ def test_a_request_to_the_whole_group_leaves_workers_to_the_run() -> None:
         "print(*sorted(set(got)))"
     )
     pids = pids_of(process)
+    assert len(alive(pids)) == 3
     for number in SIGNALS:
         os.killpg(process.pid, number)
     out, err = process.communicate(timeout=20)
@@ -746,17 +762,12 @@ def test_a_request_to_the_whole_group_leaves_workers_to_the_run() -> None:
         "del envs; assert multiprocessing.active_children() == []",
     ],
 )
-def test_workers_that_nobody_closes_do_not_keep_the_process(end: str) -> None:
+def test_workers_that_nobody_closes_do_not_keep_the_process(end: str, program: Program) -> None:
     process = program(f"envs = start(); envs.reset(); say_workers()\n{end}")
-    pids = pids_of_any(process)
+    pids = pids_of(process)
     assert process.communicate(timeout=10) == ("", "")
     assert process.returncode == 0
     assert gone_within(pids, 2)
-
-
-def pids_of_any(process: subprocess.Popen[str]) -> list[int]:
-    assert process.stdout is not None
-    return [int(word) for word in process.stdout.readline().split()]
 
 
 def test_what_the_user_can_mend_stays_a_refusal(build: Build) -> None:
