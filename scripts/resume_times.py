@@ -181,7 +181,8 @@ def _iterations(run_dir: Path) -> int:
 
 def _env_steps(run_dir: Path) -> int:
     lines = (run_dir / paths.TRACE).read_text().splitlines()
-    return next(json.loads(line)[2] for line in reversed(lines) if line.startswith('["iteration"'))
+    last = next(line for line in reversed(lines) if line.startswith('["iteration"'))
+    return int(json.loads(last)[2])
 
 
 if __name__ == "__main__":
