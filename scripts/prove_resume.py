@@ -44,19 +44,29 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 # Small iterations and many checkpoints, so that a kill meets all that there is. Humanoid falls over within
 # twenty steps unless it may lie on the ground; then its episodes have their full 1,000 steps.
-SAC = ["algo=sac", "algo.learning_starts=200", "algo.steps_per_iteration=40", "eval_episodes=1"]
+PPO = ["algo=ppo", "eval_every=8000", "eval_episodes=1", "log_every=500"]
+SAC = [
+    *("algo=sac", "algo.learning_starts=200", "algo.steps_per_iteration=40", "eval_every=800"),
+    *("eval_episodes=1", "log_every=200"),
+]
+LYING = "+env.kwargs.terminate_when_unhealthy=false"
 WORKS: dict[str, list[str]] = {
-    "ppo-CartPole": ["algo=ppo", "env=CartPole", "total_env_steps=50000", "checkpoint_every=1500"],
-    "ppo-Hopper": ["algo=ppo", "env=Hopper", "total_env_steps=30000", "checkpoint_every=2000"],
-    "ppo-LunarLander": ["algo=ppo", "env=LunarLander", "total_env_steps=50000", "checkpoint_every=4000"],
-    "sac-Pendulum": [*SAC, "env=Pendulum", "total_env_steps=2400", "checkpoint_every=120"],
-    "sac-Hopper": [*SAC, "env=Hopper", "total_env_steps=2400", "checkpoint_every=120"],
-    "sac-Humanoid": [
-        *(*SAC, "env=Humanoid", "+env.kwargs.terminate_when_unhealthy=false"),
-        *("total_env_steps=2400", "checkpoint_every=120"),
-    ],
+    "ppo-CartPole": [*PPO, "env=CartPole", "checkpoint_every=1000"],
+    "ppo-Hopper": [*PPO, "env=Hopper", "checkpoint_every=1000"],
+    "ppo-LunarLander": [*PPO, "env=LunarLander", "checkpoint_every=2000"],
+    "sac-Pendulum": [*SAC, "env=Pendulum", "checkpoint_every=120"],
+    "sac-Hopper": [*SAC, "env=Hopper", "checkpoint_every=120"],
+    "sac-Humanoid": [*SAC, "env=Humanoid", LYING, "checkpoint_every=120"],
 }
-QUIET = ["video_every=0", "log_every=500", "eval_every=15000", "logger=local"]
+# Environment steps with one environment, and with several; each of several comes to the end of an episode.
+LENGTHS = {
+    "ppo-CartPole": (12_000, 24_000),
+    "ppo-Hopper": (10_000, 20_000),
+    "ppo-LunarLander": (16_384, 32_768),
+    "sac-Pendulum": (1_200, 1_600),
+    "sac-Hopper": (1_200, 1_600),
+    "sac-Humanoid": (1_400, 4_800),
+}
 AFTER_START_S = 3.0  # so long after its first new iteration a run may still be killed
 LONGEST_S = 1800.0  # nothing here takes longer
 
@@ -74,11 +84,12 @@ class Case:
     def words(self) -> list[str]:
         """Its overrides."""
         choice = {True: "true", False: "false"}
-        evaluation = ["eval_every=1200"] if self.work.startswith("sac") else []
+        several = self.num_envs > 1
+        fewer = ["algo.updates_per_step=0.25"] if several and self.work == "sac-Humanoid" else []
         return [
-            *(*WORKS[self.work], *(word for word in QUIET if not (evaluation and "eval_every" in word))),
-            *(*evaluation, f"env.num_envs={self.num_envs}"),
-            *(f"env.async_envs={choice[self.async_envs]}", f"compile={choice[self.compile]}"),
+            *(*WORKS[self.work], *fewer, f"total_env_steps={LENGTHS[self.work][several]}", "video_every=0"),
+            *(f"env.num_envs={self.num_envs}", f"env.async_envs={choice[self.async_envs]}"),
+            f"compile={choice[self.compile]}",
         ]
 
     def __str__(self) -> str:
