@@ -57,7 +57,7 @@ from rltemplate.types import ConfigError
 FORMAT, VERSION = "rltemplate-certificate", 1
 FOLDER = "prove"
 HOLDS, BROKEN = "holds", "broken"
-TIMES = 5
+TIMES, MOST = 5, 1000
 SHORT = 10_000  # environment steps of each run, where the user names no other number
 
 _LARGEST_SNAPSHOT = 64_000  # characters; Linux allows 128 KiB for a variable, and the job is in it as well
@@ -137,20 +137,31 @@ def ask(words: Sequence[str]) -> Question:
 
 def _split(words: Sequence[str]) -> tuple[int, list[str]]:
     """The number of runs, and the words that compose a configuration."""
-    times, overrides = TIMES, []
+    times, overrides = [], []
     for word in words:
         key, _, text = word.partition("=")
         if word.startswith("-"):
             raise ConfigError(f"{word}: no such option; allowed: overrides, times=N and --json")
-        if key != "times":
-            if difflib.get_close_matches(key, ["times"], cutoff=0.8):
-                raise ConfigError(f"{word}: no such key; did you mean times={text}?")
-            overrides.append(word)
-        elif not text.isascii() or not text.isdecimal() or int(text) < 2:
-            raise ConfigError(f"{word}: expected a whole number, at least 2, for runs are compared")
+        if key.startswith("hydra"):
+            raise ConfigError(f"{word}: a proof starts its runs itself, one after the other; leave it out")
+        if key == "times":
+            times.append(word)
+        elif difflib.get_close_matches(key[: 2 * len("times")], ["times"], cutoff=0.8):
+            raise ConfigError(f"{word}: no such key; did you mean times={text}?")
         else:
-            times = int(text)
-    return times, overrides
+            overrides.append(word)
+    if len(times) > 1:
+        raise ConfigError(f"{times[1]}: times is given twice")
+    return (_number(times[0]) if times else TIMES), overrides
+
+
+def _number(word: str) -> int:
+    text = word.partition("=")[2]
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 2:
+        raise ConfigError(f"{word}: expected a whole number, at least 2, for runs are compared")
+    if int(text) > MOST:
+        raise ConfigError(f"{word}: expected at most {MOST}, for each is a run of its own")
+    return int(text)
 
 
 def _is_list_of_values(word: str) -> bool:
@@ -338,8 +349,12 @@ class Proof:
         with self.children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
             self._workshop = Path(workshop)
             promised = self._try_checks(question.config, PROMISES[question.level.name])
+            try:
+                self.folder.mkdir(parents=True)
+            except OSError as error:
+                asked = question.config.runs_dir
+                raise ConfigError(f"runs_dir={asked}: cannot be made, {error.strerror}") from error
             self._snapshot = take_snapshot(launch.PROJECT, keep_ref=self.id)
-            self.folder.mkdir(parents=True)
             self.children.folder = self.folder
             problems = [
                 f"the check {name}: {found['problem']}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -30,9 +31,10 @@ sys.path.insert(0, str(ROOT))
 
 from rltemplate.config import Config  # noqa: E402
 from rltemplate.types import Algorithm, ConfigError  # noqa: E402
-from rltemplate.words import parse_words  # noqa: E402
+from rltemplate.words import Kinds, make_folder, one_of, parse_words, readable, whole  # noqa: E402
 
 ENV = "Hopper-v5"
+ONE = "--one"  # what this command says to the process of a single measurement
 Speeds = dict[str, dict[str, list[float]]]
 # What both sides do, in this project's words. Observation and reward are normalised on both sides for PPO.
 SAME = {
@@ -211,7 +213,7 @@ def measure(contender: str, algo: str, seconds: float, threads: int, part: str =
 
     level = level_contenders()[contender][0] if part == "levels" else "repeat"
     environment = prepared(os.environ, configuration(algo, False, level).determinism, threads)
-    command = [sys.executable, __file__, "--one", part, contender, algo, str(seconds)]
+    command = [sys.executable, __file__, ONE, part, contender, algo, str(seconds)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -304,29 +306,55 @@ def contenders(part: str) -> list[str]:
     return [name for name in CONTENDERS if name != "Stable-Baselines3"]
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError("expected a number") from None
+    if not 0 < value < math.inf:
+        raise ConfigError("must be greater than 0, and finite")
+    return value
+
+
+def earlier(file: Path) -> dict[str, Any]:
+    """What was measured earlier, by part; `ConfigError` if that cannot be read and would be lost."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read, {error}; repair or remove it") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file} holds no measurements; repair or remove it")
+    return document
+
+
 def main(argv: list[str]) -> int:
     """Measure, print and write the tables."""
-    if argv[:1] == ["--one"]:
+    if argv[:1] == [ONE] and len(argv) == 5:
         part, contender, algo, duration = argv[1:]
         print(json.dumps(one(part, contender, algo, float(duration))))
         return 0
+    kinds: Kinds = {
+        "threads": whole(1, os.cpu_count()),
+        "repetitions": whole(1),
+        "seconds": _seconds,
+        "out": str,
+        "only": one_of(*TABLES),
+    }
     try:
-        kinds = {"threads": int, "repetitions": int, "seconds": float, "out": str, "only": str}
         given = parse_words(argv, kinds)
         threads, repetitions = given.get("threads", 1), given.get("repetitions", 3)
         seconds, out = given.get("seconds", 15.0), Path(given.get("out", "results"))
-        if threads < 1 or repetitions < 1 or seconds <= 0:
-            raise ConfigError("threads and repetitions must be at least 1, and seconds greater than 0")
-        if given.get("only", "peers") not in TABLES:
-            raise ConfigError(f"only={given['only']}: expected one of {', '.join(TABLES)}")
+        document = earlier(out / "bench.json")
+        make_folder("out", out)  # before hours of measuring
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     from rltemplate.run.machine import machine_facts, package_versions
 
     parts = [given["only"]] if "only" in given else list(TABLES)
     file = out / "bench.json"
-    document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     for part in parts:
         names = contenders(part)
         rates: dict[str, dict[str, list[Any]]] = {algo: {name: [] for name in names} for algo in SAME}
@@ -348,7 +376,6 @@ def main(argv: list[str]) -> int:
         }
     text = "\n".join(line for part in TABLES if part in document for line in section(part, document[part]))
     print("\n" + text)
-    out.mkdir(parents=True, exist_ok=True)
     (out / "bench.md").write_text(text)
     file.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -9,7 +9,6 @@ Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from dataclasses import asdict
@@ -21,30 +20,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.analysis import compare
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
-
-_ZOOMS = ("true", "false", "start")
+from rltemplate.words import Kinds, one_of, parse_words, readable
 
 
 def main(argv: list[str]) -> int:
     """Print the first divergence, what to look at, and what else differs."""
-    as_json = "--json" in argv
     try:
-        words = [word for word in argv if word != "--json"]
-        kinds = {"a": str, "b": str, "zoom": str, "keep": str, "runs_dir": str}
-        given = parse_words(words, kinds, required=["a", "b"])
-        runs_dir = Path(given.get("runs_dir", "runs"))
-        wanted = given.get("zoom", "false")
-        if wanted not in _ZOOMS:
-            near = difflib.get_close_matches(wanted, _ZOOMS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"zoom={wanted}: {hint}expected {', '.join(_ZOOMS[:-1])} or {_ZOOMS[-1]}")
+        kinds: Kinds = {
+            "a": str,
+            "b": str,
+            "zoom": one_of("true", "false", "start"),
+            "keep": str,
+            "runs_dir": str,
+        }
+        given = parse_words(argv, kinds, required=["a", "b"], flags=["--json"])
+        runs_dir, wanted, as_json = (
+            Path(given.get("runs_dir", "runs")),
+            given.get("zoom", "false"),
+            "--json" in given,
+        )
         if "keep" in given and wanted == "false":
             raise ConfigError(f"keep={given['keep']}: there is nothing to keep without zoom=true")
         comparison = compare.compare_runs(*(_find(key, given[key], runs_dir) for key in ("a", "b")))
         closer = {} if wanted == "false" else _zoom(comparison, wanted, given.get("keep"))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     if as_json:
         print(json.dumps(asdict(comparison) | {key: found for key, (found, _) in closer.items()}))

@@ -8,25 +8,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import curves
-from rltemplate.run import paths
+from rltemplate.analysis.run_files import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
+from rltemplate.words import make_folder, parse_words, readable
 
 
 def main(argv: list[str]) -> int:
     """Write `curves.csv`, `curves.md` and `curves.png`, and print the table."""
     try:
         given = parse_words(argv, {"runs": str, "out": str, "by": str})
-        pattern, out = given.get("runs", "runs/*/*"), Path(given.get("out", "results"))
-        root = Path(Path(pattern).anchor or ".")
-        records = sorted(root.glob(f"{Path(pattern).relative_to(root)}/{paths.RECORD}"))
-        if not records:
-            raise ConfigError(f"runs={pattern}: no run folder matches")
-        points = curves.read_runs((record.parent for record in records), given.get("by"))
+        out = Path(given.get("out", "results"))
+        points = curves.read_runs(find_run_dirs(given.get("runs", "runs/*/*")), given.get("by"))
+        make_folder("out", out)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
-    out.mkdir(parents=True, exist_ok=True)
     curves.write_csv(points, out / "curves.csv")
     (out / "curves.md").write_text(curves.table(points))
     curves.draw(points, out / "curves.png")

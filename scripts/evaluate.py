@@ -9,24 +9,35 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rltemplate.analysis.run_files import read_config, value_of
 from rltemplate.run import paths
+from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
+from rltemplate.words import Kinds, parse_words, readable, whole
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise `ConfigError` unless record and configuration can be read here, before torch is imported."""
+    from rltemplate.config import load_config
+
+    read_record(run_dir)
+    _, values = read_config(run_dir)
+    where = f"{run_dir.name}: {paths.CONFIG}"
+    value_of(values, "algo.name", where)
+    try:
+        load_config(run_dir / paths.CONFIG)
+    except ConfigError as error:
+        raise ConfigError(f"{where} does not fit this version of the code: {error}") from error
 
 
 def main(argv: list[str]) -> int:
     """Print returns and lengths over fresh, separately seeded episodes."""
-    as_json = "--json" in argv
     try:
-        given = parse_words(
-            [word for word in argv if word != "--json"],
-            {"run": str, "episodes": int, "seed": int, "runs_dir": str},
-            required=["run"],
-        )
-        episodes, seed = given.get("episodes", 10), given.get("seed", 0)
-        if episodes < 1 or seed < 0:
-            raise ConfigError("episodes must be at least 1, and seed at least 0")
+        kinds: Kinds = {"run": str, "episodes": whole(1), "seed": whole(0), "runs_dir": str}
+        given = parse_words(argv, kinds, required=["run"], flags=["--json"])
+        episodes, seed, as_json = given.get("episodes", 10), given.get("seed", 0), "--json" in given
         run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
+        check_run(run_dir)
 
         from rltemplate.envs import make_env
         from rltemplate.rng import env_seeds
@@ -35,7 +46,7 @@ def main(argv: list[str]) -> int:
 
         config, algorithm, envs = load_policy(run_dir)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     seeds = env_seeds(seed, "separate evaluation", episodes)
     result = Evaluator(lambda: make_env(envs.spec), envs.codec).run(algorithm.act, seeds, LONGEST_EVALUATION)

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import parse_words  # noqa: E402
+from rltemplate.words import parse_words, readable  # noqa: E402
 
-HERE = "--here"
+HERE, WRITE = "--here", "--write"
 
 
 def profile_file(name: str) -> Path:
@@ -60,7 +60,10 @@ def here() -> dict[str, str]:
     from rltemplate.config import from_dict
     from rltemplate.run import determinism, profile
 
-    config = from_dict(json.load(sys.stdin))
+    try:
+        config = from_dict(json.load(sys.stdin))
+    except ValueError:
+        raise ConfigError(f"{HERE} is for a process that this command starts itself") from None
     determinism.apply(config.determinism, config.num_threads, device=config.device.name)
     return profile.digests()
 
@@ -84,11 +87,11 @@ def main(argv: list[str]) -> int:
         if argv == [HERE]:
             print(json.dumps(here()))
             return 0
-        words = [word for word in argv if word != "--write"]
-        path = profile_file(parse_words(words, {"profile": str}, required=["profile"])["profile"])
+        given = parse_words(argv, {"profile": str}, required=["profile"], flags=[WRITE])
+        path = profile_file(given["profile"])
         digests = measured(path.stem)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     import yaml
 
@@ -96,7 +99,7 @@ def main(argv: list[str]) -> int:
     for part, digest in digests.items():
         print(f"{part:20}{digest}  {'same' if golden.get(part) == digest else 'differs'}")
     same: bool = golden == digests
-    if "--write" in argv and not same:
+    if WRITE in given and not same:
         write(path, digests)
         print(f"written to {path.relative_to(ROOT)}")
         return 0

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import certificate, prove  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
+from rltemplate.words import readable  # noqa: E402
 
 
 def main(argv: list[str]) -> int:
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
             print(f"note: {note}", file=sys.stderr)
         document = prove.Proof(question, [*sys.argv[:1], *argv], say=say).run()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     except prove.Interrupted as stopped:
         print(stopped, file=sys.stderr)

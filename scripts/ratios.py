@@ -8,25 +8,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis.ratios import table
-from rltemplate.run import paths
+from rltemplate.analysis.run_files import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
+from rltemplate.words import parse_words, readable
 
 
 def main(argv: list[str]) -> int:
     """Print the table, and write it where asked."""
     try:
         given = parse_words(argv, {"runs": str, "out": str}, required=["runs"])
-        folders = [path.parent for path in sorted(Path().glob(f"{given['runs']}/{paths.RECORD}"))]
-        if not folders:
-            raise ConfigError(f"runs={given['runs']}: no run folders there")
-        text = table(folders)
+        text = table(find_run_dirs(given["runs"]))
+        if "out" in given:
+            try:
+                Path(given["out"]).write_text(text)
+            except OSError as error:
+                raise ConfigError(f"out={given['out']}: cannot be written, {error.strerror}") from error
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     print(text, end="")
-    if "out" in given:
-        Path(given["out"]).write_text(text)
     return 0
 
 

@@ -8,6 +8,7 @@ work that is not committed, because `git restore` would not bring it back; `forc
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import keyword
 import re
@@ -33,22 +34,35 @@ NOT_OURS = {
 }
 
 
+USAGE = "Usage: make rename name=my_project [force=true]"
+LONGEST = 60  # characters, of a name that people are to type
+
+
 class Refusal(Exception):
     """The project cannot be renamed as asked. The message is for the user; nothing was changed."""
 
 
 def current_name(root: Path) -> str:
     """The package's name, which the project's name gives."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-    return str(project).replace("-", "_")
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"pyproject.toml does not say what the project is called ({error}).") from error
+    name = str(project).replace("-", "_")
+    if not (root / name).is_dir():
+        raise Refusal(f"pyproject.toml calls the project {name}, and there is no folder of that name.")
+    return name
 
 
 def check_name(root: Path, old: str, new: str) -> None:
     """Raise Refusal unless `new` can be the name of the package in `root`."""
+    if len(new) > LONGEST:
+        raise Refusal(f"name={new[:20]}...: is {len(new):,} characters long; at most {LONGEST} are allowed.")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", new):
         tidy = re.sub(r"[^a-z0-9]+", "_", new.lower()).strip("_0123456789")
         hint = f", for example name={tidy}" if tidy and not keyword.iskeyword(tidy) else ""
-        raise Refusal(f"name={new}: a package's name has lower-case letters, digits and _ only{hint}.")
+        shown = new if new.isprintable() else repr(new)
+        raise Refusal(f"name={shown}: a package's name has lower-case letters, digits and _ only{hint}.")
     if keyword.iskeyword(new):
         raise Refusal(f"name={new} is a word of the Python language.")
     if new == old:
@@ -136,16 +150,22 @@ def tidy(root: Path) -> None:
 
 def parse(arguments: list[str]) -> tuple[str, bool]:
     """Name and force from words like `name=my_project force=true`."""
-    words = {"name": "", "force": "false"}
+    words, given = {"name": "", "force": "false"}, set[str]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or key not in words:
-            raise Refusal(f"'{argument}' is not understood. Usage: make rename name=my_project [force=true]")
+            near = difflib.get_close_matches(key[:LONGEST].strip("-"), words, n=1)
+            hint = f" Did you mean {near[0]}=?" if near else ""
+            shown = argument[:LONGEST] if argument.isprintable() else repr(argument[:LONGEST])
+            raise Refusal(f"'{shown}' is not understood.{hint} {USAGE}")
+        if key in given:
+            raise Refusal(f"{key} is given twice. {USAGE}")
         words[key] = value
+        given.add(key)
     if not words["name"]:
-        raise Refusal("Usage: make rename name=my_project [force=true]")
+        raise Refusal(f"name= is missing. {USAGE}")
     if words["force"].lower() not in ("true", "1", "false", "0"):
-        raise Refusal(f"force={words['force']}: true or false.")
+        raise Refusal(f"force={words['force'][:LONGEST]!r}: expected true or false.")
     return words["name"], words["force"].lower() in ("true", "1")
 
 
@@ -158,7 +178,7 @@ def main() -> int:
         if not force:
             check_committed(ROOT)
     except Refusal as refusal:
-        print(refusal, file=sys.stderr)
+        print(f"error: {refusal}", file=sys.stderr)
         return 2
     count = rename(ROOT, old, new)
     tidy(ROOT)

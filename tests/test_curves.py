@@ -21,6 +21,7 @@ def write_run(
     run_dir = root / "ppo-Thing" / f"run-{seed}{tag}"
     run_dir.mkdir(parents=True)
     facts = {
+        "schema": 1,
         "id": run_dir.name,
         "status": status,
         "git": {"base_commit": "0123456789abcdef", "dirty": False},
@@ -89,4 +90,4 @@ def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
         [*command, "runs=no/*"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert refused.returncode == 2
-    assert "no run folder matches" in refused.stderr
+    assert "no run folders there" in refused.stderr

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from rltemplate.analysis import traces
+from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
@@ -269,6 +268,7 @@ _CODE = (
 )
 # A commit that also holds another configuration need not hold other code.
 _COMMITS = ("commit", "commit (code and configuration)", "base_commit")
+_SECTIONS_OF_A_RECORD = ("versions", "machine", "git", "determinism", "environment")
 # Packages that compute what is traced; those that differ are named before all others.
 _COMPUTING = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
 
@@ -279,16 +279,13 @@ class _Facts:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.record = read_record(run_dir)
-        try:
-            self.config_text = (run_dir / paths.CONFIG).read_text(encoding="utf-8")
-            self.config = yaml.safe_load(self.config_text)
-        except FileNotFoundError:
-            raise ConfigError(f"{run_dir.name}: has no {paths.CONFIG}") from None
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            first = str(error).partition("\n")[0]
-            raise ConfigError(f"{run_dir.name}: {paths.CONFIG} cannot be read, {first}") from None
-        if not isinstance(self.config, dict):
-            raise ConfigError(f"{run_dir.name}: {paths.CONFIG} holds no configuration")
+        for name in _SECTIONS_OF_A_RECORD:
+            if not isinstance(self.record.get(name) or {}, Mapping):
+                raise ConfigError(f"{run_dir.name}: {name} in {paths.RECORD} is damaged: it has no facts")
+        resumed = self.record.get("resumed") or []
+        if not isinstance(resumed, list) or not all(isinstance(each, Mapping) for each in resumed):
+            raise ConfigError(f"{run_dir.name}: resumed in {paths.RECORD} is damaged: it is no list of facts")
+        self.config_text, self.config = read_config(run_dir)
 
     def why_no_trace(self) -> str:
         """The end of a message about a trace that is not there."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from rltemplate.analysis.run_files import nearest_key, read_config, read_metrics, value_of
 from rltemplate.run import paths
+from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 
 
@@ -33,50 +32,49 @@ Curves = dict[tuple[str, str], dict[int, list[Point]]]  # by algorithm and envir
 
 
 def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
-    """All evaluations of finished runs; runs that did not finish are left out.
+    """All evaluations of finished runs; runs that did not finish are left out. Raises ConfigError.
 
     `by` is a key of the configuration, such as `determinism.level`, whose values are shown apart.
     """
-    points = []
+    points: list[Point] = []
     first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     seen: dict[tuple[str, str, int], str] = {}
     for run_dir in run_dirs:
-        record = json.loads((run_dir / paths.RECORD).read_text())
-        if record["status"] != "finished":
+        record = read_record(run_dir)
+        if record.get("status") != "finished":
             continue
-        config = yaml.safe_load((run_dir / paths.CONFIG).read_text())
-        algo, recipe = config["algo"]["name"], config["experiment"]
-        env = recipe.removeprefix(f"{algo}-") if recipe else config["env"]["id"]
+        _, config = read_config(run_dir)
+        where = f"{run_dir.name}: {paths.CONFIG}"
+        algo, recipe = str(value_of(config, "algo.name", where)), config.get("experiment")
+        env = str(recipe).removeprefix(f"{algo}-") if recipe else str(value_of(config, "env.id", where))
+        seed = value_of(config, "seed", where)
         if by is not None:
             env += f" {by.rpartition('.')[2]}={_value(config, by)}"
-        _check_comparable(config, algo, env, record["id"], first, seen)
-        commit = str(record["git"]["base_commit"])[:12] + ("+changes" if record["git"]["dirty"] else "")
-        for line in (run_dir / paths.METRICS).read_text().splitlines():
-            row = json.loads(line)
-            if row.get("eval/return") is not None:
-                points.append(
-                    Point(
-                        algo,
-                        env,
-                        config["seed"],
-                        row["env_steps"],
-                        row["eval/return"],
-                        record["id"],
-                        commit,
-                        str(record["machine"]["cpu"]),
-                    )
-                )
+        where = f"{run_dir.name}: {paths.RECORD}"
+        run, cpu = str(value_of(record, "id", where)), str(value_of(record, "machine.cpu", where))
+        commit = str(value_of(record, "git.base_commit", where))[:12]
+        commit += "+changes" if value_of(record, "git.dirty", where) else ""
+        _check_comparable(config, algo, env, run, first, seen)
+        points += [
+            Point(algo, env, seed, row["env_steps"], row["eval/return"], run, commit, cpu)
+            for row in read_metrics(run_dir)
+            if row.get("eval/return") is not None and row.get("env_steps") is not None
+        ]
     if not points:
         raise ConfigError("no finished run with an evaluation among these folders")
     return points
 
 
 def _value(config: dict[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ConfigError(f"by={key}: no such key in the configuration of these runs")
-        value = value[part]
+    near = nearest_key(key, config)
+    hint = f"; did you mean {near}?" if near else ""
+    try:
+        value = value_of(config, key, "configuration")
+    except ConfigError:
+        raise ConfigError(f"by={key}: no such key in the configuration of these runs{hint}") from None
+    if isinstance(value, dict):
+        names = ", ".join(f"{key}.{name}" for name in value)
+        raise ConfigError(f"by={key}: expected a key with a single value, as one of {names}")
     return value
 
 

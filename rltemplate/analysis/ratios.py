@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-import yaml
-
+from rltemplate.analysis.run_files import read_config, read_metrics, value_of
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
@@ -21,6 +21,10 @@ _HEAD = (
 )
 
 
+_COUNTS = ("env.num_envs", "algo.num_steps", "algo.num_minibatches")
+_SETTING = ("env.id", "determinism.level", "num_threads")
+
+
 def table(folders: Iterable[Path]) -> str:
     """A Markdown table, one row per setting: the largest |ratio - 1| before any iteration's first update.
 
@@ -28,23 +32,31 @@ def table(folders: Iterable[Path]) -> str:
     """
     seen: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
     for folder in folders:
-        record = read_record(folder)
-        try:
-            config = yaml.safe_load((folder / paths.CONFIG).read_text())
-        except OSError as error:
-            raise ConfigError(f"{folder}: {paths.CONFIG} cannot be read, {error.strerror}") from None
-        if config["algo"]["name"] != "ppo" or not record.get("trace"):
+        record, (_, config) = read_record(folder), read_config(folder)
+        where = f"{folder.name}: {paths.CONFIG}"
+        if value_of(config, "algo.name", where) != "ppo" or not record.get("trace"):
             raise ConfigError(f"{folder}: expected a traced run of PPO that has ended")
-        rows = map(json.loads, (folder / paths.METRICS).read_text().splitlines())
-        largest = max(row[METRIC] for row in rows if METRIC in row)
-        acting = config["env"]["num_envs"]
-        learning = config["algo"]["num_steps"] * acting // config["algo"]["num_minibatches"]
-        level, threads = config["determinism"]["level"], config["num_threads"]
-        key = (config["env"]["id"], level, f"{acting:4d}", f"{learning:6d}", f"{threads}")
-        seen[key].append((record["trace"]["iterations"], largest))
+        errors = [
+            math.inf if row[METRIC] is None else row[METRIC] for row in read_metrics(folder) if METRIC in row
+        ]
+        if not errors:
+            raise ConfigError(f"{folder.name}: {paths.METRICS} has no {METRIC}, so no iteration was logged")
+        acting, steps, parts = (_count(config, key, where) for key in _COUNTS)
+        learning = steps * acting // parts
+        env, level, threads = (str(value_of(config, key, where)) for key in _SETTING)
+        iterations = _count(record, "trace.iterations", f"{folder.name}: {paths.RECORD}")
+        key = (env, level, f"{acting:4d}", f"{learning:6d}", threads)
+        seen[key].append((iterations, max(errors)))
     lines = [f"| {' | '.join(_HEAD)} |", f"| {' | '.join('---' for _ in _HEAD)} |"]
     for setting, runs in sorted(seen.items()):
         worst, iterations = max(error for _, error in runs), sum(count for count, _ in runs)
         cells = (*setting, f"{len(runs)}", f"{iterations:,}", f"{worst:.1e}" if worst else "0")
         lines.append(f"| {' | '.join(cell.strip() for cell in cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _count(values: Mapping[str, Any], key: str, where: str) -> int:
+    value = value_of(values, key, where)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where}: expected a whole number as {key}, not {value}")
+    return value

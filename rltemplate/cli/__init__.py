@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hydra import initialize_config_dir
@@ -26,11 +27,13 @@ from rltemplate.cli.groups import CONF, NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
 from rltemplate.config import Config, register_schemas
 from rltemplate.types import ConfigError
+from rltemplate.words import readable
 
 __all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
 
 # Jobs composed in advance, at some hundredths of a second each; what is wrong with others shows later.
 _COMPOSE_AT_MOST = 100
+_JOBS_AT_MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,13 @@ def preflight(argv: Sequence[str]) -> Plan:
 
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
+    try:
+        return _plan(argv)
+    except ConfigError as error:
+        raise ConfigError(readable(str(error), argv)) from error
+
+
+def _plan(argv: Sequence[str]) -> Plan:
     words, flags, arguments = split_words(argv)
     register_schemas()
     for group in OPTIONAL:
@@ -97,7 +107,30 @@ def _jobs(
             raise ConfigError(
                 f"{override.input_line}: interval() needs a sweeper that draws; use choice() or range()"
             )
+    _check_number(everything)
     return BasicSweeper.split_arguments(everything, None)[0], True
+
+
+def _check_number(overrides: Sequence[Override]) -> None:
+    """Refuse a sweep without a job, and one so long that it cannot be meant."""
+    number = 1
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        try:
+            values = sum(1 for _ in islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
+        except ValueError as error:
+            raise ConfigError(
+                f"{override.input_line}: the step of a range must not be 0; write range(1,9,2)"
+            ) from error
+        if not values:
+            raise ConfigError(f"{override.input_line}: has no value; range(1,4) stands for 1, 2 and 3")
+        number *= values
+        if number > _JOBS_AT_MOST:
+            raise ConfigError(
+                f"{override.input_line}: would make a sweep of more than {_JOBS_AT_MOST:,} jobs; "
+                "give fewer values"
+            )
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
@@ -119,9 +152,10 @@ def _sample(jobs: list[list[str]]) -> list[list[str]]:
 
 
 def _check_sweep(configs: Sequence[Config]) -> None:
-    if any(config.run_dir is not None for config in configs):
+    shared = next((config.run_dir for config in configs if config.run_dir is not None), None)
+    if shared is not None:
         raise ConfigError(
-            "run_dir: all jobs of a sweep would share this folder; use runs_dir, or leave it out"
+            f"run_dir={shared}: all jobs of a sweep would share this folder; use runs_dir, or leave it out"
         )
     if len({config.runs_dir for config in configs}) > 1:
         raise ConfigError("runs_dir: all jobs of a sweep have one runs_dir")

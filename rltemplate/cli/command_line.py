@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hydra._internal.utils import get_args_parser
@@ -18,15 +20,21 @@ from hydra.errors import HydraException
 from rltemplate.algos import ALGORITHMS
 from rltemplate.cli.groups import group_names, option_names
 from rltemplate.cli.keys import expected_value, known_keys, nearest_key
+from rltemplate.config import choose
 from rltemplate.types import ConfigError
+from rltemplate.words import shown
 
 _REFUSED_FLAGS = ("config_path", "config_name", "config_dir", "experimental_rerun")
+_LONGEST_NAME = 100  # characters; nothing that exists is like a longer one
 
 
 def split_words(argv: Sequence[str]) -> tuple[list[str], list[str], argparse.Namespace]:
     """Overrides, flags (with their values) and the flags as Hydra will read them."""
+    for word in argv:
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ConfigError(f"{word}: is no text, for its bytes are not UTF-8")
     parser = get_args_parser()
-    parser.error = _refuse_flag  # type: ignore[method-assign]
+    parser.error = partial(_refuse_flag, _flag_names(parser))  # type: ignore[method-assign]
     arguments = parser.parse_intermixed_args(list(argv))
     for name in _REFUSED_FLAGS:
         if getattr(arguments, name) is not None:
@@ -47,14 +55,23 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str], argparse.Nam
     return words, flags, arguments
 
 
-def _refuse_flag(message: str) -> Any:
-    unknown = re.match(r"unrecognized arguments: (-+)([A-Za-z_.]+)([ =].*)?$", message)
-    if unknown:
-        dashes, name, rest = unknown.groups()
-        value = (rest or " ...")[1:].split()
-        example = f"{nearest_key(name, known_keys(ALGORITHMS)) or name}={value[0] if value else '...'}"
-        raise ConfigError(f"{dashes}{name}: no such option; values are written without dashes, as {example}")
-    raise ConfigError(message)
+def _flag_names(parser: argparse.ArgumentParser) -> list[str]:
+    """The options that can be used here."""
+    actions = (action for action in parser._actions if action.dest not in _REFUSED_FLAGS)
+    return [name for action in actions for name in action.option_strings if name.startswith("--")]
+
+
+def _refuse_flag(flags: Sequence[str], message: str) -> Any:
+    unknown = re.match(r"unrecognized arguments: (-+)([^\s=]+)([ =].*)?$", message, re.DOTALL)
+    if not unknown:
+        raise ConfigError(message)
+    dashes, name, rest = unknown.groups()
+    near = difflib.get_close_matches(f"--{name[:_LONGEST_NAME]}", flags, n=1, cutoff=0.75)
+    if near:
+        raise ConfigError(f"{dashes}{name}: no such option; did you mean {near[0]}?")
+    value = (rest or " ...")[1:].split()
+    example = f"{nearest_key(name, known_keys(ALGORITHMS)) or name}={value[0] if value else '...'}"
+    raise ConfigError(f"{dashes}{name}: no such option; values are written without dashes, as {example}")
 
 
 def parse_override(word: str, loader: ConfigLoader) -> Override:
@@ -69,13 +86,17 @@ def parse_override(word: str, loader: ConfigLoader) -> Override:
     try:
         override: Override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
     except HydraException as error:
-        raise ConfigError(f"{word}: {_unreadable(key, value, error)}") from error
+        raise ConfigError(f"{word}: {_unreadable(key, value)}") from error
+    except ValueError as error:  # Python reads no numbers of thousands of digits
+        raise ConfigError(f"{word}: has more digits than a number can have here") from error
     if override.package is not None:
         raise ConfigError(f"{word}: '@' in a key is not supported; write {override.key_or_group}={value}")
     return override
 
 
 def _leftover(word: str) -> str:
+    if not word.strip():
+        return f"{shown(word)}: expected key=value"
     for group in group_names():
         for option in option_names(group):
             if word.lower() == option.lower():
@@ -84,7 +105,7 @@ def _leftover(word: str) -> str:
     return f"{word}: expected key=value" + (f"; did you mean {near}=...?" if near else "")
 
 
-def _unreadable(key: str, value: str, error: HydraException) -> str:
+def _unreadable(key: str, value: str) -> str:
     if "" in key.lstrip("+~").split("."):
         start = key.partition("..")[0].rstrip(".")
         return f"a name is missing beside a dot of the key, as in {start}.name={value}"
@@ -92,6 +113,8 @@ def _unreadable(key: str, value: str, error: HydraException) -> str:
         if value.count(opening) != value.count(closing):
             wrong = opening if value.count(opening) > value.count(closing) else closing
             return f"'{wrong}' has no partner; brackets come in pairs, as in {key}={example}"
+    if key in group_names():
+        return f"conf/{key}/ has no such file; {choose(value, option_names(key))}"
     expected = expected_value(key.lstrip("+"), value, [])
     if expected and "a text" not in expected:
         return expected

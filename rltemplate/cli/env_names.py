@@ -33,8 +33,10 @@ def environment_option(name: str, files: Sequence[str]) -> str:
 def _check_registered(name: str, files: Sequence[str]) -> None:
     import gymnasium
 
-    module, _, env_id = name.rpartition(":")
-    if module:
+    module, colon, env_id = name.rpartition(":")
+    if colon:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(f"env={name}: expected the name of a module before ':', as in package:{env_id}")
         try:
             importlib.import_module(module)
         except Exception as error:  # whatever a module of the user's raises is the user's to read
@@ -56,6 +58,8 @@ def _check_registered(name: str, files: Sequence[str]) -> None:
         folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
         near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)
         hint = f"; did you mean {folded[near[0]]}?" if near else ""
+        if module and not hint:
+            hint = f"; {module} registers nothing of that name"
         raise ConfigError(
             f"env={name}: no such environment{hint}\n"
             f"allowed: any id registered in Gymnasium, or {', '.join(files)}"

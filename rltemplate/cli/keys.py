@@ -24,10 +24,45 @@ _KEYS_ELSEWHERE = {
     "learning_rate": ("algo.learning_rate", "algo.actor_learning_rate"),
     "steps": ("total_env_steps",),
     "total_steps": ("total_env_steps",),
+    "max_steps": ("total_env_steps",),
     "timesteps": ("total_env_steps",),
     "total_timesteps": ("total_env_steps",),
+    "batch_size": ("algo.batch_size", "algo.num_minibatches"),
+    "minibatch_size": ("algo.batch_size", "algo.num_minibatches"),
+    "n_epochs": ("algo.update_epochs",),
+    "gradient_steps": ("algo.updates_per_step",),
+    "anneal_lr": ("algo.learning_rate_schedule",),
+    "lr_schedule": ("algo.learning_rate_schedule",),
+    "norm_adv": ("algo.normalize_advantage",),
+    "net_arch": ("algo.hidden_sizes",),
+    "layers": ("algo.hidden_sizes",),
+    "polyak": ("algo.tau",),
+    "env_id": ("env",),
+    "env_name": ("env",),
+    "gym_id": ("env",),
+    "env.name": ("env",),
+    "cuda": ("device",),
+    "gpu": ("device",),
+    "level": ("determinism",),
+    "deterministic": ("determinism",),
+    "torch_deterministic": ("determinism",),
+    "track": ("logger.wandb",),
+    "capture_video": ("video_every",),
+    "save_freq": ("checkpoint_every",),
+    "log_interval": ("log_every",),
+    "eval_freq": ("eval_every",),
+    "log_dir": ("runs_dir",),
+    "output_dir": ("runs_dir",),
 }
-_VALUES_ELSEWHERE = {"gpu": "cuda", "float32": "ieee"}
+_VALUES_ELSEWHERE = {
+    "gpu": "cuda",
+    "float32": "ieee",
+    "false": "off",
+    "none": "off",
+    "true": "iteration",
+    "on": "iteration",
+}
+_LONGEST_KEY = 100  # characters; nothing that exists is like a longer one
 _WANDB = "Weights & Biases is switched on with logger=wandb"
 
 
@@ -60,8 +95,14 @@ def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) ->
         own = [k.partition(".")[2] for k in known if k.startswith("algo.")]
         return f"algo={algorithm} has no such key, algo={owners[0]} has\nallowed in algo: {', '.join(own)}"
     candidates = [*known, *group_names(), *HYDRA_GROUPS]
-    near = nearest_key(key, candidates) or nearest_key(key, known_keys(ALGORITHMS))
-    hint = f"; did you mean {near}?" if near else ""
+    near = _known_elsewhere(key.lower(), candidates)
+    of_other = f"algo.{_split_key(key)[1]}"
+    owners = [name for name in ALGORITHMS if of_other in known_keys([name])]
+    if near is None and owners and of_other not in known:
+        hint = f"; algo={owners[0]} has {of_other}, algo={algorithm} has none"
+    else:
+        near = near or nearest_key(key, candidates)
+        hint = f"; did you mean {near}?" if near else ""
     if near == "logger.wandb":
         hint = f"; {_WANDB}"
     parent = key.rpartition(".")[0]
@@ -78,10 +119,12 @@ def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
     """The known key that was probably meant: the same last part, its initials, or similar letters."""
     known = list(known)
     wrong = wrong.lower().replace("-", "_")
+    if len(wrong) > _LONGEST_KEY:
+        return None
+    there = _known_elsewhere(wrong, known)
+    if there is not None:
+        return there
     parent, leaf = _split_key(wrong)
-    for key in _KEYS_ELSEWHERE.get(leaf, ()):
-        if key in known and parent in ("", _split_key(key)[0]):
-            return key
 
     def likeness(key: str) -> float:
         beside, last = _split_key(key)
@@ -99,6 +142,15 @@ def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
     sensible = [key for key in known if key not in IDENTITY and not wrong.startswith(f"{key}.")]
     best = max(sensible, key=likeness, default=None)
     return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def _known_elsewhere(wrong: str, known: Sequence[str]) -> str | None:
+    """What a key that other programs have is called here."""
+    parent, leaf = _split_key(wrong)
+    for key in (*_KEYS_ELSEWHERE.get(wrong, ()), *_KEYS_ELSEWHERE.get(leaf, ())):
+        if key in known and parent in ("", key, _split_key(key)[0]):
+            return key
+    return None
 
 
 def _split_key(key: str) -> tuple[str, str]:

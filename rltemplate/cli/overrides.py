@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ def check_groups(overrides: Sequence[Override], loader: ConfigLoader) -> list[Ov
             for value in _values(override, loader):
                 if value not in allowed:
                     raise ConfigError(f"{line}: not installed; {choose(str(value), allowed)}")
+                if value == "submitit_slurm" and shutil.which("srun") is None:
+                    raise ConfigError(
+                        f"{line}: there is no srun here, so this is no machine of a Slurm cluster; "
+                        "use hydra/launcher=joblib"
+                    )
             if override.is_sweep_override():
                 raise ConfigError(f"{line}: a sweep has one {key.partition('/')[2]}")
             checked.append(override)

@@ -5,9 +5,11 @@ Nothing heavy is imported here, so that tools which merely look at runs start at
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from rltemplate.types import ConfigError
@@ -25,6 +27,7 @@ SWEEP_INDEX = "sweep.json"
 LOCK = ".lock"
 REF_PREFIX = "refs/runs/"
 
+_LONGEST_ID = 255  # characters; no file system has longer names
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -56,11 +59,12 @@ def find_run(text: str, runs_dir: Path) -> Path:
 
     Raises ConfigError in a line if there is none, or more than one.
     """
-    folder = Path(text).expanduser()
-    if (folder / RECORD).is_file():
+    folder, runs_dir = _expanded(text), _expanded(str(runs_dir))
+    if _is_file(folder / RECORD):
         return folder.absolute()
     wanted = text.removeprefix(REF_PREFIX).strip("/")
-    known = {record.parent.name: record.parent for record in runs_dir.expanduser().glob(f"*/*/{RECORD}")}
+    there = runs_dir.glob(f"*/*/{RECORD}") if _is_dir(runs_dir) else ()
+    known = {record.parent.name: record.parent for record in there}
     if wanted in known:
         return known[wanted].absolute()
     matches = sorted(name for name in known if wanted and wanted in name)
@@ -71,5 +75,44 @@ def find_run(text: str, runs_dir: Path) -> Path:
         raise ConfigError(
             f"run={text}: in the ids of {len(matches)} runs, the last are {last}; use more of it"
         )
-    newest = f"; the newest is {max(known)}" if known else ""
-    raise ConfigError(f"run={text}: no such run under {runs_dir}{newest}")
+    raise ConfigError(f"run={text}: {_why_none(folder, runs_dir)}{_instead(wanted, known)}")
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~somebody, whom this machine does not know
+        return Path(text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # longer than any name of a file
+        return False
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _why_none(folder: Path, runs_dir: Path) -> str:
+    if _is_file(folder):
+        return "is a file, and no run folder"
+    if _is_dir(folder):
+        return f"is a folder without {RECORD}, and no run folder"
+    return f"no such run under {runs_dir}" if _is_dir(runs_dir) else f"there is no folder runs_dir={runs_dir}"
+
+
+def _instead(wanted: str, known: Collection[str]) -> str:
+    """What was probably meant: the id that is nearest, compared as a whole or by its last part."""
+    ends = {name[-len(wanted) :]: name for name in sorted(known)} if wanted else {}
+    near = difflib.get_close_matches(wanted[:_LONGEST_ID], [*known, *ends], n=1, cutoff=0.75)
+    if near:
+        return f"; did you mean {ends.get(near[0], near[0])}?"
+    return (
+        f"; the newest is {max(known)}" if known else "; expected a run's folder, or its id or a part of it"
+    )
