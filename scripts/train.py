@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Train: `python scripts/train.py algo=sac env=Hopper seed=3`; a list of values makes it a sweep."""
+"""Train: `python scripts/train.py algo=sac env=Hopper seed=3`; a list of values makes it a sweep.
+
+The command of a sweep with `sweep=resume` (or `sweep=ID`) added to it goes on with that sweep.
+"""
 
 import os
 import signal
@@ -19,6 +22,7 @@ from omegaconf import DictConfig  # noqa: E402
 from rltemplate import cli, launch  # noqa: E402
 from rltemplate.algos import check_actions  # noqa: E402
 from rltemplate.config import Config  # noqa: E402
+from rltemplate.sweep import Sweep, find_sweep, sweeps_dir  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 
 
@@ -26,17 +30,17 @@ from rltemplate.types import ConfigError  # noqa: E402
 def train(composed: DictConfig) -> float | None:
     """One job, in this process until it is known what to run, then in its own."""
     choices, overrides, number, console = cli.job_context()
-    sweep = launch.Sweep.from_environment()
+    sweep = Sweep.from_environment()
     try:
         config = cli.typed(composed, choices)
         if sweep is None or number is None:
             launch.run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
         return sweep.run(number, config, overrides, env_name=choices["env"], console=console)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
         if sweep is None or number is None:
+            print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
-        sweep.refuse(number, overrides, str(error))
+        sweep.refuse(number, overrides, error)
         return None
 
 
@@ -68,21 +72,38 @@ def note_doubts(configs: Sequence[Config]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
+def begin(plan: cli.Plan) -> Sweep:
+    """A new sweep, or the one that is to go on; `ConfigError` if it is not there or must not."""
+    config = plan.configs[0]
+    if plan.resume is None:
+        return Sweep.create(config, COMMAND, plan.words, plan.num_jobs)
+    folder, note = find_sweep(sweeps_dir(config), plan.resume, plan.words)
+    if note is not None:
+        print(f"note: {note}", file=sys.stderr)
+    return Sweep.resume(folder, COMMAND, plan.configs, plan.num_jobs, plan.accept)
+
+
 def main() -> int:
     """Check, then run; the exit status of the command."""
     os.environ.pop(launch.SWEEP_VARIABLE, None)
     try:
         plan = cli.preflight(sys.argv[1:])
         check_environments(plan.configs)
+        note_doubts(plan.configs)
+        sweep = begin(plan) if plan.sweep else None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    note_doubts(plan.configs)
     sys.argv[1:] = plan.argv
-    if not plan.sweep:
+    if sweep is None:
         train()
         return 0
-    sweep = launch.Sweep.create(plan.configs[0], COMMAND, plan.num_jobs)
+    if plan.resume is not None:
+        if sweep.finished:
+            print("every job has finished already; nothing is started")
+            sweep.show()
+            return 0
+        sys.argv[1:] = sweep.in_order(plan.argv)
     launcher = sweep.fork_launcher()
     if launcher == 0:
         train()

@@ -25,6 +25,7 @@ from conftest import git, newest_state
 from rltemplate import cli, launch
 from rltemplate.config import Config, from_dict, to_dict
 from rltemplate.launch import Job, Membership
+from rltemplate.sweep import Sweep
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -223,11 +224,12 @@ def test_run_dir_may_exist_only_if_empty(tmp_path: Path) -> None:
     launch.check_folder(config(runs_dir=str(tmp_path)))
 
 
-def sweep_with(tmp_path: Path, snapshot: dict[str, Any]) -> launch.Sweep:
+def sweep_with(tmp_path: Path, snapshot: dict[str, Any]) -> Sweep:
     """A sweep whose index is as it was written at the start."""
     index = {"id": "s", "status": "running", "command": ["train.py"], "num_jobs": 1, "signal": None}
+    index |= {"words": ["seed=1"], "resumed": []}
     (tmp_path / "sweep.json").write_text(json.dumps(index | {"snapshot": snapshot, "jobs": []}))
-    return launch.Sweep(tmp_path)
+    return Sweep(tmp_path)
 
 
 @pytest.mark.parametrize("number_of_paths", [1, 10_000])

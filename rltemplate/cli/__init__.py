@@ -8,7 +8,7 @@ configuration that the command stands for is composed once. What Hydra receives 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, ValueType
 
 from rltemplate import launch
-from rltemplate.cli.command_line import parse_override, split_words
+from rltemplate.cli.command_line import parse_override, split_words, take_resumption
 from rltemplate.cli.composition import compose_config, compose_with_hydra, typed
 from rltemplate.cli.groups import CONF, NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
@@ -44,6 +44,9 @@ class Plan:
     sweep: bool
     num_jobs: int | None  # None: the sweeper decides while it runs
     configs: list[Config]  # empty where nothing is going to run (--help, --cfg, ...)
+    words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
+    resume: str | None = None  # the sweep that goes on, as the user named it
+    accept: bool = False  # it may with changed code and libraries
 
 
 def preflight(argv: Sequence[str]) -> Plan:
@@ -59,6 +62,7 @@ def preflight(argv: Sequence[str]) -> Plan:
 
 def _plan(argv: Sequence[str]) -> Plan:
     words, flags, arguments = split_words(argv)
+    words, resume, accept = take_resumption(words)
     register_schemas()
     for group in OPTIONAL:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
@@ -69,6 +73,8 @@ def _plan(argv: Sequence[str]) -> Plan:
         check_keys(overrides)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
+        if resume is not None and not sweep:
+            raise ConfigError(f"sweep={resume}: this is a single run; make resume run=RUN goes on with one")
         if arguments.cfg or arguments.info:
             if sweep:
                 raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
@@ -85,7 +91,26 @@ def _plan(argv: Sequence[str]) -> Plan:
         _check_sweep(configs)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
-        return Plan(argv=[*plain, *flags], sweep=True, num_jobs=len(jobs) if exact else None, configs=configs)
+        return Plan(
+            argv=[*plain, *flags],
+            sweep=True,
+            num_jobs=len(jobs) if exact else None,
+            configs=configs,
+            words=_words_of_sweep(plain),
+            resume=resume,
+            accept=accept,
+        )
+
+
+def _words_of_sweep(plain: Sequence[str]) -> list[str]:
+    """What a sweep is: not where its runs lie, nor who starts them."""
+    keys = [word.lstrip("+~").partition("=")[0] for word in plain]
+    other = ("runs_dir", "hydra/launcher")
+    return [
+        word
+        for word, key in zip(plain, keys, strict=True)
+        if key not in other and not key.startswith("hydra.launcher.")
+    ]
 
 
 def _jobs(

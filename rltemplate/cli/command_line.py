@@ -55,6 +55,31 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str], argparse.Nam
     return words, flags, arguments
 
 
+def take_resumption(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
+    """The words that are Hydra's, which sweep is to go on (None: a new one), and whether it may with changes.
+
+    `sweep=` and `accept=` say how a command is carried out and are no part of a configuration.
+    """
+    given: dict[str, str] = {}
+    rest = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key not in ("sweep", "accept") or not equals:
+            rest.append(word)
+        elif key in given:
+            raise ConfigError(f"{word}: {key} is given twice")
+        else:
+            given[key] = value
+    if "sweep" in given and not given["sweep"].strip():
+        raise ConfigError("sweep=: expected resume, or the id of a sweep")
+    if "accept" in given:
+        if given["accept"] != "changes":
+            raise ConfigError(f"accept={given['accept']}: {choose(given['accept'], ['changes'])}")
+        if "sweep" not in given:
+            raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
+    return rest, given.get("sweep"), "accept" in given
+
+
 def _flag_names(parser: argparse.ArgumentParser) -> list[str]:
     """The options that can be used here."""
     actions = (action for action in parser._actions if action.dest not in _REFUSED_FLAGS)
