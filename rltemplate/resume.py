@@ -91,7 +91,7 @@ def resume_job(
     if record["status"] == "finished" and not _grows(run_dir, config):
         return None
     lock = RunLock(run_dir)
-    lock.acquire()
+    take(lock, run_dir)
     lock.release()
     return Job(
         config=to_dict(config),
@@ -102,6 +102,14 @@ def resume_job(
         resume=True,
         accept=accept,
     )
+
+
+def take(lock: RunLock, run_dir: Path) -> None:
+    """Have the folder of a run for this process, or raise ConfigError with one line."""
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot be written: {error.strerror}") from error
 
 
 def _grows(run_dir: Path, config: Config) -> bool:

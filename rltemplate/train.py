@@ -27,7 +27,7 @@ from rltemplate.config import Config, Device, TraceDetail, from_dict, load_confi
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.launch import PROJECT, Job
-from rltemplate.resume import Continuation, check_same_run, cut_back, find_continuation
+from rltemplate.resume import Continuation, check_same_run, cut_back, find_continuation, take
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import (
@@ -415,7 +415,7 @@ def run(job: Job) -> int:
             if config.compile:
                 raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
         if job.resume:
-            lock.acquire()
+            take(lock, run_dir)
             snapshot = _snapshot(job)
             continuation = find_continuation(job, config, snapshot)
             if continuation.checkpoint is not None:
@@ -434,7 +434,6 @@ def run(job: Job) -> int:
         if continuation is None:
             snapshot, git, record = _begin(job, config, lock, settings, tried)
         else:
-            cut_back(run_dir, config, continuation)
             git, record = _begin_again(job, config, snapshot, continuation)
         ending.callback(lambda: _finish(record, outcome, snapshot, git))
         try:
@@ -510,14 +509,22 @@ def _make_run_dir(run_dir: Path) -> list[Path]:
 def _begin_again(
     job: Job, config: Config, snapshot: Snapshot, continuation: Continuation
 ) -> tuple[GitRecord, Record]:
-    """Go on with the record of a run and with its commit."""
+    """Cut off what lies beyond the checkpoint, and go on with the record of a run and with its commit.
+
+    A disk that does not take it loses nothing: what is cut off follows from what stays.
+    """
+    run_dir = Path(job.run_dir)
     before = GitRecord.from_dict(continuation.record["git"])
     git = continue_run(snapshot, before, job.run_id, to_yaml(config))
     facts = {"command_line": job.command, **continuation.facts(), "commit": git.commit}
     facts |= {"git_problem": git.problem} if git.problem else {}
-    record = Record.resume(Path(job.run_dir), facts)
-    if git.commit is not None and git.commit != before.commit:
-        record.update(git=asdict(git))
+    try:
+        cut_back(run_dir, config, continuation)
+        record = Record.resume(run_dir, facts)
+        if git.commit is not None and git.commit != before.commit:
+            record.update(git=asdict(git))
+    except OSError as error:
+        raise RunError(f"{run_dir} cannot be written: {error.strerror}; it can go on later") from error
     return git, record
 
 

@@ -472,6 +472,36 @@ def test_a_disk_that_stays_full_costs_the_run_and_not_its_checkpoint(
     assert_same(run_dir, straight("ppo"))
 
 
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_run_that_cannot_be_written_goes_on_later(
+    start: Start,
+    straight: Callable[[str], Path],
+    killed: Callable[[str, Path], Path],
+    small_disk: Path,
+    trouble: str,
+) -> None:
+    run_dir, ballast = killed("ppo", small_disk / "run"), small_disk / "ballast"
+    if trouble == "full":
+        fill(ballast)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    refused = start("resume", f"run={run_dir}")
+    assert refused.end() == (1 if trouble == "full" else 2), refused.said
+    assert "cannot be written: " in refused.said
+    assert len(refused.said.strip().splitlines()) == 1
+    new = start("train", *WORK["ppo"], f"run_dir={small_disk / 'new'}")
+    assert new.end() == (1 if trouble == "full" else 2), new.said
+    assert "Traceback" not in new.said
+    if trouble == "full":
+        ballast.unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert not (small_disk / "new").exists()
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert_same(run_dir, straight("ppo"))
+
+
 def test_a_disk_that_is_full_at_the_start_gets_nothing(fork: Path, start: Start, small_disk: Path) -> None:
     refs = git(fork, "for-each-ref", "refs/runs")
     fill(small_disk / "ballast")
