@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from rltemplate.algos import ALGORITHMS
+from rltemplate.analysis.run_files import read_config, value_of
 from rltemplate.config import Config, load_config, to_dict, to_yaml
 from rltemplate.launch import Job
 from rltemplate.run import paths
@@ -71,6 +72,20 @@ class Continuation:
         }
 
 
+def recorded_config(run_dir: Path) -> Config:
+    """The configuration of a run in a folder that may be damaged or older than this code.
+
+    Raises ConfigError in a line, also for a record that cannot be read.
+    """
+    read_record(run_dir)
+    where = f"{run_dir.name}: {paths.CONFIG}"
+    value_of(read_config(run_dir)[1], "algo.name", where)
+    try:
+        return load_config(run_dir / paths.CONFIG)
+    except ConfigError as error:
+        raise ConfigError(f"{where} does not fit this version of the code: {error}") from error
+
+
 def resume_job(
     run_dir: Path, command: Sequence[str], total_env_steps: int | None = None, accept: bool = False
 ) -> Job | None:
@@ -78,10 +93,7 @@ def resume_job(
 
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
-    record = read_record(run_dir)
-    if not (run_dir / paths.CONFIG).is_file():
-        raise ConfigError(f"{run_dir} has no {paths.CONFIG}; a run cannot go on without its configuration")
-    config = load_config(run_dir / paths.CONFIG)
+    record, config = read_record(run_dir), recorded_config(run_dir)
     if total_env_steps is not None:
         if total_env_steps < config.total_env_steps:
             raise ConfigError(
@@ -131,13 +143,13 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
             raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
     elif record["status"] != RUNNING or (run_dir / paths.METRICS).exists():
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
-    code, libraries = _changed_code(record, snapshot), _changed_libraries(record)
+    code, libraries = changed_code(record, snapshot), changed_libraries(record)
     if not job.accept:
         for what, found in (("code", code), ("libraries", libraries)):
             if found:
                 raise ConfigError(
-                    f"{run_dir.name}: the {what} changed since the run began: {_few(found)}\n"
-                    f"bring back {_how_back(what, record)}, or go on all the same with accept={ACCEPT}"
+                    f"{run_dir.name}: the {what} changed since the run began: {few(found)}\n"
+                    f"bring back {how_back(what, record)}, or go on all the same with accept={ACCEPT}"
                 )
     changed: dict[str, Any] = {"code": code, "libraries": libraries}
     changed |= _changed_machine(record)
@@ -166,7 +178,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
-    left, right = _flat(before), _flat(now)
+    left, right = flat(before), flat(now)
     for key in {**left, **right}:
         if key.partition(".")[0] in (*_FREE, *free) or left.get(key) == right.get(key):
             continue
@@ -178,17 +190,18 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         )
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    values_by_key: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            values_by_key |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            values_by_key[f"{prefix}{key}"] = value
+    return values_by_key
 
 
-def _changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
     """Files that may change what a run computes and are not what they were."""
     before = GitRecord.from_dict(record["git"]) if record.get("git") else None
     if before is None or None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
@@ -203,13 +216,15 @@ def _idle(path: PurePath) -> bool:
     return path.suffix in _IDLE_SUFFIXES or path.parts[0] in _IDLE_FOLDERS
 
 
-def _how_back(what: str, record: Mapping[str, Any]) -> str:
+def how_back(what: str, record: Mapping[str, Any]) -> str:
+    """What to bring back, code or libraries, so that a run can go on; of code, how."""
     ref = (record.get("git") or {}).get("ref")
     recorded = what == "code" and ref is not None
     return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
 
 
-def _changed_libraries(record: Mapping[str, Any]) -> list[str]:
+def changed_libraries(record: Mapping[str, Any]) -> list[str]:
+    """Packages that compute and are not of the version that a record names, with both versions."""
     before, now = record.get("versions") or {}, package_versions()
     return [
         f"{name} {before.get(name)} -> {now.get(name)}"
@@ -224,7 +239,8 @@ def _changed_machine(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -32,11 +32,11 @@ from rltemplate.config import Config, from_dict, load_config, to_dict
 from rltemplate.launch import Job, Membership, run_folder, worker_environment
 from rltemplate.resume import (
     ACCEPT,
-    _changed_code,
-    _changed_libraries,
-    _few,
-    _flat,
-    _how_back,
+    changed_code,
+    changed_libraries,
+    few,
+    flat,
+    how_back,
     resume_job,
 )
 from rltemplate.run import paths
@@ -550,7 +550,7 @@ def _meaning(overrides: Sequence[str]) -> list[str]:
 
 def _values(config: Config) -> dict[str, Any]:
     """What decides a run, by dotted key."""
-    return {key: value for key, value in _flat(to_dict(config)).items() if key not in _PLACES}
+    return {key: value for key, value in flat(to_dict(config)).items() if key not in _PLACES}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -581,8 +581,8 @@ def _changes(
     """What decides bits and is not what it was; ConfigError unless that is accepted."""
     changed: dict[str, list[str]] = {}
     for what, among in (
-        ("code", [_changed_code(record, snapshot) for record in records]),
-        ("libraries", [_changed_libraries(record) for record in records]),
+        ("code", [changed_code(record, snapshot) for record in records]),
+        ("libraries", [changed_libraries(record) for record in records]),
     ):
         found = list(dict.fromkeys(name for names in among for name in names))
         if not found:
@@ -590,8 +590,8 @@ def _changes(
         changed[what] = found
         if not accept:
             raise ConfigError(
-                f"{sweep_id}: the {what} changed since the sweep began: {_few(found)}\n"
-                f"bring back {_how_back(what, records[0])}, or go on all the same with accept={ACCEPT}"
+                f"{sweep_id}: the {what} changed since the sweep began: {few(found)}\n"
+                f"bring back {how_back(what, records[0])}, or go on all the same with accept={ACCEPT}"
             )
     return changed
 

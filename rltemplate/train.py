@@ -75,11 +75,17 @@ LONGEST_EVALUATION = 10_000
 _REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+# A scheduler signals all processes of a job, of which one may pass the signal on to another: what comes again
+# so soon is the same request, unless somebody presses Ctrl-C twice.
+_SAME_REQUEST_S = 2.0
+
+
 class Stop:
     """A request to end after the present iteration; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
         self.compiling = False  # in an iteration that may take a minute, and before which nothing was learned
 
     @contextlib.contextmanager
@@ -98,11 +104,14 @@ class Stop:
         return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
 
     def _request(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = number
-        for each in _REQUESTS:
-            signal.signal(each, signal.SIG_DFL)
-        if self.compiling:
-            raise _Abandoned
+        now = time.monotonic()
+        if self.signal is not None and (number == signal.SIGINT or now - self._since > _SAME_REQUEST_S):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if self.signal is None:
+            self.signal, self._since = number, now
+            if self.compiling:
+                raise _Abandoned
 
 
 class _Abandoned(BaseException):

@@ -9,25 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.analysis.run_files import read_config, value_of
+from rltemplate.resume import recorded_config
 from rltemplate.run import paths
-from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 from rltemplate.words import Kinds, parse_words, readable, whole
-
-
-def check_run(run_dir: Path) -> None:
-    """Raise `ConfigError` unless record and configuration can be read here, before torch is imported."""
-    from rltemplate.config import load_config
-
-    read_record(run_dir)
-    _, values = read_config(run_dir)
-    where = f"{run_dir.name}: {paths.CONFIG}"
-    value_of(values, "algo.name", where)
-    try:
-        load_config(run_dir / paths.CONFIG)
-    except ConfigError as error:
-        raise ConfigError(f"{where} does not fit this version of the code: {error}") from error
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +22,7 @@ def main(argv: list[str]) -> int:
         given = parse_words(argv, kinds, required=["run"], flags=["--json"])
         episodes, seed, as_json = given.get("episodes", 10), given.get("seed", 0), "--json" in given
         run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
-        check_run(run_dir)
+        recorded_config(run_dir)  # before torch is imported
 
         from rltemplate.envs import make_env
         from rltemplate.rng import env_seeds

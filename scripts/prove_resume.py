@@ -38,7 +38,7 @@ import numpy as np
 from rltemplate.run import paths
 from rltemplate.run.machine import machine_facts
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
+from rltemplate.words import Kinds, one_of, parse_words, whole
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -99,15 +99,15 @@ class Case:
 
 def main(argv: list[str]) -> int:
     """Prove it, case by case."""
-    kinds: dict[str, Any] = {
-        **dict.fromkeys(("times", "at_once", "seed"), int),
+    kinds: Kinds = {
+        "times": whole(1),
+        "at_once": whole(1, 64),
+        "seed": whole(0),
         **dict.fromkeys(("works", "num_envs", "async_envs", "compile", "out"), str),
     }
     try:
         given = parse_words(argv, kinds)
         times, at_once, seed = (given.get(key, value) for key, value in zip(kinds, (25, 1, 1), strict=False))
-        if times < 1 or at_once < 1:
-            raise ConfigError("times and at_once must be at least 1")
         cases = list(_cases(given))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -139,19 +139,28 @@ def main(argv: list[str]) -> int:
 
 
 def _cases(given: dict[str, Any]) -> Iterator[Case]:
-    works = given.get("works", ",".join(WORKS)).split(",")
-    for work in works:
-        if work not in WORKS:
-            raise ConfigError(f"works={work}: allowed: {', '.join(WORKS)}")
-    try:
-        numbers = [int(text) for text in given.get("num_envs", "1,4").split(",")]
-        truths = {"true": True, "false": False}
-        manners = [truths[text] for text in given.get("async_envs", "false,true").split(",")]
-        forms = [truths[text] for text in given.get("compile", "false,true").split(",")]
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{error}: expected numbers for num_envs, true or false for the others") from None
-    for form, work, number, manner in itertools.product(forms, works, numbers, manners):
-        yield Case(work, number, manner, form)
+    kinds: Kinds = {
+        "works": one_of(*WORKS),
+        "num_envs": whole(1, 1024),
+        **dict.fromkeys(("async_envs", "compile"), one_of("false", "true")),
+    }
+    defaults = {
+        "works": ",".join(WORKS),
+        "num_envs": "1,4",
+        "async_envs": "false,true",
+        "compile": "false,true",
+    }
+    chosen: dict[str, list[Any]] = {}
+    for key, kind in kinds.items():
+        chosen[key] = []
+        for text in given.get(key, defaults[key]).split(","):
+            try:
+                chosen[key].append(kind(text))
+            except ConfigError as error:
+                raise ConfigError(f"{key}={text}: {error}") from error
+    orders = (chosen[key] for key in ("compile", "works", "num_envs", "async_envs"))
+    for form, work, number, manner in itertools.product(*orders):
+        yield Case(work, number, manner == "true", form == "true")
 
 
 def _prove(case: Case, times: int, seed: int, folder: Path, inverse: bool) -> dict[str, Any]:

@@ -22,25 +22,36 @@ from rltemplate import launch  # noqa: E402
 from rltemplate.resume import ACCEPT, resume_job  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import parse_words  # noqa: E402
+from rltemplate.words import Kinds, parse_words, readable, whole  # noqa: E402
 
-KINDS = {"run": str, "total_env_steps": int, "accept": str, "runs_dir": str}
+
+def changes(text: str) -> bool:
+    """The kind of `accept=changes`."""
+    if text != ACCEPT:
+        raise ConfigError(f"did you mean {ACCEPT}? allowed: {ACCEPT}")
+    return True
+
+
+KINDS: Kinds = {"run": str, "total_env_steps": whole(1), "accept": changes, "runs_dir": str}
 
 
 def main(argv: list[str]) -> int:
     """Check, then become the process of the run."""
     try:
         given = parse_words(argv, KINDS, required=["run"])
-        if given.get("accept", ACCEPT) != ACCEPT:
-            raise ConfigError(f"accept={given['accept']}: did you mean {ACCEPT}? allowed: {ACCEPT}")
-        run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
+        runs_dir = Path(given.get("runs_dir", "runs"))
+        if paths.safe_name(given["run"]) == given["run"] and any(
+            runs_dir.glob(f"{paths.SWEEPS}/*{given['run']}*/{paths.SWEEP_INDEX}")
+        ):
+            raise ConfigError(f"run={given['run']}: is a sweep; give its command again, with sweep=resume")
+        run_dir = paths.find_run(given["run"], runs_dir)
         job = resume_job(run_dir, sys.argv, given.get("total_env_steps"), accept="accept" in given)
         if job is None:
             print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
             return 0
         launch.become(job)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from rltemplate.run import paths
 from rltemplate.run.machine import machine_facts
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words
+from rltemplate.words import one_of, parse_words
 
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("checkpoints", "signals", "starts")
@@ -44,8 +44,10 @@ def main(argv: list[str]) -> int:
         given = parse_words(argv, {"only": str, "out": str})
         parts = given.get("only", ",".join(PARTS)).split(",")
         for part in parts:
-            if part not in PARTS:
-                raise ConfigError(f"only={part}: allowed: {', '.join(PARTS)}")
+            try:
+                one_of(*PARTS)(part)
+            except ConfigError as error:
+                raise ConfigError(f"only={part}: {error}") from error
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -81,7 +83,7 @@ def _checkpoints() -> Iterator[str]:
             buffer = ReplayBuffer(TRANSITIONS, obs_size, action_size, torch.device("cpu"))
             rng = np.random.default_rng(0)
             writer = Checkpoints(Path(folder), {}, keep=3)
-            weights = {"net": torch.randn(3 * (obs_size + action_size) * 256 + 3 * 256 * 256)}
+            weights = {"net": torch.zeros(3 * (obs_size + action_size) * 256 + 3 * 256 * 256)}
             times = []
             for added in range(new, TRANSITIONS + 3 * new, new):
                 rows = rng.standard_normal((new, 2 * obs_size + action_size + 1), np.float32)

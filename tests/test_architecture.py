@@ -50,10 +50,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "analysis.*": ("types", "run.paths", "run.record", "analysis", "analysis.*"),
     "config": ("types", "algos"),
     "launch": ("types", "config", "run.*"),
-    "cli": ("types", "algos", "config", "launch", "cli.*"),
-    "cli.*": ("types", "algos", "config", "launch", "cli", "cli.*"),
+    "cli": ("types", "words", "algos", "config", "launch", "cli.*"),
+    "cli.*": ("types", "words", "algos", "config", "launch", "cli", "cli.*"),
     # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
-    "resume": ("types", "algos", "config", "launch", "run", "run.*"),
+    "resume": ("types", "algos", "config", "launch", "run", "run.*", "analysis.run_files"),
+    # Many runs from one command; knows how each of them is started or goes on.
+    "sweep": ("types", "config", "launch", "resume", "run", "run.*"),
     "train": (
         "",
         "types",

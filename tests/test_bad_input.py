@@ -50,7 +50,7 @@ def a_file(name: str, content: str = "mine") -> Given:
     """A file in the folder."""
 
     def make(folder: Path, run: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
 
     return make
@@ -299,6 +299,44 @@ EVALUATE = [
     wrong("evaluate", RUN, "step_64.json is damaged", given=holds(MANIFEST, "{}"), torch=True),
 ]
 
+RESUME = [
+    wrong("resume", "", "run= is missing", "allowed: run=, total_env_steps="),
+    wrong("resume", "run=", "run=: a value is missing"),
+    wrong("resume", "run=nope", "run=nope: no such run under runs", f"the newest is {B}"),
+    wrong("resume", "run=seed1-aaaaab", "no such run", f"did you mean {A}?"),
+    wrong("resume", "run=seed1", "run=seed1: in the ids of 2 runs", "use more of it"),
+    wrong("resume", f"run=runs/{GROUP}", "is a folder without record.json"),
+    wrong("resume", f"run={LONG}", "100,004 characters", "no such run"),
+    wrong("resume", f"{RUN} sed=2", "sed=2: no such key", "allowed: run=, total_env_steps="),
+    wrong(
+        "resume", f"{RUN} algo.gamma=0.9", "algo.gamma=0.9: no such key", "allowed: run=, total_env_steps="
+    ),
+    wrong("resume", f"{RUN} total_env_step=9", "did you mean total_env_steps=?"),
+    wrong("resume", f"{RUN} total_env_steps=32", "total_env_steps=32: can only grow", "the run has 64"),
+    wrong("resume", f"{RUN} total_env_steps=-5", "total_env_steps=-5: must be at least 1"),
+    wrong("resume", f"{RUN} total_env_steps=0", "total_env_steps=0: must be at least 1"),
+    wrong("resume", f"{RUN} total_env_steps=1e6", "total_env_steps=1e6: expected a whole number"),
+    wrong("resume", f"{RUN} accept=change", "accept=change: did you mean changes?"),
+    wrong("resume", f"{RUN} accept=all", "accept=all", "allowed: changes"),
+    wrong("resume", f"{RUN} --force", "--force: no such option", "allowed: run="),
+    wrong("resume", "seed1-aaaaaa", "seed1-aaaaaa: expected key=value", "allowed: run="),
+    wrong("resume", f"{RUN} runs_dir=elsewhere", "there is no folder runs_dir=elsewhere"),
+    wrong("resume", RUN, f"{A}/record.json cannot be read", given=holds(paths.RECORD, BINARY)),
+    wrong("resume", RUN, "has schema 99", "reads schema 1", given=holds(paths.RECORD, '{"schema": 99}')),
+    wrong("resume", RUN, f"{A}: has no config.yaml", given=without(paths.CONFIG)),
+    wrong("resume", RUN, "config.yaml cannot be read, it is no text", given=holds(paths.CONFIG, BINARY)),
+    wrong("resume", RUN, "does not fit this version", given=edited(paths.CONFIG, "  gamma", "  gamm")),
+    wrong(
+        *("resume", "run=20260101-sweep-1", "run=20260101-sweep-1: is a sweep", "sweep=resume"),
+        given=a_file("runs/sweeps/20260101-sweep-1/sweep.json"),
+    ),
+    wrong("prove_resume", "times=0", "times=0: must be at least 1"),
+    wrong("prove_resume", "works=ppo-Cartpole", "did you mean ppo-CartPole?"),
+    wrong("prove_resume", "num_envs=four", "num_envs=four", "expected"),
+    wrong("prove_resume", "compile=maybe", "compile=maybe", "expected"),
+    wrong("resume_times", "only=checkpoint", "only=checkpoint", "did you mean checkpoints?"),
+]
+
 COMPARE = [
     wrong("compare", "", "a= is missing", "allowed: a=, b="),
     wrong("compare", "a=seed1-aaaaaa", "b= is missing", "allowed: a=, b="),
@@ -438,7 +476,7 @@ MAKE = [
     wrong("make", "rename name=class", "name=class is a word of the Python language"),
 ]
 
-CASES = [*TRAIN, *EVALUATE, *COMPARE, *PROVE, *CURVES, *RATIOS, *BENCH, *RENAME, *GOLDEN, *MAKE]
+CASES = [*TRAIN, *EVALUATE, *RESUME, *COMPARE, *PROVE, *CURVES, *RATIOS, *BENCH, *RENAME, *GOLDEN, *MAKE]
 
 
 # --- One call and what is wrong with its answer -----------------------------------------------------------
