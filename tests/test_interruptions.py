@@ -543,6 +543,73 @@ def test_numbers_that_are_none_stop_the_run_at_once(start: Start, tmp_path: Path
     )
 
 
+FRAGILE = """
+import os
+from pathlib import Path
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+class Fragile(CartPoleEnv):
+    taken = 0
+    def step(self, action):
+        self.taken += 1
+        obs, *rest = super().step(action)
+        trouble = Path(__file__).with_name("trouble")
+        if self.taken == 700 and trouble.exists():
+            kind = trouble.read_text()
+            if kind == "dies":
+                os._exit(3)
+            if kind == "raises":
+                raise OSError("the pole broke")
+            obs = np.full_like(obs, np.nan) if kind == "nan" else obs[:2]
+        return obs, *rest
+gym.register("Fragile-v0", Fragile, max_episode_steps=500)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "manner", "message"),
+    [
+        ("nan", "false", "of its episode: the observation has nan in place 1 of 4"),
+        ("dies", "true", "its worker process died (exit status 3)"),
+        pytest.param(
+            *("shape", "true", "of its episode: the observation has the shape (2,)"), marks=pytest.mark.slow
+        ),
+        pytest.param("raises", "true", "OSError: the pole broke", marks=pytest.mark.slow),
+    ],
+)
+def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
+    start: Start, tmp_path: Path, kind: str, manner: str, message: str
+) -> None:
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    (tmp_path / "trouble").write_text(kind)
+    words = [word for word in WORK["ppo"] if not word.startswith(("env=", "total_env_steps="))]
+    words += [
+        "total_env_steps=1920",
+        "env=fragile:Fragile-v0",
+        f"env.async_envs={manner}",
+        "logger=none",
+        "algo.gamma=0.98",
+    ]
+    path = {"PYTHONPATH": str(tmp_path)}
+    run_dir = tmp_path / "run"
+    begun = start("train", *words, f"run_dir={run_dir}", **path)
+    assert begun.end() == 1, begun.said
+    assert message in begun.said
+    assert message.partition("Error: ")[2] in record(run_dir)["error"]
+    assert record(run_dir)["status"] == "failed"
+    if kind != "raises":  # that traceback is for the author of the environment
+        assert "Traceback" not in begun.said
+        assert begun.said.strip().splitlines()[-1].startswith("error: fragile:Fragile-v0, environment ")
+    assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] > 1000
+    (tmp_path / "trouble").unlink()
+    again = start("resume", f"run={run_dir}", **path)
+    assert again.end() == 0, again.said
+    unbroken = start("train", *words, f"run_dir={tmp_path / 'unbroken'}", **path)
+    assert unbroken.end() == 0, unbroken.said
+    assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
+
+
 CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
