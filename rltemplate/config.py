@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -143,7 +144,7 @@ class Config:
     determinism: DeterminismConfig = field()
     logger: LoggerConfig = field()
     experiment: str | None = field()
-    seed: int = number(0)
+    seed: int = number(0, 2**63 - 1)
     total_env_steps: int = count()
     device: Device = field()
     num_threads: int = count()
@@ -230,9 +231,13 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
         elif "low" in spec.metadata and value is not None:
             low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
             if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
-                least = f"greater than {low:g}" if open_low else f"at least {low:g}"
-                most = "" if high == float("inf") else f" and at most {high:g}"
+                least = f"greater than {_shown(low)}" if open_low else f"at least {_shown(low)}"
+                most = "" if high == float("inf") else f" and at most {_shown(high)}"
                 yield f"{key}={value}: must be {least}{most}"
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _one_line(error: OmegaConfBaseException) -> str:
@@ -280,10 +285,14 @@ def to_yaml(config: Config) -> str:
 
 def load_config(path: Path) -> Config:
     """The configuration of a recorded run, from its `config.yaml`."""
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    values = OmegaConf.to_container(loaded)
-    assert isinstance(values, dict)
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read, {error.strerror}") from error
+    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} is damaged: it is no YAML") from error
+    if not isinstance(values, dict) or not isinstance(values.get("algo"), dict):
+        raise ConfigError(f"{path} is damaged: it holds no configuration")
     return from_dict({str(key): value for key, value in values.items()})
 
 

@@ -83,9 +83,14 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
         raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
     except gym.error.Error as error:
         raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
-    except TypeError as error:
+    except ImportError as error:
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
+    except Exception as error:
+        # Whatever an environment raises about arguments of the user's is the user's to read.
         if spec.kwargs:
-            raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {_first_line(error)}") from error
+            reason = _first_line(error).partition(" was raised from the environment creator")[0]
+            kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
+            raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{reason}") from error
         raise
 
 

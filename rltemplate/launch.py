@@ -9,6 +9,7 @@ sweep.py.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -98,13 +99,21 @@ def check_folder(config: Config) -> None:
     text = config.runs_dir if config.run_dir is None else config.run_dir
     if not text.strip():
         raise ConfigError(f"{key}: expected the name of a folder")
-    folder = Path(text).expanduser().absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{key}={text}: is a file; expected a folder")
-    if key == "run_dir" and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    try:
+        folder = Path(text).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{key}={text}: is a file; expected a folder")
+        if key == "run_dir" and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
+        # A link that leads nowhere does not exist, and nothing can be made in its place.
+        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    except RuntimeError:  # ~somebody
+        raise ConfigError(f"{key}={text}: this machine does not know whose home that is") from None
+    except OSError as error:  # a name that is too long
+        raise ConfigError(f"{key}={text}: cannot be made, {error.strerror}") from None
+    if not there.is_dir():
+        raise ConfigError(f"{key}={text}: cannot be made, {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
 
 
@@ -152,5 +161,10 @@ def become(job: Job) -> NoReturn:
     words = worker_command()
     try:
         os.execve(words[0], words, worker_environment(job, from_dict(job.config), os.environ))
-    except OSError as error:  # an override of a hundred kilobytes, for instance
-        raise ConfigError(f"the process of the run could not be started: {error}") from error
+    except OSError as error:
+        if error.errno == errno.E2BIG:  # an override of a hundred kilobytes, for instance
+            raise ConfigError(
+                "the configuration is too long to be handed to the process of the run; Linux allows 128 KiB, "
+                "so shorten its longest value"
+            ) from error
+        raise ConfigError(f"the process of the run could not be started: {error.strerror}") from error

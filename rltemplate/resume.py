@@ -7,10 +7,13 @@ unless it is said: the configuration never (only `total_env_steps` may grow), co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
+
+import xxhash
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.run_files import read_config, value_of
@@ -23,17 +26,42 @@ from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
+from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
 from rltemplate.types import ConfigError
 
 ACCEPT = "changes"
+FINISHED = "finished"
 
 # Where a run lies is not part of what it is.
 _FREE = ("run_dir", "runs_dir")
-# Packages that compute: another version of one of them gives other bits.
-_DECISIVE = ("torch", "numpy", "gymnasium", "mujoco", "box2d")
+# Packages that compute nothing in a run. Of any other one another version may give other bits.
+_IDLE_PACKAGES = (
+    *(
+        "wandb",
+        "tensorboard",
+        "tensorboard-data-server",
+        "rich",
+        "sentry-sdk",
+        "gitpython",
+        "protobuf",
+        "grpcio",
+    ),
+    *(
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff",
+        "mypy",
+        "codespell",
+        "pre-commit",
+        "pip",
+        "pip-tools",
+    ),
+    *("setuptools", "wheel", "certifi", "requests", "urllib3", "idna", "matplotlib", "pillow", "virtualenv"),
+)
 # Changes of these files cannot change a run that goes on; its configuration is in its folder.
-_IDLE_SUFFIXES = (".md", ".rst", ".txt", ".ipynb", ".csv", ".png", ".svg", ".jpg", ".pdf", ".html")
+_IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
 _IDLE_FOLDERS = ("conf", "docs", "results", "tests")
 
 
@@ -94,13 +122,16 @@ def resume_job(
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
     record, config = read_record(run_dir), recorded_config(run_dir)
+    for key in ("id", "status", "git"):
+        value_of(record, key, f"{run_dir.name}: {paths.RECORD}")
+    recorded = config.total_env_steps
     if total_env_steps is not None:
         if total_env_steps < config.total_env_steps:
             raise ConfigError(
                 f"total_env_steps={total_env_steps}: can only grow, and the run has {config.total_env_steps}"
             )
         config = replace(config, total_env_steps=total_env_steps)
-    if record["status"] == "finished" and not _grows(run_dir, config):
+    if record.get("status") == FINISHED and total_env_steps in (None, recorded):
         return None
     lock = RunLock(run_dir)
     take(lock, run_dir)
@@ -124,10 +155,6 @@ def take(lock: RunLock, run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} cannot be written: {error.strerror}") from error
 
 
-def _grows(run_dir: Path, config: Config) -> bool:
-    return load_config(run_dir / paths.CONFIG).total_env_steps < config.total_env_steps
-
-
 def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuation:
     """The newest whole checkpoint, and what is different now. Raises ConfigError if it must not be.
 
@@ -141,7 +168,8 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
         check_same_run(checkpoint.config, config, checkpoint.path.name)
         if "progress" not in checkpoint.state or "run" not in checkpoint.state:
             raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
-    elif record["status"] != RUNNING or (run_dir / paths.METRICS).exists():
+    else:
+        _check_beginning(run_dir, record, config)
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
     code, libraries = changed_code(record, snapshot), changed_libraries(record)
     if not job.accept:
@@ -153,7 +181,8 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
                 )
     changed: dict[str, Any] = {"code": code, "libraries": libraries}
     changed |= _changed_machine(record)
-    before = load_config(run_dir / paths.CONFIG).total_env_steps
+    recorded = load_config(run_dir / paths.CONFIG).total_env_steps
+    before = recorded if checkpoint is None else checkpoint.config["total_env_steps"]
     if before != config.total_env_steps:
         changed["total_env_steps"] = [before, config.total_env_steps]
         if getattr(config.algo, "learning_rate_schedule", None) is not None:
@@ -166,6 +195,27 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
     return Continuation(
         record=record, checkpoint=checkpoint, changed={k: v for k, v in changed.items() if v}, notes=notes
     )
+
+
+def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config) -> None:
+    """Raise ConfigError unless a run that has no checkpoint may start again in its folder."""
+    rows = rows_so_far(run_dir)
+    reached = int(rows[-1]["env_steps"]) if rows else 0
+    every = config.checkpoint_every
+    if reached > 0 and (record["status"] == FINISHED or every == 0 or reached >= 2 * every):
+        why = "it was told to keep none" if every == 0 else "they are gone"
+        raise ConfigError(
+            f"{run_dir.name}: has no checkpoint after {reached:,} environment steps, {why}; starting again "
+            "would overwrite what it has shown; begin a new run instead"
+        )
+    if record.get("config_digest") not in (None, config_digest(config)):
+        raise ConfigError(f"{run_dir.name}: {paths.CONFIG} was changed since the run began; bring it back")
+
+
+def config_digest(config: Config) -> str:
+    """Of all values but those that say where the run lies and how long it is."""
+    values = {k: v for k, v in flat(to_dict(config)).items() if k not in (*_FREE, "total_env_steps")}
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
 def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
@@ -224,12 +274,12 @@ def how_back(what: str, record: Mapping[str, Any]) -> str:
 
 
 def changed_libraries(record: Mapping[str, Any]) -> list[str]:
-    """Packages that compute and are not of the version that a record names, with both versions."""
+    """Packages that may compute and are not of the version that a record names, with both versions."""
     before, now = record.get("versions") or {}, package_versions()
     return [
-        f"{name} {before.get(name)} -> {now.get(name)}"
-        for name in _DECISIVE
-        if before and before.get(name) != now.get(name)
+        f"{name} {version} -> {now.get(name)}"
+        for name, version in before.items()
+        if name not in _IDLE_PACKAGES and version != now.get(name)
     ]
 
 
@@ -251,7 +301,15 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
     Whatever is cut off here follows from what stays: a run that dies in the middle of this loses nothing.
     """
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
-    limit = -1 if continuation.checkpoint is None else continuation.env_steps
-    continuation.rows = cut_metrics(run_dir / paths.METRICS, limit)
+    state = continuation.run_state
+    limit = -1 if state is None else continuation.env_steps
+    continuation.rows, damaged = cut_metrics(run_dir / paths.METRICS, limit)
+    last = int(continuation.rows[-1]["env_steps"]) if continuation.rows else 0
+    if damaged or (state is not None and last < state["logged_steps"]):
+        continuation.notes.append(
+            f"{paths.METRICS} lacks rows of the time before the checkpoint, which are lost; it goes on"
+        )
     if continuation.checkpoint is not None:
         forget_after(run_dir, continuation.checkpoint.path)
+    for leftover in run_dir.glob(".*.tmp"):  # of writers that were killed
+        leftover.unlink()

@@ -94,8 +94,11 @@ class Sweep:
         """
         sweep_id = paths.new_id("sweep")
         sweep = cls(sweeps_dir(config) / sweep_id)
+        try:
+            sweep.folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"runs_dir={config.runs_dir}: cannot be made, {error.strerror}") from error
         snapshot = take_snapshot(launch.PROJECT, keep_ref=sweep_id)
-        sweep.folder.mkdir(parents=True)
         sweep._hold()
         index = {
             "id": sweep_id,

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from rltemplate.config import Config, Device, TraceDetail, from_dict, load_confi
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.launch import PROJECT, Job
-from rltemplate.resume import Continuation, check_same_run, cut_back, find_continuation, take
+from rltemplate.resume import Continuation, check_same_run, config_digest, cut_back, find_continuation, take
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import (
@@ -90,8 +90,9 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Take signals as requests while the block runs."""
-        before = {number: signal.signal(number, self._request) for number in _REQUESTS}
+        """Take signals as requests while the block runs; what was to be ignored (nohup) stays so."""
+        heard = [number for number in _REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._request) for number in heard}
         try:
             yield self
         finally:
@@ -105,13 +106,15 @@ class Stop:
 
     def _request(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.signal is not None and (number == signal.SIGINT or now - self._since > _SAME_REQUEST_S):
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
         if self.signal is None:
             self.signal, self._since = number, now
+            # From now on even a process that is busy elsewhere than in Python ends with the next one.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             if self.compiling:
                 raise _Abandoned
+        elif now - self._since > _SAME_REQUEST_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 class _Abandoned(BaseException):
@@ -149,9 +152,12 @@ def env_spec(config: Config) -> EnvSpec:
 def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
     config = load_config(run_dir / paths.CONFIG)
-    checkpoint = newest_checkpoint(run_dir, lambda text: note(f"{text}; an older one is taken"))
+    checkpoint = newest_checkpoint(
+        run_dir, lambda text: note(f"{text}; an older one is taken"), experience=False
+    )
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
+    check_same_run(checkpoint.config, config, checkpoint.path.name, (*_OBSERVING, "total_env_steps"))
     env = dataclasses.replace(config.env, num_envs=1, async_envs=False)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
@@ -462,8 +468,8 @@ def run(job: Job) -> int:
                 for note in continuation.notes:
                     logger.message(note)
                 observers.go_on(continuation)
-            stop.compiling = config.compile
             with contextlib.suppress(_Abandoned):
+                stop.compiling = config.compile
                 train(algorithm, config.total_env_steps, stop, observers.after_iteration)
                 if fault is not None and not fault.done:
                     raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
@@ -485,26 +491,32 @@ def _begin(
 ) -> tuple[Snapshot, GitRecord, Record]:
     """Make the folder of a new run, and record what it is. A disk that does not take it leaves nothing."""
     run_dir = Path(job.run_dir)
-    made = _make_run_dir(run_dir)
-    snapshot = _snapshot(job)
-    git = commit_run(snapshot, job.run_id, to_yaml(config))
+    snapshot, git = Snapshot(), None
+    made = _make_run_dir(run_dir, lock)
     try:
-        lock.acquire()
+        snapshot = _snapshot(job)
+        git = commit_run(snapshot, job.run_id, to_yaml(config))
         (run_dir / paths.CONFIG).write_text(to_yaml(config))
         record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
     except OSError as error:
-        lock.release()
-        withdraw_run(snapshot, git)
-        for path in run_dir.iterdir():
-            path.unlink()
-        for folder in made:
-            folder.rmdir()
+        if git is not None:
+            withdraw_run(snapshot, git)
+        _remove(run_dir, made, lock)
         raise RunError(f"{run_dir} cannot be written: {error.strerror}; nothing was begun") from error
     return snapshot, git, record
 
 
-def _make_run_dir(run_dir: Path) -> list[Path]:
-    """The folders that had to be made, the innermost first."""
+def _remove(run_dir: Path, made: Sequence[Path], lock: RunLock) -> None:
+    """Leave nothing of a run that could not begin; the lock says that all that is there is its own."""
+    for path in run_dir.iterdir():
+        path.unlink()
+    lock.release()
+    for folder in made:
+        folder.rmdir()
+
+
+def _make_run_dir(run_dir: Path, lock: RunLock) -> list[Path]:
+    """Have an empty folder for this process alone; those that had to be made for it, the innermost first."""
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -512,6 +524,13 @@ def _make_run_dir(run_dir: Path) -> list[Path]:
         raise ConfigError(f"run_dir={run_dir}: cannot be made, {error.strerror}") from error
     if any(run_dir.iterdir()):
         raise ConfigError(f"run_dir={run_dir}: is not empty; a run needs a folder of its own")
+    try:
+        lock.acquire()
+    except OSError as error:
+        _remove(run_dir, made, lock)
+        raise RunError(f"{run_dir} cannot be written: {error.strerror}; nothing was begun") from error
+    if any(path.name != paths.LOCK for path in run_dir.iterdir()):
+        raise ConfigError(f"run_dir={run_dir}: is in use by another run; a run needs a folder of its own")
     return made
 
 
@@ -528,8 +547,8 @@ def _begin_again(
     facts = {"command_line": job.command, **continuation.facts(), "commit": git.commit}
     facts |= {"git_problem": git.problem} if git.problem else {}
     try:
-        cut_back(run_dir, config, continuation)
         record = Record.resume(run_dir, facts)
+        cut_back(run_dir, config, continuation)
         if git.commit is not None and git.commit != before.commit:
             record.update(git=asdict(git))
     except OSError as error:
@@ -549,7 +568,10 @@ def _finish(record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git:
         if problem is not None:
             record.update(outcome_not_recorded=problem)
     except OSError as error:
-        raise RunError(f"{paths.RECORD} could not be written at the end: {error.strerror}") from error
+        problem = f"{paths.RECORD} could not be written at the end: {error.strerror}"
+        if outcome["error"] is None:
+            raise RunError(problem) from error
+        to_stderr(problem)  # and what ended the run is said by whoever raised it
 
 
 def _first_facts(
@@ -562,6 +584,7 @@ def _first_facts(
         "overrides": job.overrides,
         "sweep": None if job.sweep is None else asdict(job.sweep),
         "git": asdict(git),
+        "config_digest": config_digest(config),
         "determinism": {
             "level": config.determinism.level.name,
             "settings": dict(settings),
@@ -575,6 +598,9 @@ def _first_facts(
 
 def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continuation | None) -> Logger:
     run_dir = Path(job.run_dir)
+    sweep = None if job.sweep is None else asdict(job.sweep)
+    if continuation is not None:  # a job of a sweep may go on by itself
+        sweep = continuation.record.get("sweep")
     facts = RunFacts(
         run_id=job.run_id,
         run_dir=run_dir,
@@ -582,7 +608,7 @@ def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continu
         total_env_steps=config.total_env_steps,
         config=to_dict(config),
         git=asdict(git),
-        group=job.sweep.id if job.sweep else None,
+        group=None if sweep is None else sweep["id"],
         tags=[config.algo.name, config.env.id, config.determinism.level.name],
         notify=lambda text: logger.message(text),
         resumed_at=None if continuation is None else continuation.env_steps,

@@ -32,6 +32,17 @@ def changes(text: str) -> bool:
     return True
 
 
+def find(text: str, runs_dir: Path) -> Path:
+    """The folder of a run; `ConfigError` says what to do for a sweep."""
+    try:
+        return paths.find_run(text, runs_dir)
+    except ConfigError:
+        sweeps = runs_dir / paths.SWEEPS
+        if paths.safe_name(text) == text and any(sweeps.glob(f"*{text}*/{paths.SWEEP_INDEX}")):
+            raise ConfigError(f"run={text}: is a sweep; give its command again, with sweep=resume") from None
+        raise
+
+
 KINDS: Kinds = {"run": str, "total_env_steps": whole(1), "accept": changes, "runs_dir": str}
 
 
@@ -39,12 +50,7 @@ def main(argv: list[str]) -> int:
     """Check, then become the process of the run."""
     try:
         given = parse_words(argv, KINDS, required=["run"])
-        runs_dir = Path(given.get("runs_dir", "runs"))
-        if paths.safe_name(given["run"]) == given["run"] and any(
-            runs_dir.glob(f"{paths.SWEEPS}/*{given['run']}*/{paths.SWEEP_INDEX}")
-        ):
-            raise ConfigError(f"run={given['run']}: is a sweep; give its command again, with sweep=resume")
-        run_dir = paths.find_run(given["run"], runs_dir)
+        run_dir = find(given["run"], Path(given.get("runs_dir", "runs")))
         job = resume_job(run_dir, sys.argv, given.get("total_env_steps"), accept="accept" in given)
         if job is None:
             print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")

@@ -195,9 +195,15 @@ TRAIN = [
     wrong("train", ["env=Hop\nper"], r"'env=Hop\nper'", "did you mean Hopper?"),
     wrong("train", "+env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     wrong("train", "env.kwargs.x=1", "env.kwargs.x=1", "as +env.kwargs.x=1"),
+    wrong(
+        "train", "env=FrozenLake-v1 +env.kwargs.map_name=9x9", "env.kwargs={'map_name': '9x9'}", "KeyError"
+    ),
+    wrong("train", "env=Ant-v3", "env.id=Ant-v3", "gymnasium-robotics"),
     # a value
     wrong("train", "seed=1.5", "seed=1.5: expected a whole number"),
     wrong("train", "seed=-1", "seed=-1: must be at least 0"),
+    wrong("train", "seed=" + "9" * 30, "seed=999", "at least 0 and at most 9223372036854775807"),
+    wrong("train", "determinism.hash_seed=-1", "determinism.hash_seed=-1", "at most 4294967295"),
     wrong("train", f"seed={DIGITS}", "seed=999", "5,005 characters", "digits"),
     wrong("train", f"seed={LONG}", "seed=xxx", "expected a whole number"),
     wrong("train", "seed=", "seed=: expected a whole number"),
@@ -253,8 +259,13 @@ TRAIN = [
     # folders
     wrong("train", "runs_dir=mine", "runs_dir=mine: is a file", "expected a folder", given=a_file("mine")),
     wrong("train", "run_dir=.", "run_dir=.: is not empty", "folder of its own", given=a_file("mine")),
-    wrong("train", "run_dir=mine/x", "run_dir=mine/x: cannot be written", given=a_file("mine")),
+    wrong("train", "run_dir=mine/x", "run_dir=mine/x: cannot be made", given=a_file("mine")),
     wrong("train", "run_dir=", "run_dir: expected the name of a folder"),
+    wrong("train", "runs_dir=" + "n" * 300, "runs_dir=nnn", "cannot be made, File name too long"),
+    wrong("train", "runs_dir=link", "runs_dir=link: cannot be made", given=a_link("link", "no/where")),
+    wrong("train", ['run_dir="~nobody-here/x"'], "run_dir=~nobody-here/x", "does not know whose home"),
+    wrong("train", "seed=1,2 runs_dir=/proc/x", "runs_dir=/proc/x: cannot be made", on=Path("/proc").is_dir),
+    wrong("train", f"logger.wandb.project={LONG}", "too long", "shorten its longest value"),
 ]
 
 EVALUATE = [

@@ -381,14 +381,17 @@ def test_a_torn_last_line_is_cut_before_new_rows(tmp_path: Path) -> None:
 
 def test_cut_metrics_keeps_what_the_checkpoint_saw(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    assert cut_metrics(path, 100) == []
+    assert cut_metrics(path, 100) == ([], 0)
     rows = [{"env_steps": s, "wall_time_s": s / 10, "m": 0.1 + s} for s in (10, 20, 30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"env_steps": 4')
-    assert cut_metrics(path, 20) == rows[:2]
+    assert cut_metrics(path, 20) == (rows[:2], 0)
     assert read(path) == rows[:2]
-    assert cut_metrics(path, 5) == []
+    assert cut_metrics(path, 5) == ([], 0)
     assert read(path) == []
     assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(json.dumps(rows[0]).encode() + b"\n\xff\n{}\n7\n" + json.dumps(rows[1]).encode() + b"\n")
+    assert cut_metrics(path, 25) == (rows[:2], 3)  # what cannot be read costs no row beside it
+    assert read(path) == rows[:2]
 
 
 @pytest.mark.parametrize("careful", [True, False], ids=["ours", "buffered file"])

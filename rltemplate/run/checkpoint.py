@@ -11,8 +11,10 @@ those that it needs.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +29,16 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "rltemplate-checkpoint", 1
 _BLOCK = 1 << 20  # bytes that are read at once
+# Of chunks that were written earlier, so many bytes are read again each time, in turn.
+_READ_AGAIN = 1 << 27
+_STATE = re.compile(r"step_(\d+)\.pt")
+_CHUNK = re.compile(r"experience_(\d+)_(\d+)\.pt")
+# How file systems say that a folder cannot be flushed by itself.
+_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+
+
+class Damaged(ConfigError):
+    """A file of a checkpoint is not what was written."""
 
 
 class Checkpoint(NamedTuple):
@@ -48,6 +60,7 @@ class Checkpoints:
         self._run_dir = run_dir
         self._config = dict(config)
         self._keep = keep
+        self._read_next = 0  # number of the chunk whose turn it is
         self._chunks = {} if since is None else dict(since.chunks)
 
     def save(
@@ -91,8 +104,9 @@ class Checkpoints:
     def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
         """The chunks that a checkpoint now needs, the last of them just written."""
         known = dict(self._chunks)
-        if any(_damage(folder / name, entry, deeply=False) for name, entry in known.items()):
-            known = {}  # somebody has cleaned up too much: once more, all that is held
+        again = self._in_turn()
+        if any(_damage(folder / name, entry, deeply=name in again) for name, entry in known.items()):
+            known = {}  # once more, all that is held: a new checkpoint must not rest on what is damaged
         first = max((_range(name)[1] for name in known), default=0)
         came = experience(first)
         if came is None:
@@ -102,6 +116,16 @@ class Checkpoints:
             path = folder / f"experience_{came.first}_{came.last}.pt"
             chunks[path.name] = _write(path, lambda file: _save(file, came.rows))
         return chunks
+
+    def _in_turn(self) -> set[str]:
+        """The chunks that are to be read again now."""
+        names, chosen, size = list(self._chunks), set[str](), 0
+        while len(chosen) < len(names) and size < _READ_AGAIN:
+            name = names[self._read_next % len(names)]
+            self._read_next = (self._read_next + 1) % len(names)
+            chosen.add(name)
+            size += self._chunks[name]["bytes"]
+        return chosen
 
 
 class _Digesting:
@@ -120,7 +144,9 @@ class _Digesting:
         """Write all of `data`, or remember why not."""
         if self.error is None:
             try:
-                self._file.write(data)
+                view = memoryview(data).cast("B")
+                while view:  # one call takes no more than 2 GB
+                    view = view[self._file.write(view) :]
             except OSError as error:
                 self.error = error
             self._digest.update(data)
@@ -149,6 +175,9 @@ def _write(path: Path, write: Callable[[Any], object]) -> dict[str, Any]:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the name too
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise
     finally:
         os.close(folder)
     return entry
@@ -170,7 +199,8 @@ def _sealed(manifest: Mapping[str, Any]) -> bytes:
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Checkpoints of a run that were finished, the oldest first: the files of their states."""
     found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
-    return sorted((path.with_suffix(".pt") for path in found), key=_env_steps)
+    states = (path.with_suffix(".pt") for path in found)
+    return sorted((path for path in states if _STATE.fullmatch(path.name)), key=_env_steps)
 
 
 def _env_steps(checkpoint: Path) -> int:
@@ -200,10 +230,10 @@ def _clear(run_dir: Path, newer_than: int | None = None) -> None:
             needed |= set(_read_manifest(checkpoint)["files"])
         except ConfigError:  # what a damaged one needs cannot be known: nothing of it is lost for good
             needed |= {path.name for path in folder.glob("experience_*.pt")}
-    for pattern in ("step_*.pt", "experience_*.pt", "*.partial"):
-        for path in folder.glob(pattern):
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+    for path in folder.glob("*"):
+        ours = _STATE.fullmatch(path.name) or _CHUNK.fullmatch(path.name) or path.suffix == ".partial"
+        if ours and path.name not in needed:
+            path.unlink(missing_ok=True)
 
 
 def forget_after(run_dir: Path, checkpoint: Path) -> None:
@@ -217,17 +247,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         text = path.with_suffix(".json").read_bytes()
     except FileNotFoundError:
         what = "was not finished, or was made by an earlier version" if path.exists() else "is gone"
-        raise ConfigError(f"{path} {what}") from None
+        raise Damaged(f"{path} {what}") from None
     except OSError as error:
         raise ConfigError(f"{path.with_suffix('.json')} cannot be read: {error.strerror}") from None
     try:
         manifest = json.loads(text)
         del manifest["digest"]
         version = manifest["version"]
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"{path.with_suffix('.json')} is damaged") from None
-    if _sealed(manifest) != text:
-        raise ConfigError(f"{path.with_suffix('.json')} is damaged")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged(f"{path.with_suffix('.json')} is damaged") from None
+    if _sealed(manifest) != text or manifest.get("format") != FORMAT:
+        raise Damaged(f"{path.with_suffix('.json')} is damaged")
     if version != VERSION:
         raise ConfigError(f"{path} has format {version}; this version of the code reads format {VERSION}")
     assert isinstance(manifest, dict)
@@ -235,7 +265,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | None:
-    """What is wrong with a file, if anything; `deeply` reads all of it."""
+    """What is wrong with a file, if anything; `deeply` reads all of it. ConfigError if it cannot."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
@@ -250,7 +280,7 @@ def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | 
     except FileNotFoundError:
         return f"{path} is gone"
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     return None
 
 
@@ -264,16 +294,19 @@ def _problems(path: Path, deeply: set[str] | None = None) -> list[str]:
     return [problem for problem in found if problem is not None]
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     """A checkpoint, with its tensors on the CPU, after every file of it was compared with its digest.
 
-    Only tensors and plain values are accepted. Raises ConfigError if it is not whole.
+    Without `experience` the chunks are not looked at. Only tensors and plain values are accepted. Raises
+    Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     import torch
 
     manifest = _read_manifest(path)
-    if problems := _problems(path):
-        raise ConfigError(problems[0])
+    names = set(manifest["files"]) if experience else {path.name}
+    for name in sorted(names):
+        if (problem := _damage(path.with_name(name), manifest["files"][name])) is not None:
+            raise Damaged(problem)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error of its own for content that it does not accept
@@ -283,17 +316,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state, manifest["config"], chunks)
 
 
-def newest_checkpoint(run_dir: Path, passed_over: Callable[[str], None]) -> Checkpoint | None:
+def newest_checkpoint(
+    run_dir: Path, passed_over: Callable[[str], None], experience: bool = True
+) -> Checkpoint | None:
     """The newest whole checkpoint; None if none was ever finished.
 
-    `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are.
+    `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are, or if one
+    cannot be read for another reason. Without `experience` chunks may be damaged.
     """
     checkpoints = list_checkpoints(run_dir)
     problems = []
     for path in reversed(checkpoints):
         try:
-            return load_checkpoint(path)
-        except ConfigError as error:
+            return load_checkpoint(path, experience)
+        except Damaged as error:
             problems.append(str(error))
             if path != checkpoints[0]:
                 passed_over(str(error))

@@ -56,9 +56,9 @@ class Evaluator:
 
     def run(self, act: Act, seeds: Sequence[int], max_steps: int | None = None) -> Evaluation:
         """One episode for each of `seeds`; `max_steps` bounds environments without a time limit."""
-        while len(self._envs) < len(seeds):
-            self._envs.append(self._make_env())
-        obs = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=False)]
+        self.close()  # what outlives an episode, such as Box2D's worlds, must not reach the next evaluation
+        self._envs = [self._make_env() for _ in seeds]
+        obs = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
         running = list(range(len(seeds)))
         while running:

@@ -39,6 +39,8 @@ class LineFile:
 
     def sync(self) -> None:
         """Have what was written on the disk, so that it outlives the machine too."""
+        if self._waiting:
+            self._write_waiting()
         if self._fd is not None:
             with contextlib.suppress(OSError):  # the next line will tell
                 os.fsync(self._fd)
@@ -76,7 +78,7 @@ class LineFile:
                 return self._fd
             if not self.path.exists():
                 # The name is gone, but the descriptor still holds every line.
-                held = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+                held = _content(self._fd)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -107,6 +109,16 @@ class LineFile:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = None
+
+
+def _content(fd: int) -> bytes:
+    """All of a file, of which one call gives no more than 2 GB."""
+    parts: list[bytes] = []
+    at = 0
+    while part := os.pread(fd, 1 << 26, at):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
 
 
 def _append_whole(fd: int, data: bytes) -> None:

@@ -37,9 +37,7 @@ class RunLock:
             os.close(fd)
             if error.errno in _HELD:
                 by = f", by {holder}" if holder else ""
-                raise ConfigError(
-                    f"{self._path.parent} is in use{by}; wait, or end that first"
-                ) from None
+                raise ConfigError(f"{self._path.parent} is in use{by}; wait, or end that first") from None
             return
         self._fd = fd
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same

@@ -36,27 +36,26 @@ def strict_json(row: Row) -> str:
     return json.dumps(clean, allow_nan=False)
 
 
-def cut_metrics(path: Path, env_steps: int) -> list[dict[str, float]]:
+def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, float]], int]:
     """Drop the rows of `path` beyond `env_steps`, when a run goes on from a checkpoint taken there.
 
-    Returns the rows that are left. The file is replaced in one step, so that a crash leaves the old or the
-    new one.
+    Returns the rows that are left, and the number of lines that were no rows and are dropped too. The file
+    is replaced in one step, so that a crash leaves the old or the new one.
     """
-    kept: list[str] = []
     rows: list[dict[str, float]] = []
     if not path.exists():
-        return rows
-    for line in path.read_text(encoding="utf-8").splitlines():
+        return rows, 0
+    lines = path.read_bytes().split(b"\n")
+    damaged = 0
+    for line in lines[:-1]:  # what has no end was torn, and beyond any checkpoint
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            break  # torn by a power failure: nothing behind it can be trusted
-        if row["env_steps"] > env_steps:
-            break
-        kept.append(line + "\n")
-        rows.append(row)
-    replace_text(path, kept)
-    return rows
+            if row["env_steps"] <= env_steps:
+                rows.append(row)
+        except (ValueError, KeyError, TypeError):
+            damaged += 1
+    replace_text(path, [json.dumps(row) + "\n" for row in rows])
+    return rows, damaged
 
 
 class Logger:
@@ -215,8 +214,13 @@ class _Mean:
         self._largest = name.endswith("_max_error")
         self._kept: list[Any] = []
         self._folded: Tensor | None = None
+        self._restored = False
 
     def add(self, value: Tensor) -> None:
+        if self._restored and hasattr(value, "device"):  # to where the others will be
+            self._kept = [kept.to(value.device) for kept in self._kept]
+            self._folded = None if self._folded is None else self._folded.to(value.device)
+        self._restored = False
         self._kept.append(value)
         self.count += 1
         if len(self._kept) >= _FOLD_AT:
@@ -246,6 +250,7 @@ class _Mean:
         self.count = int(state["count"])
         self._kept = list(state["kept"].unbind())
         self._folded = state["folded"]
+        self._restored = True
 
     def parts(self) -> list[Tensor]:
         """Tensors that add up to the sum of all values, or among which is the largest."""

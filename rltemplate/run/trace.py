@@ -11,6 +11,7 @@ detail `step` every item of every environment step and every update has its own 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -219,7 +220,8 @@ class Trace(Probe):
 
     def _write(self) -> None:
         if self._anew:
-            self._lines.path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # whatever it holds, it may be of use to somebody
+                self._lines.path.replace(self._lines.path.with_suffix(".old.jsonl"))
             self._anew = False
         self._lines.write("\n".join(self._new))
         self._new = []
