@@ -114,6 +114,41 @@ def test_a_chunk_that_somebody_removed_is_written_again(tmp_path: Path) -> None:
     assert loaded(load_checkpoint(path), 0, 45)["obs"].tolist() == list(range(45))
 
 
+def test_damage_of_an_old_chunk_does_not_reach_new_checkpoints(tmp_path: Path) -> None:
+    """It is noticed while the checkpoints that do without are still there, and memory has what it held."""
+    writer = Checkpoints(tmp_path, {}, keep=2)
+    for added in (20, 40):
+        writer.save(added, state(added), held(added))
+    damage_flip(tmp_path / "checkpoints", "experience_20_40.pt")
+    assert newest(tmp_path) == 20
+    for added in (45, 50, 55):
+        path = writer.save(added, state(added), held(added))
+        assert newest(tmp_path) == added
+    first = max(0, 55 - CAPACITY)
+    assert loaded(load_checkpoint(path), first, 55)["obs"].tolist() == list(range(first, 55))
+
+
+def test_what_users_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, {}, keep=1)
+    writer.save(20, state(20), nothing)
+    mine = ["step_20_best.pt", "step_20_best.json", "notes.txt"]
+    for name in mine:
+        (tmp_path / "checkpoints" / name).write_text("mine")
+    writer.save(40, state(40), nothing)
+    assert files(tmp_path) == sorted([*mine, "step_40.pt", "step_40.json"])
+    assert newest(tmp_path) == 40
+
+
+def test_weights_can_be_had_without_what_they_were_learned_from(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, {}, keep=1).save(20, state(20), held(20))
+    damage_remove(tmp_path / "checkpoints", "experience_0_20.pt")
+    found = newest_checkpoint(tmp_path, pytest.fail, experience=False)
+    assert found is not None
+    assert found.state["env_steps"] == 20
+    with pytest.raises(ConfigError, match=r"experience_0_20.pt is gone"):
+        newest_checkpoint(tmp_path, pytest.fail)
+
+
 def test_a_writer_that_goes_on_needs_no_chunk_twice(tmp_path: Path) -> None:
     Checkpoints(tmp_path, {}, keep=2).save(20, state(20), held(20))
     since = newest_checkpoint(tmp_path, print)
@@ -210,8 +245,13 @@ def test_another_format_or_configuration_is_refused_in_a_line(
     monkeypatch.setattr(checkpoint, "VERSION", 2)
     path = Checkpoints(tmp_path, {}, keep=1).save(8, state(8), nothing)
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"has format 2; this version of the code reads format 1$"):
+    Checkpoints(tmp_path, {}, keep=2).save(4, state(4), nothing)
+    # Not damaged: whoever has the newer code can go on there, so no older one is taken.
+    says = r"has format 2; this version of the code reads format 1$"
+    with pytest.raises(ConfigError, match=says):
         load_checkpoint(path)
+    with pytest.raises(ConfigError, match=says):
+        newest_checkpoint(tmp_path, pytest.fail)
 
 
 def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configure: Any) -> None:

@@ -368,6 +368,25 @@ def test_what_has_changed_is_refused_unless_it_is_accepted(
     assert record(other)["resumed"][0]["changed"]["cpu"][0] == "an abacus"
 
 
+def test_what_a_run_has_shown_is_not_wiped(start: Start, tmp_path: Path) -> None:
+    """Without a checkpoint there is only the beginning to go on from, and that not with other values."""
+    run_dir = tmp_path / "run"
+    unkept = [word for word in SHORTEST if not word.startswith("checkpoint_every=")]
+    begun = start("train", *unkept, "checkpoint_every=0", f"run_dir={run_dir}")
+    assert begun.end() == 0, begun.said
+    before = listing(run_dir)
+    assert_refused(start("resume", f"run={run_dir}", "total_env_steps=128"), "it was told to keep none")
+    assert listing(run_dir) == before
+    early = tmp_path / "early"
+    begun = start("train", *WORK["sac"], f"run_dir={early}")
+    begun.until((early / paths.RECORD).exists)
+    begun.process.kill()
+    begun.end()
+    config = early / paths.CONFIG
+    config.write_text(config.read_text().replace("seed: 1", "seed: 2"))
+    assert_refused(start("resume", f"run={early}"), "config.yaml was changed since the run began")
+
+
 def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     endless = [word for word in WORK["ppo"] if not word.startswith("total_env_steps")]
