@@ -435,7 +435,7 @@ def run(job: Job) -> int:
             continuation = find_continuation(job, config, snapshot)
             if continuation.checkpoint is not None:
                 go_on(algorithm, config, continuation.checkpoint)
-        # From here on nothing refuses, and until here nothing has been written.
+        # Until here nothing of a run has been written or changed.
     except BaseException:
         algorithm.close()
         lock.release()
