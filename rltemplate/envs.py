@@ -85,8 +85,8 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
         raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
     except ImportError as error:
         raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
-    except Exception as error:
-        # Whatever an environment raises about arguments of the user's is the user's to read.
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        # What an environment raises about the user's arguments is the user's to read.
         if spec.kwargs:
             reason = _first_line(error).partition(" was raised from the environment creator")[0]
             kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "

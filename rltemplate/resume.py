@@ -122,7 +122,7 @@ def resume_job(
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
     record, config = read_record(run_dir), recorded_config(run_dir)
-    for key in ("id", "status", "git"):
+    for key in ("id", "status"):
         value_of(record, key, f"{run_dir.name}: {paths.RECORD}")
     recorded = config.total_env_steps
     if total_env_steps is not None:
@@ -163,6 +163,7 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
     run_dir = Path(job.run_dir)
     record = read_record(run_dir)
     notes: list[str] = []
+    value_of(record, "git.commit", f"{run_dir.name}: {paths.RECORD}")
     checkpoint = newest_checkpoint(run_dir, lambda text: notes.append(f"{text}; an older one is taken"))
     if checkpoint is not None:
         check_same_run(checkpoint.config, config, checkpoint.path.name)

@@ -18,7 +18,7 @@ from conftest import ROOT, SHRUNK, Configure, Scripted
 from gymnasium import spaces
 
 from rltemplate.algos import ALGORITHMS
-from rltemplate.config import to_yaml
+from rltemplate.config import to_dict, to_yaml
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG
 from rltemplate.train import build_algorithm
@@ -205,7 +205,9 @@ def test_a_saved_policy_acts_like_the_live_one_in_a_fresh_process(
         run_dir = tmp_path / algo
         run_dir.mkdir()
         (run_dir / CONFIG).write_text(to_yaml(config))
-        Checkpoints(run_dir, {}, 1).save(algorithm.env_steps, algorithm.state_dict(), lambda _: None)
+        Checkpoints(run_dir, to_dict(config), 1).save(
+            algorithm.env_steps, algorithm.state_dict(), lambda _: None
+        )
         obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
         live.append(algorithm.act(obs))
         state = algorithm.state_dict()
