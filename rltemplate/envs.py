@@ -40,12 +40,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rltemplate.env_state import Recorder, read_states, restore_states
-from rltemplate.types import ConfigError, Episode, RunError
+from rltemplate.types import STOP_SIGNALS, ConfigError, Episode, RunError
 
 _log = logging.getLogger(__name__)
 
-# What asks a run to end or to save itself. Terminals and schedulers send these to all its processes.
-_REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 # How long workers that were told to end may take to close their environments.
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -379,7 +377,7 @@ def _requests_blocked() -> Iterator[set[int]]:
 
     Ignoring it here meanwhile would lose a request; held back, it arrives afterwards.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield {int(number) for number in before}
     finally:
@@ -451,7 +449,7 @@ class _Failure:
 
 def _work(birth: _Birth, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """The process of one environment. Its end is quiet, also where the run has ended without a word."""
-    for request in _REQUESTS:
+    for request in STOP_SIGNALS:
         signal.signal(request, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, birth.mask)
     if birth.parent is not None:

@@ -31,34 +31,15 @@ from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
 from rltemplate.types import ConfigError
 
 ACCEPT = "changes"
-FINISHED = "finished"
 
 # Where a run lies is not part of what it is.
-_FREE = ("run_dir", "runs_dir")
+PLACES = ("run_dir", "runs_dir")
 # Packages that compute nothing in a run. Of any other one another version may give other bits.
 _IDLE_PACKAGES = (
-    *(
-        "wandb",
-        "tensorboard",
-        "tensorboard-data-server",
-        "rich",
-        "sentry-sdk",
-        "gitpython",
-        "protobuf",
-        "grpcio",
-    ),
-    *(
-        "pytest",
-        "pytest-timeout",
-        "pytest-xdist",
-        "ruff",
-        "mypy",
-        "codespell",
-        "pre-commit",
-        "pip",
-        "pip-tools",
-    ),
-    *("setuptools", "wheel", "certifi", "requests", "urllib3", "idna", "matplotlib", "pillow", "virtualenv"),
+    *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow"),
+    *("sentry-sdk", "gitpython", "protobuf", "grpcio", "certifi", "requests", "urllib3", "idna"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "ruff", "mypy", "codespell", "pre-commit"),
+    *("pip", "pip-tools", "setuptools", "wheel", "virtualenv"),
 )
 # Changes of these files cannot change a run that goes on; its configuration is in its folder.
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
@@ -131,7 +112,7 @@ def resume_job(
                 f"total_env_steps={total_env_steps}: can only grow, and the run has {config.total_env_steps}"
             )
         config = replace(config, total_env_steps=total_env_steps)
-    if record.get("status") == FINISHED and total_env_steps in (None, recorded):
+    if record["status"] == "finished" and total_env_steps in (None, recorded):
         return None
     lock = RunLock(run_dir)
     take(lock, run_dir)
@@ -186,13 +167,11 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
     before = recorded if checkpoint is None else checkpoint.config["total_env_steps"]
     if before != config.total_env_steps:
         changed["total_env_steps"] = [before, config.total_env_steps]
-        if getattr(config.algo, "learning_rate_schedule", None) is not None:
-            schedule = config.algo.learning_rate_schedule.name  # type: ignore[attr-defined]
-            if schedule != "constant":
-                notes.append(
-                    f"algo.learning_rate_schedule={schedule}: from here on the rate follows from "
-                    f"total_env_steps={config.total_env_steps}, which no uninterrupted run does"
-                )
+        notes += [
+            f"{setting}: from here on it follows from total_env_steps={config.total_env_steps}, as in no "
+            "uninterrupted run"
+            for setting in config.algo.tied_to_total()
+        ]
     return Continuation(
         record=record, checkpoint=checkpoint, changed={k: v for k, v in changed.items() if v}, notes=notes
     )
@@ -203,7 +182,7 @@ def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config) -
     rows = rows_so_far(run_dir)
     reached = int(rows[-1]["env_steps"]) if rows else 0
     every = config.checkpoint_every
-    if reached > 0 and (record["status"] == FINISHED or every == 0 or reached >= 2 * every):
+    if reached > 0 and (record["status"] == "finished" or every == 0 or reached >= 2 * every):
         why = "it was told to keep none" if every == 0 else "they are gone"
         raise ConfigError(
             f"{run_dir.name}: has no checkpoint after {reached:,} environment steps, {why}; starting again "
@@ -214,8 +193,8 @@ def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config) -
 
 
 def config_digest(config: Config) -> str:
-    """Of all values but those that say where the run lies and how long it is."""
-    values = {k: v for k, v in flat(to_dict(config)).items() if k not in (*_FREE, "total_env_steps")}
+    """Of all values that decide a run, but for how long it is."""
+    values = {key: value for key, value in deciding(config).items() if key != "total_env_steps"}
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
@@ -229,9 +208,9 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
-    left, right = flat(before), flat(now)
+    left, right = _flat(before), _flat(now)
     for key in {**left, **right}:
-        if key.partition(".")[0] in (*_FREE, *free) or left.get(key) == right.get(key):
+        if key.partition(".")[0] in (*PLACES, *free) or left.get(key) == right.get(key):
             continue
         if key == "total_env_steps" and right[key] > left[key]:
             continue
@@ -241,12 +220,17 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         )
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def deciding(config: Config) -> dict[str, Any]:
+    """What decides a run, by dotted key: everything but where it lies."""
+    return {key: value for key, value in _flat(to_dict(config)).items() if key not in PLACES}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
     values_by_key: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            values_by_key |= flat(value, f"{prefix}{key}.")
+            values_by_key |= _flat(value, f"{prefix}{key}.")
         else:
             values_by_key[f"{prefix}{key}"] = value
     return values_by_key

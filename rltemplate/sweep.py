@@ -32,19 +32,21 @@ from rltemplate.config import Config, from_dict, load_config, to_dict
 from rltemplate.launch import Job, Membership, run_folder, worker_environment
 from rltemplate.resume import (
     ACCEPT,
+    PLACES,
     changed_code,
     changed_libraries,
+    deciding,
     few,
-    flat,
     how_back,
     resume_job,
 )
 from rltemplate.run import paths
+from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.machine import package_versions
 from rltemplate.run.record import read_record
 from rltemplate.run.snapshot import GitRecord, Snapshot, take_snapshot
-from rltemplate.types import ConfigError
+from rltemplate.types import STOP_SIGNALS, ConfigError
 
 NEWEST = "resume"
 
@@ -63,10 +65,6 @@ _CHANGED_BY_LAUNCHERS = (
     "PYTHONPATH",
 )
 _FINISHED, _REFUSED, _INTERRUPTED = 0, 2, (128 + signal.SIGINT, 128 + signal.SIGTERM)
-# Ctrl-C, termination, a closed terminal, and what schedulers send before they take a job away.
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Where runs lie says nothing about what they are: a sweep goes on where its folder has been moved to.
-_PLACES = ("runs_dir", "run_dir")
 
 
 class Sweep:
@@ -242,11 +240,11 @@ class Sweep:
 
     def _check_configs(self, index: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """Raise ConfigError unless the runs that there are have configurations from among these."""
-        now = [_values(config) for config in configs]
+        now = [deciding(config) for config in configs]
         for job in index["jobs"]:
             run_dir = self._run_dir(job)
             if run_dir is not None and (run_dir / paths.CONFIG).is_file():
-                before = _values(load_config(run_dir / paths.CONFIG))
+                before = deciding(load_config(run_dir / paths.CONFIG))
                 # Which one is meant shows in what they share.
                 _refuse_differences(job, min((_differences(before, each) for each in now), key=len))
 
@@ -262,7 +260,7 @@ class Sweep:
         sys.stdout.flush()
         sys.stderr.flush()
         # From before there is a launcher: a signal in between would end this process and leave it alone.
-        for number in _REQUESTS:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, _: self._received.append(number))
                 self._handled.append(number)
@@ -444,7 +442,7 @@ class Sweep:
             job = resume_job(run_dir, last["command"], accept=last["accept"])
             if job is None:
                 return None
-            _refuse_differences(entry, _differences(_values(from_dict(job.config)), _values(config)))
+            _refuse_differences(entry, _differences(deciding(from_dict(job.config)), deciding(config)))
             entry["resumed"] += 1
             entry.pop("problem", None)
             return replace(job, sweep=membership)
@@ -548,12 +546,7 @@ def _compared(theirs: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def _meaning(overrides: Sequence[str]) -> list[str]:
-    return sorted(word for word in overrides if word.partition("=")[0] not in _PLACES)
-
-
-def _values(config: Config) -> dict[str, Any]:
-    """What decides a run, by dotted key."""
-    return {key: value for key, value in flat(to_dict(config)).items() if key not in _PLACES}
+    return sorted(word for word in overrides if word.partition("=")[0] not in PLACES)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -693,6 +686,4 @@ def _now() -> str:
 
 
 def _write(path: Path, index: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, [json.dumps(index, indent=2), "\n"])

@@ -56,9 +56,9 @@ from rltemplate.run.snapshot import (
     take_snapshot,
     withdraw_run,
 )
-from rltemplate.run.trace import Trace
+from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video import VideoRecorder
-from rltemplate.types import Algorithm, ConfigError, IterationResult, Probe, RunError
+from rltemplate.types import STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,17 +71,13 @@ AfterIteration = Callable[[IterationResult, int, float], None]
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
 
-# Ctrl-C, termination, a closed terminal, and what Slurm is asked to send before it takes a job away.
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
 # A scheduler signals all processes of a job, of which one may pass the signal on to another: what comes again
 # so soon is the same request, unless somebody presses Ctrl-C twice.
 _SAME_REQUEST_S = 2.0
 
 
 class Stop:
-    """A request to end after the present iteration; a second one ends the process at once."""
+    """A request to end after the present iteration; a later one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -91,7 +87,7 @@ class Stop:
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
         """Take signals as requests while the block runs; what was to be ignored (nohup) stays so."""
-        heard = [number for number in _REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._request) for number in heard}
         try:
             yield self
@@ -223,8 +219,8 @@ class Observers:
             iterations, chain = (0, "0" * 32) if state is None else (state["iterations"], state["chain"])
             if not self.trace.go_on(iterations, chain):
                 self.logger.message(
-                    f"{paths.TRACE} does not reach to the checkpoint: a new one begins, its first "
-                    f"{iterations:,} iterations are lost"
+                    f"{paths.TRACE} does not reach to the checkpoint: a new one begins behind iteration "
+                    f"{iterations - 1:,}, and what there is stays in {OLD_TRACE}"
                 )
         if state is None:
             return

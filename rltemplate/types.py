@@ -12,6 +12,7 @@ Shape legend, used in trailing comments everywhere:
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")
+
+# Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
+# take a job away.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ConfigError(Exception):

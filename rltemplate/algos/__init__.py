@@ -44,6 +44,10 @@ class AlgoConfig:
         """Yield what works and is probably not what was meant."""
         return iter(())
 
+    def tied_to_total(self) -> Iterator[str]:
+        """Yield settings whose meaning depends on `total_env_steps`."""
+        return iter(())
+
 
 @dataclass(slots=True, kw_only=True)
 class PPOConfig(AlgoConfig):
@@ -89,6 +93,10 @@ class PPOConfig(AlgoConfig):
                 f"normalise advantages; use at most {rollout // 2}, or algo.normalize_advantage=false"
             )
 
+    def tied_to_total(self) -> Iterator[str]:
+        """Rates that fall to zero at the last step."""
+        return _falling(self.learning_rate_schedule)
+
 
 @dataclass(slots=True, kw_only=True)
 class SACConfig(AlgoConfig):
@@ -133,6 +141,15 @@ class SACConfig(AlgoConfig):
                 f"algo.learning_starts={self.learning_starts} is not below "
                 f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
             )
+
+    def tied_to_total(self) -> Iterator[str]:
+        """Rates that fall to zero at the last step."""
+        return _falling(self.learning_rate_schedule)
+
+
+def _falling(schedule: Schedule) -> Iterator[str]:
+    if schedule is Schedule.linear:
+        yield f"algo.learning_rate_schedule={schedule.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
+from rltemplate.run.lines import replace_text
 from rltemplate.run.paths import RECORD
 from rltemplate.types import ConfigError
 
@@ -108,16 +108,7 @@ class Record:
 
     def _write(self) -> None:
         text = json.dumps(_plain(self._fields), indent=2, allow_nan=False) + "\n"
-        aside = self._path.with_name(f".{RECORD}.{secrets.token_hex(4)}.tmp")
-        try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(self._path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        replace_text(self._path, [text])
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:

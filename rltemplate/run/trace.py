@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT, VERSION = "rltemplate-trace", 1
+OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
 # Recorded at every detail, since they happen once; `start` becomes part of the line of its iteration.
 _RARE = ("init", "reset")
 
@@ -221,7 +222,7 @@ class Trace(Probe):
     def _write(self) -> None:
         if self._anew:
             with contextlib.suppress(FileNotFoundError):  # whatever it holds, it may be of use to somebody
-                self._lines.path.replace(self._lines.path.with_suffix(".old.jsonl"))
+                self._lines.path.replace(self._lines.path.with_name(OLD_TRACE))
             self._anew = False
         self._lines.write("\n".join(self._new))
         self._new = []

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rltemplate.run.lines import to_stderr
 from rltemplate.run.paths import WANDB
 from rltemplate.run.sinks import Row, rows_so_far, videos_so_far
 
@@ -90,7 +91,7 @@ class WandbSink:
         notify: Callable[[str], None] | None = None,
         resumed_at: int | None = None,
     ) -> None:
-        self._notify = _to_stderr if notify is None else notify
+        self._notify = to_stderr if notify is None else notify
         self._run_dir = run_dir.absolute()
         self._folder = self._run_dir / WANDB
         self._mode = _choose_mode(mode)
@@ -321,11 +322,6 @@ def _choose_mode(mode: str) -> str:
     if asked == "disabled":
         return "disabled"
     return "online" if asked in ("online", "run") else mode
-
-
-def _to_stderr(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
 
 
 # What follows runs in the helper process.
