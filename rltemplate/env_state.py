@@ -13,6 +13,8 @@ and compares what must come out the same, bit for bit.
 The episode before the running one is replayed too. An environment that keeps state elsewhere, such as in a
 generator of its own or across episodes, may begin an episode alike and part from it later; a whole one
 nearly always gives it away, and it is refused. What shows in neither of the two remains unseen.
+Gymnasium's own MuJoCo environments forget everything at a reset (`mj_resetData`, and a few attributes that
+are set anew), so that the running episode is enough there.
 
 A Box2D world that outlives its episodes (BipedalWalker) is such state, but repeats itself: there the whole
 run is replayed, which takes as long as its steps took.
@@ -37,6 +39,7 @@ from rltemplate.types import ConfigError, RunError
 
 # Algorithms compute in float32: what is greater becomes infinite there.
 _LARGEST = float(np.finfo(np.float32).max)
+_FORGETFUL = "gymnasium.envs.mujoco."  # modules whose environments keep nothing across episodes
 # Up to so many components Python's own sum is faster than NumPy's.
 _FEW = 32
 _PARTS = {
@@ -227,6 +230,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._check_obs = _obs_check(env.observation_space)
         self._summed, self._shape = self._check_obs.summed, env.observation_space.shape
         self._replaying = False
+        self._forgetful = type(env.unwrapped).__module__.startswith(_FORGETFUL)
         self._forget()
 
     def _forget(self) -> None:
@@ -243,7 +247,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         worlds = _worlds(self.env)
         generator = None if seed is not None else _generator_state(self.env)
         begun = _Episode(seed, copy.deepcopy(options), generator, [])
-        if seed is None and self._episodes:
+        if seed is None and self._episodes and not self._forgetful:
             ended = self._episodes[-1]
             ended.outcome = self._outcome(generator)
             # One array for many small ones: with whole runs these are all the actions there ever were.
