@@ -70,6 +70,13 @@ class Float32Precision(Enum):
     tf32 = "tf32"
 
 
+class BaselineCheck(Enum):
+    """What happens if a run differs from its baseline in more than one thing: it is not started, or told."""
+
+    refuse = "refuse"
+    warn = "warn"
+
+
 class WandbMode(Enum):
     """`auto`: online if a key is configured on this machine, else offline."""
 
@@ -128,9 +135,10 @@ class WandbConfig:
 
 @dataclass(slots=True, kw_only=True)
 class LoggerConfig:
-    """Which sinks show the metrics. `metrics.jsonl` is always written and not listed."""
+    """Who is told about a run. `metrics.jsonl` is always written and not listed."""
 
     console: bool = field()
+    journal: bool = field()
     tensorboard: bool = field()
     wandb: WandbConfig = field()
 
@@ -151,6 +159,9 @@ class Config:
     compile: bool = field()
     runs_dir: str = field()
     run_dir: str | None = field()
+    note: str | None = field()
+    baseline: str | None = field()
+    baseline_check: BaselineCheck = field()
     trace: TraceDetail = field()
     log_every: int = number(0)
     eval_every: int = number(0)

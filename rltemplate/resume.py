@@ -28,12 +28,10 @@ from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, ConfigError
 
 ACCEPT = "changes"
 
-# Where a run lies is not part of what it is.
-PLACES = ("run_dir", "runs_dir")
 # Packages that compute nothing in a run. Of any other one another version may give other bits.
 _IDLE_PACKAGES = (
     *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow"),
@@ -210,7 +208,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
     left, right = _flat(before), _flat(now)
     for key in {**left, **right}:
-        if key.partition(".")[0] in (*PLACES, *free) or left.get(key) == right.get(key):
+        if key.partition(".")[0] in (*ASIDE, *free) or left.get(key) == right.get(key):
             continue
         if key == "total_env_steps" and right[key] > left[key]:
             continue
@@ -221,8 +219,8 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """What decides a run, by dotted key: everything but where it lies."""
-    return {key: value for key, value in _flat(to_dict(config)).items() if key not in PLACES}
+    """What decides a run, by dotted key: everything but where it lies and what it is for."""
+    return {key: value for key, value in _flat(to_dict(config)).items() if key not in ASIDE}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

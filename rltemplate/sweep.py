@@ -32,7 +32,6 @@ from rltemplate.config import Config, from_dict, load_config, to_dict
 from rltemplate.launch import Job, Membership, run_folder, worker_environment
 from rltemplate.resume import (
     ACCEPT,
-    PLACES,
     changed_code,
     changed_libraries,
     deciding,
@@ -46,7 +45,7 @@ from rltemplate.run.lock import RunLock
 from rltemplate.run.machine import package_versions
 from rltemplate.run.record import read_record
 from rltemplate.run.snapshot import GitRecord, Snapshot, take_snapshot
-from rltemplate.types import STOP_SIGNALS, ConfigError
+from rltemplate.types import ASIDE, STOP_SIGNALS, ConfigError
 
 NEWEST = "resume"
 
@@ -546,7 +545,7 @@ def _compared(theirs: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def _meaning(overrides: Sequence[str]) -> list[str]:
-    return sorted(word for word in overrides if word.partition("=")[0] not in PLACES)
+    return sorted(word for word in overrides if word.partition("=")[0] not in ASIDE)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -58,7 +58,7 @@ from rltemplate.run.snapshot import (
 )
 from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video import VideoRecorder
-from rltemplate.types import STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
+from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +153,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     )
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
-    check_same_run(checkpoint.config, config, checkpoint.path.name, (*_OBSERVING, "total_env_steps"))
+    check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVING, "total_env_steps"))
     env = dataclasses.replace(config.env, num_envs=1, async_envs=False)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
@@ -368,7 +368,7 @@ def go_on(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
     What only observes may be configured otherwise than in the run that made it.
     """
     state = checkpoint.state
-    check_same_run(checkpoint.config, config, checkpoint.path.name, _OBSERVING)
+    check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVING)
     algorithm.load_state_dict(state)
     progress = state["progress"]
     added = int(progress.get("added", 0))
@@ -377,13 +377,6 @@ def go_on(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
     algorithm.load_progress(progress, load_experience(checkpoint, first, 0 if held is None else added))
     restore_foreign_state(state["foreign"])
     return int(state["run"]["iterations"])
-
-
-# Root keys that change nothing of what is computed.
-_OBSERVING = (
-    *("logger", "trace", "log_every", "eval_every", "eval_episodes", "video_every"),
-    *("checkpoint_every", "checkpoints_kept"),
-)
 
 
 def trial(config: Config, algorithm: Algorithm) -> checks.Trial:

@@ -27,6 +27,14 @@ V = TypeVar("V")
 # take a job away.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+# Root keys of the configuration that say where a run lies and what it is for, not what it is ...
+ASIDE = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
+# ... and those that only look at a run, and change nothing of what is computed.
+OBSERVING = (
+    *("logger", "trace", "log_every", "eval_every", "eval_episodes", "video_every"),
+    *("checkpoint_every", "checkpoints_kept"),
+)
+
 
 class ConfigError(Exception):
     """The user asked for something that cannot be had. The message is one or two lines for the user."""

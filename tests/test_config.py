@@ -77,7 +77,7 @@ EXPLAINED_TOGETHER = {
     "algo": {"name", "log_std_max"},
     "env": {"id", "continuous"},
     "determinism": {"level", "cudnn_deterministic"},
-    "logger": {"console", "tensorboard", "enabled"},
+    "logger": {"console", "journal", "tensorboard", "enabled"},
 }
 
 

@@ -14,7 +14,7 @@ from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, ConfigError
 
 IDENTICAL: Literal["identical"] = "identical"
 DIVERGED: Literal["diverged"] = "diverged"
@@ -258,7 +258,6 @@ def _what_is_known(at: Divergence, detail: str) -> Iterator[str]:
 # --- What else differs -----------------------------------------------------------------------------------
 
 # Where results lie changes nothing in them.
-_NO_MATTER_CONFIG = ("runs_dir", "run_dir")
 # How much memory there is, and which of equal cores are used.
 _NO_MATTER_MACHINE = ("memory_bytes", "affinity", "container.memory_limit_bytes")
 # Of a record's code; branch and ref are but names of it.
@@ -332,7 +331,7 @@ def _differences(a: _Facts, b: _Facts) -> Iterator[Difference]:
 
 def _config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
     for one in _unequal("configuration", a, b):
-        if one.key not in _NO_MATTER_CONFIG:
+        if one.key not in ASIDE:
             yield one
 
 

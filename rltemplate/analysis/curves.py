@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rltemplate.analysis.run_files import nearest_key, read_config, read_metrics, value_of
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, ConfigError
 
 
 class Point(NamedTuple):
@@ -79,7 +79,7 @@ def _value(config: dict[str, Any], key: str) -> Any:
 
 
 # What may differ between runs that are seeds of one experiment.
-_NOT_COMPARED = ("seed", "runs_dir", "run_dir", "logger", "log_every", "video_every", "checkpoint_every")
+_NOT_COMPARED = ("seed", *ASIDE, "logger", "log_every", "video_every", "checkpoint_every")
 
 
 def _check_comparable(

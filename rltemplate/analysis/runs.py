@@ -1,0 +1,170 @@
+"""Recorded runs as values that can be asked for by name, without torch and without reading what nobody asks.
+
+A value is found under the first of these names that it has:
+
+* a column of the table: `id`, `algo`, `env`, `seed`, `level`, `status`, `steps`, `return`, `started`,
+  `duration`, `commit`, `dirty`, `sweep`;
+* a dotted key of the configuration: `algo.gamma`, `total_env_steps`;
+* a dotted key of the record: `machine.cpu`, `git.branch`, `versions.torch`;
+* a metric: `policy/entropy`, the last value that the run logged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rltemplate.analysis.run_files import read_config, read_metrics
+from rltemplate.run import paths
+from rltemplate.run.record import read_record
+from rltemplate.types import ConfigError
+
+MISSING = object()  # no such value; None is a value
+# The last row of a run is no longer than this, in bytes.
+_TAIL = 16_384
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. Files are read when they are first needed."""
+
+    dir: Path
+    record: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Its name, also where the folder has been given another one."""
+        return str(self.record.get("id", self.dir.name))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration, nested. Raises ConfigError if it cannot be read."""
+        return read_config(self.dir)[1]
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of `metrics.jsonl`; none if there is no such file. Raises ConfigError if it is damaged."""
+        return list(read_metrics(self.dir)) if (self.dir / paths.METRICS).exists() else []
+
+    @cached_property
+    def last_row(self) -> dict[str, Any]:
+        """The last whole row of `metrics.jsonl`, read from its end; empty if there is none."""
+        try:
+            with (self.dir / paths.METRICS).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _TAIL))
+                lines = file.read().split(b"\n")[:-1]
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                return row
+        return {}
+
+    @property
+    def env(self) -> str:
+        """The environment as it is called in `env=`: a recipe's name without the algorithm, else the id."""
+        recipe, algo = self.config.get("experiment"), self.config["algo"]["name"]
+        if isinstance(recipe, str) and recipe.startswith(f"{algo}-"):
+            return recipe.removeprefix(f"{algo}-")
+        return str(self.config["env"]["id"])
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """Environment steps and mean return of every evaluation."""
+        return [
+            (int(row["env_steps"]), float(row["eval/return"]))
+            for row in self.rows
+            if row.get("eval/return") is not None and row.get("env_steps") is not None
+        ]
+
+    def value(self, key: str) -> Any:
+        """What the run has under a name, MISSING if nothing."""
+        if key in COLUMNS:
+            return COLUMNS[key](self)
+        for values in (self.config, self.record):
+            found = _at(values, key)
+            if found is not MISSING:
+                return found
+        metrics = self.record.get("final_metrics") or {}
+        return metrics.get(key, self.last_row.get(key, MISSING))
+
+    def keys(self) -> Iterator[str]:
+        """All names that `value` knows, of single values."""
+        yield from COLUMNS
+        yield from _leaves(self.config)
+        yield from _leaves({k: v for k, v in self.record.items() if k != "final_metrics"})
+        yield from self.record.get("final_metrics") or {}
+
+
+def _return(run: Run) -> Any:
+    metrics = run.record.get("final_metrics") or {}
+    return metrics.get("eval/return", metrics.get("episode/return"))
+
+
+def _of_git(run: Run, key: str) -> Any:
+    return (run.record.get("git") or {}).get(key)
+
+
+COLUMNS: dict[str, Any] = {
+    "id": lambda run: run.id,
+    "algo": lambda run: run.config["algo"]["name"],
+    "env": lambda run: run.env,
+    "seed": lambda run: run.config["seed"],
+    "level": lambda run: run.config["determinism"]["level"],
+    "status": lambda run: run.record.get("status"),
+    "steps": lambda run: run.last_row.get("env_steps"),
+    "return": _return,
+    "started": lambda run: run.record.get("started_at"),
+    "duration": lambda run: run.record.get("duration_s"),
+    "commit": lambda run: (_of_git(run, "base_commit") or "")[:10] or None,
+    "dirty": lambda run: _of_git(run, "dirty"),
+    "sweep": lambda run: (run.record.get("sweep") or {}).get("id"),
+}
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return MISSING
+        found = found[part]
+    return found
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def load_run(run_dir: Path) -> Run:
+    """The run in a folder. Raises ConfigError if it is none, or if its configuration cannot be read."""
+    run = Run(run_dir, read_record(run_dir))
+    config = run.config
+    for key in ("algo.name", "env.id", "determinism.level", "seed"):
+        if _at(config, key) is MISSING:
+            raise ConfigError(f"{run.id}: {paths.CONFIG} has no {key}")
+    return run
+
+
+def load_runs(run_dirs: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders, and one line for each that cannot be read."""
+    runs: list[Run] = []
+    problems: list[str] = []
+    for run_dir in run_dirs:
+        try:
+            runs.append(load_run(run_dir))
+        except ConfigError as error:
+            problems.append(str(error))
+    return runs, problems
