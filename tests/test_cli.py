@@ -50,6 +50,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("env.id=Hopper-v5", ["choose it with env=", "env=Hopper-v5"]),
     ("algo.name=sac", ["choose it with algo="]),
     ("determinism.level=fast", ["choose it with determinism="]),
+    ("note=${seed}", ["note=${seed}", "name of another value"]),
     # groups and their options
     ("algo=scc", ["algo=scc", "did you mean sac?", "allowed: ppo, sac"]),
     ("algo=PPO", ["did you mean ppo?"]),
@@ -213,6 +214,28 @@ def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
     assert plan.sweep
     assert plan.num_jobs == num_jobs
     assert set(plan.argv) & {"-m", "--multirun"}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "a larger clip, as in the paper",
+        'it\'s "so" [x] {y} (z) a=b $HOME \\ end\\',
+        "1,2,3",
+        "range(1,3)",
+        "ünï",
+    ],
+)
+def test_a_note_is_prose(note: str) -> None:
+    plan = cli.preflight([f"note={note}", "seed=1,2"])
+    assert plan.num_jobs == 2  # for the seeds alone
+    assert [config.note for config in plan.configs] == [note, note]
+    assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
+
+
+def test_a_note_in_quotes_or_without_text() -> None:
+    for word, note in (("note='one, two'", "one, two"), ('note="x"', "x"), ("note=null", None)):
+        assert cli.preflight([word]).configs[0].note == note
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, ValueType
 
 from rltemplate import launch
-from rltemplate.cli.command_line import parse_override, split_words, take_resumption
+from rltemplate.cli.command_line import as_prose, parse_override, split_words, take_resumption
 from rltemplate.cli.composition import compose_config, compose_with_hydra, typed
 from rltemplate.cli.groups import CONF, NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
 from rltemplate.config import Config, register_schemas
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, ConfigError
 from rltemplate.words import readable
 
 __all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
@@ -68,7 +68,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        overrides = [parse_override(word, loader) for word in words]
+        overrides = [parse_override(as_prose(word), loader) for word in words]
         overrides = check_groups(overrides, loader)
         check_keys(overrides)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
@@ -103,9 +103,9 @@ def _plan(argv: Sequence[str]) -> Plan:
 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
-    """What a sweep is: not where its runs lie, nor who starts them."""
+    """What a sweep is: not where its runs lie and what they are for, nor who starts them."""
     keys = [word.lstrip("+~").partition("=")[0] for word in plain]
-    other = ("runs_dir", "hydra/launcher")
+    other = (*ASIDE, "hydra/launcher")
     return [
         word
         for word, key in zip(plain, keys, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from rltemplate.algos import ALGORITHMS
@@ -78,6 +78,16 @@ def take_resumption(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
         if "sweep" not in given:
             raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     return rest, given.get("sweep"), "accept" in given
+
+
+def as_prose(word: str) -> str:
+    """The word, with quotes around a note: its commas and brackets are nobody's but the reader's."""
+    key, equals, text = word.partition("=")
+    if key != "note" or not equals or text == "null" or re.fullmatch(r"""(["']).*\1""", text, re.DOTALL):
+        return word
+    if "${" in text:
+        raise ConfigError(f"{word}: '${{' would be taken for the name of another value; write it otherwise")
+    return f"{key}={QuotedString(text, Quote.double).with_quotes()}"
 
 
 def _flag_names(parser: argparse.ArgumentParser) -> list[str]:

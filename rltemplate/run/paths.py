@@ -25,6 +25,7 @@ WANDB = "wandb"
 SWEEPS = "sweeps"
 SWEEP_INDEX = "sweep.json"
 LOCK = ".lock"
+JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
 
 _LONGEST_ID = 255  # characters; no file system has longer names
