@@ -53,6 +53,7 @@ from rltemplate.run.snapshot import (
     commit_outcome,
     commit_run,
     continue_run,
+    ended_files,
     take_snapshot,
     withdraw_run,
 )
@@ -439,7 +440,7 @@ def run(job: Job) -> int:
             snapshot, git, record = _begin(job, config, lock, settings, tried)
         else:
             git, record = _begin_again(job, config, snapshot, continuation)
-        ending.callback(lambda: _finish(record, outcome, snapshot, git))
+        ending.callback(lambda: _finish(run_dir, record, outcome, snapshot, git))
         try:
             logger = _make_logger(job, config, git, continuation)
             ending.callback(lambda: logger.close(outcome["status"], outcome["final_metrics"]))
@@ -549,11 +550,14 @@ def _snapshot(job: Job) -> Snapshot:
     return take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
 
 
-def _finish(record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git: GitRecord) -> None:
+def _finish(
+    run_dir: Path, record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git: GitRecord
+) -> None:
     """How the run ended, in its record and on top of its commit."""
     try:
         record.finish(**outcome)
-        problem = commit_outcome(snapshot, git, record.outcome())
+        files, left_out = ended_files(run_dir)
+        problem = commit_outcome(snapshot, git, record.outcome(left_out), files)
         if problem is not None:
             record.update(outcome_not_recorded=problem)
     except OSError as error:

@@ -17,11 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from rltemplate.run import exclusions
+from rltemplate.run import exclusions, paths
+from rltemplate.run import snapshot as snapshot_module
 from rltemplate.run.snapshot import (
     CONFIG_PATH,
+    ENDED_PATHS,
     MAX_NAMED,
+    METRICS_PATH,
     OUTCOME_PATH,
+    RESERVED_PATHS,
+    TRACE_PATH,
     DuplicateRunError,
     GitRecord,
     Snapshot,
@@ -30,6 +35,7 @@ from rltemplate.run.snapshot import (
     commit_outcome,
     commit_run,
     continue_run,
+    ended_files,
     take_snapshot,
 )
 from rltemplate.types import ConfigError
@@ -1047,6 +1053,64 @@ def test_a_clone_that_fetched_the_ref(repo: Path, tmp_path: Path) -> None:
     assert at(repo, REF) == at(clone, REF)
     assert sound(clone)
     assert sound(repo)
+
+
+# --- what the end of a run adds ----------------------------------------------------------------------
+
+
+def ended(folder: Path, trace: bytes, metrics: bytes = b'{"env_steps": 1}\n') -> Path:
+    """The folder of a run that has ended."""
+    folder.mkdir()
+    (folder / paths.TRACE).write_bytes(trace)
+    (folder / paths.METRICS).write_bytes(metrics)
+    return folder
+
+
+def test_the_trace_of_a_run_lies_with_its_outcome(repo: Path, tmp_path: Path) -> None:
+    """Byte for byte, whatever git would make of line ends, and so with every end of the run."""
+    git(repo, "config", "core.autocrlf", "input")
+    first = record_run(repo)
+    for trace in (b"one\r\n", b"one\r\ntwo\n"):
+        folder = ended(tmp_path / str(len(trace)), trace)
+        files, left_out = ended_files(folder)
+        assert left_out == {}
+        assert commit_outcome(Snapshot(top=str(repo)), first, "{}", files) is None
+        for path, name in ((TRACE_PATH, paths.TRACE), (METRICS_PATH, paths.METRICS)):
+            command = ["git", "-C", str(repo), "cat-file", "blob", f"{REF}:{path}"]
+            held = subprocess.run(command, check=True, capture_output=True).stdout
+            assert held == (folder / name).read_bytes()
+    assert sound(repo)
+
+
+def test_a_file_over_the_bound_is_named_and_left_out(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ended(tmp_path / "run", b"x" * 101)
+    monkeypatch.setattr(snapshot_module, "MAX_ENDED_BYTES", 101)
+    assert ended_files(folder)[1] == {}  # the bound itself is within
+    monkeypatch.setattr(snapshot_module, "MAX_ENDED_BYTES", 100)
+    files, left_out = ended_files(folder)
+    assert list(files) == [METRICS_PATH]
+    assert left_out == {paths.TRACE: "101 bytes, and the limit is 100"}
+    (folder / paths.METRICS).unlink()  # never written
+    assert ended_files(folder) == ({}, left_out)
+
+
+def test_nothing_reserved_is_code(repo: Path, tmp_path: Path) -> None:
+    """A checkout of a run that has ended holds them all, and is still the code that the run began with."""
+    (repo / "new.py").write_text("new\n")
+    first = record_run(repo)
+    files, _ = ended_files(ended(tmp_path / "run", b"trace\n"))
+    assert commit_outcome(Snapshot(top=str(repo)), first, "{}", files) is None
+    copy = tmp_path / "as-it-was"
+    git(repo, "worktree", "add", "-q", "--detach", str(copy), REF)
+    assert all((copy / path).exists() for path in RESERVED_PATHS)
+    found = take_snapshot(copy)
+    assert changed_paths(repo, f"{first.tree}", f"{found.tree}") == []
+    assert first.tree != found.tree  # they are part of the work tree there
+    again = go_on(copy, first)
+    assert again.commit == first.commit
+    assert git(repo, "ls-tree", "-r", f"{again.commit}", *ENDED_PATHS) == ""
 
 
 def test_a_checkout_of_the_run_is_its_code(repo: Path, tmp_path: Path) -> None:

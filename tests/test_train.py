@@ -131,6 +131,11 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
     assert outcome["status"] == "finished"
     assert outcome["trace"] == record["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 8}
     assert git(fork, "show", f"{ref}:.rltemplate/run/config.yaml") == (run_dir / paths.CONFIG).read_text()
+    for name in (paths.TRACE, paths.METRICS):
+        assert git(fork, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
+    assert outcome["git"] == record["git"]
+    assert outcome["overrides"] == record["overrides"]
+    assert not {"hostname", "command_line", "working_directory", "pid"} & outcome.keys()
     assert git(fork, "show", f"{ref}:rltemplate/train.py") == (fork / "rltemplate/train.py").read_text()
     assert git(fork, "rev-parse", f"{ref}~2").strip() == git(fork, "rev-parse", "HEAD").strip()
     assert git(fork, "status", "--porcelain") == ""

@@ -27,6 +27,16 @@ SCHEMA_VERSION = 1
 RUNNING = "running"
 FINAL_STATUSES = ("finished", "failed", "interrupted")
 
+# What an outcome says: how the run ended, and what it takes to make the run again and compare.
+_OUTCOME = (
+    *("schema", "id", "status", "error", "started_at", "ended_at", "duration_s", "final_metrics", "trace"),
+    *("overrides", "config_digest", "git", "determinism", "environment", "versions", "machine"),
+)
+_RESUMED = (
+    *("started_at", "env_steps", "checkpoint", "interruption", "error", "changed", "notes"),
+    *("commit", "git_problem"),
+)
+
 
 class Record:
     """The record of a run that is under way in this process."""
@@ -100,10 +110,15 @@ class Record:
         ended = {"status": status, "final_metrics": dict(final_metrics), "error": error, "trace": trace}
         self.update(**ended, ended_at=_now())
 
-    def outcome(self) -> str:
-        """How the run ended as JSON, for those who have its commit and not its folder."""
-        named = ("id", "status", "error", "final_metrics", "trace", "determinism", "versions", "machine")
-        chosen = {name: self._fields[name] for name in named if name in self._fields}
+    def outcome(self, left_out: Mapping[str, str] | None = None) -> str:
+        """How the run ended as JSON, for those who have its commit and not its folder.
+
+        `left_out` says, by name, why a file does not lie beside it. Command line, host and process stay out.
+        """
+        chosen = {name: self._fields[name] for name in _OUTCOME if name in self._fields}
+        resumed = self._fields.get("resumed") or []
+        chosen["resumed"] = [{name: part[name] for name in _RESUMED if name in part} for part in resumed]
+        chosen["left_out"] = dict(left_out or {})
         return json.dumps(_plain(chosen), indent=2, allow_nan=False) + "\n"
 
     def _write(self) -> None:

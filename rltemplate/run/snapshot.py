@@ -4,9 +4,10 @@ The user's branch, index and files are never touched, and nothing is pushed: `gi
 refs/runs/ID` is up to the user. Git's own conversions apply as in `git add` (line endings with
 `core.autocrlf`, filters such as LFS), ignored files stay out, and what `exclusions.py` leaves out is named.
 
-`CONFIG_PATH` and `OUTCOME_PATH` are reserved: a run's commit holds the resolved configuration in the one,
-whatever the work tree has, and when the run has ended a second commit on top of it holds how it ended in the
-other. The first is a function of base commit, tree and configuration, so equal runs share it.
+`RESERVED_PATHS` are no code: a run's commit holds the resolved configuration at `CONFIG_PATH`, whatever the
+work tree has, and when the run has ended a second commit on top of it holds how it ended at `ENDED_PATHS`:
+the outcome, the trace and the metrics. So whoever has the ref can make the run again and compare, without
+its folder. The first commit is a function of base commit, tree and configuration, so equal runs share it.
 
 A run that goes on keeps its ref and only ever adds to it: another commit if code or configuration are no
 longer what they were, then how it ended this time. A ref that leads somewhere else is left alone.
@@ -30,12 +31,17 @@ from typing import Any
 
 from rltemplate.run.exclusions import SkippedFile
 from rltemplate.run.git import Git, GitError, attempt, shown
-from rltemplate.run.paths import RECORD, REF_PREFIX, safe_name
+from rltemplate.run.paths import METRICS, RECORD, REF_PREFIX, TRACE, safe_name
 from rltemplate.run.work_tree import WorkTree, read_work_tree
 from rltemplate.types import ConfigError
 
 CONFIG_PATH = ".rltemplate/run/config.yaml"
 OUTCOME_PATH = ".rltemplate/run/outcome.json"
+TRACE_PATH = ".rltemplate/run/trace.jsonl"
+METRICS_PATH = ".rltemplate/run/metrics.jsonl"
+ENDED_PATHS = (OUTCOME_PATH, TRACE_PATH, METRICS_PATH)  # what the end of a run adds to its commit
+RESERVED_PATHS = (CONFIG_PATH, *ENDED_PATHS)
+MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_NAMED = 200  # paths listed by name in a record; the counts beside them are always exact
 
 _GC_LOCK_LIFE_S = 12 * 3600.0  # after which git itself takes the lock of a `git gc` for a leftover
@@ -224,8 +230,13 @@ def continue_run(snapshot: Snapshot, before: GitRecord, run_id: str, config_yaml
     return record
 
 
-def commit_outcome(snapshot: Snapshot, record: GitRecord, outcome_json: str) -> str | None:
-    """Put how the run ended, with its code, on top of its ref's history; one line if that did not work."""
+def commit_outcome(
+    snapshot: Snapshot, record: GitRecord, outcome_json: str, files: Mapping[str, Path] | None = None
+) -> str | None:
+    """Put how the run ended, with its code, on top of its ref's history; one line if that did not work.
+
+    `files` are stored byte for byte, by their path in the commit, one of ENDED_PATHS.
+    """
     if record.ref is None or record.commit is None or snapshot.top is None:
         return None
     ref, code = record.ref, record.commit
@@ -236,8 +247,11 @@ def commit_outcome(snapshot: Snapshot, record: GitRecord, outcome_json: str) -> 
         if tip is None or head is None:
             raise GitError(f"{ref} was deleted while the run went on", final=True)
         git("read-tree", code)
-        blob = git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode())
-        git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{OUTCOME_PATH}")
+        blobs = {OUTCOME_PATH: git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode())}
+        for name, file in (files or {}).items():
+            blobs[name] = git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute()))
+        for name, blob in blobs.items():
+            git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{name}")
         made = _commit_on(git, head, snapshot, git.line("write-tree"), _OUTCOME_MESSAGE)
         _publish(git, tip, made, ref, old=tip)
 
@@ -246,6 +260,24 @@ def commit_outcome(snapshot: Snapshot, record: GitRecord, outcome_json: str) -> 
     except (GitError, OSError) as error:
         return str(error)
     return None
+
+
+def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Files of a run that go on top of its commit, by path there; those that do not, by name, and why."""
+    files, left_out = {}, {}
+    for name, path in ((TRACE, TRACE_PATH), (METRICS, METRICS_PATH)):
+        try:
+            size = (run_dir / name).stat().st_size
+        except FileNotFoundError:  # trace=off, or the run ended before it began
+            continue
+        except OSError as error:
+            left_out[name] = f"could not be read, {error.strerror}"
+            continue
+        if size > MAX_ENDED_BYTES:
+            left_out[name] = f"{size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
+        else:
+            files[path] = run_dir / name
+    return files, left_out
 
 
 def changed_since(before: GitRecord, snapshot: Snapshot) -> list[str] | None:
@@ -285,7 +317,7 @@ def changed_paths(project: Path, old_tree: str, new_tree: str) -> list[str] | No
         return None
     if names is None:
         return None
-    return [name for name in map(shown, names.split(b"\0")[:-1]) if name not in (CONFIG_PATH, OUTCOME_PATH)]
+    return [name for name in map(shown, names.split(b"\0")[:-1]) if name not in RESERVED_PATHS]
 
 
 def _ref(name: str) -> str:
@@ -335,7 +367,7 @@ def _run_tree(git: Git, snapshot: Snapshot, config_yaml: str) -> str:
     """The snapshot's tree with the configuration of a run."""
     _read_tree(git, snapshot)
     # A work tree that was itself taken from a run's commit still has how that run ended.
-    git("update-index", "--force-remove", OUTCOME_PATH)
+    git("update-index", "--force-remove", "--", *ENDED_PATHS)
     blob = git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode())
     git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{CONFIG_PATH}")
     return git.line("write-tree")
