@@ -270,6 +270,27 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
 
 
+@pytest.mark.parametrize("algo", WORK)
+def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
+    start: Start, tmp_path: Path, algo: str
+) -> None:
+    run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
+    # So large that compiling takes much longer than what is waited for; nothing of it is ever run.
+    words = [*WORK[algo], "compile=true", f"algo.hidden_sizes=[{','.join(['8'] * 20)}]", f"run_dir={run_dir}"]
+    begun = start("train", *words, **caches)
+    begun.until((run_dir / paths.RECORD).exists)
+    time.sleep(4.0)
+    asked = time.monotonic()
+    begun.process.send_signal(signal.SIGTERM)
+    assert begun.end() == 143, begun.said
+    assert time.monotonic() - asked < 10.0
+    now = record(run_dir)
+    assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
+    again = start("resume", f"run={run_dir}", **caches)  # from its beginning
+    again.until(lambda: bool(record(run_dir)["resumed"]))
+    again.process.kill()
+
+
 def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> None:
     """As `nohup` has it: a closed terminal does not end the run."""
     run_dir = tmp_path / "run"

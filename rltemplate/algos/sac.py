@@ -189,6 +189,7 @@ class SAC:
         self.replay = ReplayBuffer(config.buffer_size, codec.obs_size, codec.action_size, self.device)
         self._update_critic = compiled(self._one_critic_update, compile_update)
         self._update_both = compiled(self._one_full_update, compile_update)
+        self._compiled = not compile_update or total_env_steps <= config.learning_starts
         self._num_updates = 0
         self._updates_due = 0.0
         self._obs: np.ndarray | None = None  # (N, O) unscaled, to act on next
@@ -207,6 +208,8 @@ class SAC:
         seen = Seen()
         episodes: list[Episode] = []
         with torch.no_grad():
+            if not self._compiled:
+                self._compile(rates)
             if self._obs is None:
                 self._obs = self._begin()
             self.streams.show(probe)
@@ -269,6 +272,19 @@ class SAC:
             "alpha/log_alpha": learner.log_alpha,
         }
 
+    def _compile(self, rates: Rates) -> None:
+        """Have the programs made now, on rows that mean nothing, and drop what they return.
+
+        It takes a minute, and a signal that arrives in it costs nothing as long as nothing is under way.
+        """
+        batch_size, size = self.config.batch_size, self.envs.codec.action_size
+        batch = self._batch(torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+        noise = [torch.zeros(batch_size, size, device=self.device) for _ in range(1 + self.config.policy_delay)]
+        self._update_both(self.learner, batch, noise[-1], noise[:-1], rates)
+        if self.config.policy_delay > 1:
+            self._update_critic(self.learner, batch, noise[0], rates)
+        self._compiled = True
+
     # Collecting
 
     def _explore(self, obs: np.ndarray) -> np.ndarray:
@@ -295,8 +311,7 @@ class SAC:
         probe, dist = self.probe, self.nets.dist
         probe.event("update", len(seen.critic))
         index = probe("replay_index", self.replay.draw(self.config.batch_size, self.streams.torch("replay")))
-        batch = self.replay.take(index)
-        batch = batch._replace(obs=self._normalized(batch.obs), next_obs=self._normalized(batch.next_obs))
+        batch = self._batch(index)
         self._num_updates += 1
         both = self._num_updates % self.config.policy_delay == 0
         stream = self.streams.torch("update")
@@ -321,6 +336,11 @@ class SAC:
             self.nets.actor.assign(self.learner.actor)
         seen.index.append(index)
         seen.critic.append(report)
+
+    def _batch(self, index: Tensor) -> Batch:
+        """The transitions in the places `index` (B,), as the networks see them."""
+        batch = self.replay.take(index)
+        return batch._replace(obs=self._normalized(batch.obs), next_obs=self._normalized(batch.next_obs))
 
     def _show_learner(self, probe: Probe) -> None:
         """What a compiled update could not show while it worked."""
