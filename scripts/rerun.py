@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER`.
+
+The stable entry of every recorded tree: `make reproduce` calls the script of the tree that it has checked out,
+which may be older or newer than its own. Who only looks at a run is off (console, journal, TensorBoard, W&B,
+videos), and no snapshot is taken, for the code is that of a commit already. All else is as recorded.
+
+Exit status: as of training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+# Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rltemplate import launch  # noqa: E402
+from rltemplate.config import Config, load_config, to_dict  # noqa: E402
+from rltemplate.run import paths  # noqa: E402
+from rltemplate.run.snapshot import Snapshot  # noqa: E402
+from rltemplate.types import ConfigError  # noqa: E402
+from rltemplate.words import parse_words, readable  # noqa: E402
+
+
+def quiet(config: Config, run_dir: str) -> Config:
+    """The same run in another folder, with nobody told about it."""
+    wandb = replace(config.logger.wandb, enabled=False)
+    logger = replace(config.logger, console=False, journal=False, tensorboard=False, wandb=wandb)
+    return replace(config, run_dir=run_dir, logger=logger, video_every=0)
+
+
+def main(argv: list[str]) -> int:
+    """Check, then become the process of the run."""
+    try:
+        given = parse_words(argv, {"config": str, "run_dir": str}, required=["config", "run_dir"])
+        config = quiet(load_config(Path(given["config"])), given["run_dir"])
+        launch.check_folder(config)
+        run_id = paths.new_id(f"seed{config.seed}")
+        job = launch.Job(
+            config=to_dict(config),
+            run_id=run_id,
+            run_dir=str(launch.run_folder(config, run_id, config.env.id)),
+            command=sys.argv,
+            overrides=[],
+            snapshot=Snapshot(problem="a recorded configuration run again, from a commit").to_json(),
+        )
+        launch.become(job)
+    except ConfigError as error:
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
