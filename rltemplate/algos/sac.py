@@ -277,11 +277,11 @@ class SAC:
 
         It takes a minute, and a signal that arrives in it costs nothing as long as nothing is under way.
         """
-        batch_size, size = self.config.batch_size, self.envs.codec.action_size
-        batch = self._batch(torch.zeros(batch_size, dtype=torch.int64, device=self.device))
-        noise = [torch.zeros(batch_size, size, device=self.device) for _ in range(1 + self.config.policy_delay)]
+        rows, delay = self.config.batch_size, self.config.policy_delay
+        batch = self._batch(torch.zeros(rows, dtype=torch.int64, device=self.device))
+        noise = list(torch.zeros(1 + delay, rows, self.envs.codec.action_size, device=self.device))
         self._update_both(self.learner, batch, noise[-1], noise[:-1], rates)
-        if self.config.policy_delay > 1:
+        if delay > 1:
             self._update_critic(self.learner, batch, noise[0], rates)
         self._compiled = True
 
