@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -21,6 +21,7 @@ from rltemplate.config import Config, load_config, to_dict, to_yaml
 from rltemplate.launch import Job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, forget_after, newest_checkpoint
+from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
@@ -31,17 +32,6 @@ from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
 from rltemplate.types import ASIDE, ConfigError
 
 ACCEPT = "changes"
-
-# Packages that compute nothing in a run. Of any other one another version may give other bits.
-_IDLE_PACKAGES = (
-    *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow"),
-    *("sentry-sdk", "gitpython", "protobuf", "grpcio", "certifi", "requests", "urllib3", "idna"),
-    *("pytest", "pytest-timeout", "pytest-xdist", "ruff", "mypy", "codespell", "pre-commit"),
-    *("pip", "pip-tools", "setuptools", "wheel", "virtualenv"),
-)
-# Changes of these files cannot change a run that goes on; its configuration is in its folder.
-_IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
-_IDLE_FOLDERS = ("conf", "docs", "results", "tests")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,11 +232,7 @@ def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
     changed = changed_since(before, snapshot)
     if changed is None:
         return ["what it was is not in this repository"]
-    return [path for path in changed if not _idle(PurePath(path))]
-
-
-def _idle(path: PurePath) -> bool:
-    return path.suffix in _IDLE_SUFFIXES or path.parts[0] in _IDLE_FOLDERS
+    return [path for path in changed if file_matters(path)]
 
 
 def how_back(what: str, record: Mapping[str, Any]) -> str:
@@ -262,7 +248,7 @@ def changed_libraries(record: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} {version} -> {now.get(name)}"
         for name, version in before.items()
-        if name not in _IDLE_PACKAGES and version != now.get(name)
+        if package_matters(name) and version != now.get(name)
     ]
 
 

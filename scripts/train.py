@@ -21,7 +21,7 @@ from omegaconf import DictConfig  # noqa: E402
 
 from rltemplate import cli, launch  # noqa: E402
 from rltemplate.algos import check_actions  # noqa: E402
-from rltemplate.config import Config  # noqa: E402
+from rltemplate.config import Config, to_dict  # noqa: E402
 from rltemplate.sweep import Sweep, find_sweep, sweeps_dir  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 
@@ -65,6 +65,20 @@ def check_environments(configs: Sequence[Config]) -> None:
             check_actions(config.algo.name, made[repr(spec)])
 
 
+def compare_with_baseline(plan: cli.Plan) -> None:
+    """Say what changes against `baseline=`; `ConfigError` if that is more than one thing and must not be.
+
+    A sweep that goes on was compared when it began.
+    """
+    if plan.resume is not None or all(config.baseline is None for config in plan.configs):
+        return
+    from rltemplate.baseline import check_baseline
+
+    configs = [to_dict(config) for config in plan.configs]
+    for line in check_baseline(launch.PROJECT, configs, plan.overrides, len(configs) == plan.num_jobs):
+        print(line, file=sys.stderr)
+
+
 def note_doubts(configs: Sequence[Config]) -> None:
     """Say once what will run and is probably not what was meant."""
     notes = (n for c in configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
@@ -89,6 +103,7 @@ def main() -> int:
     try:
         plan = cli.preflight(sys.argv[1:])
         check_environments(plan.configs)
+        compare_with_baseline(plan)
         note_doubts(plan.configs)
         sweep = begin(plan) if plan.sweep else None
     except ConfigError as error:

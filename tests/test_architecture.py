@@ -47,13 +47,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
     # Reads run folders, so that comparing works on a laptop without torch.
-    "analysis.*": ("types", "run.paths", "run.record", "analysis", "analysis.*"),
+    "analysis.*": ("types", "run.paths", "run.record", "run.influence", "analysis", "analysis.*"),
     "config": ("types", "algos"),
     "launch": ("types", "config", "run.*"),
     "cli": ("types", "words", "algos", "config", "launch", "cli.*"),
     "cli.*": ("types", "words", "algos", "config", "launch", "cli", "cli.*"),
     # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
     "resume": ("types", "algos", "config", "launch", "run", "run.*", "analysis.run_files"),
+    # A run that is about to begin, against a recorded one.
+    "baseline": ("types", "run", "run.*", "analysis.*"),
     # Many runs from one command; knows how each of them is started or goes on.
     "sweep": ("types", "config", "launch", "resume", "run", "run.*"),
     "train": (

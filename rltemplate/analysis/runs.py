@@ -26,6 +26,11 @@ from rltemplate.types import ConfigError
 MISSING = object()  # no such value; None is a value
 # The last row of a run is no longer than this, in bytes.
 _TAIL = 16_384
+_LISTS = ("overrides", "resumed")
+# Of a record: each has facts by name, or nothing.
+_SECTIONS = (
+    *("sweep", "git", "determinism", "environment", "versions", "machine", "final_metrics", "trace"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,13 @@ class Run:
 
     dir: Path
     record: Mapping[str, Any]
+
+    @classmethod
+    def planned(cls, record: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+        """A run that has not begun, to be compared with others. It has no folder, and nothing is read."""
+        run = cls(Path(), record)
+        run.__dict__ |= {"config": dict(config), "rows": [], "last_row": {}}
+        return run
 
     @property
     def id(self) -> str:
@@ -98,11 +110,12 @@ class Run:
         return metrics.get(key, self.last_row.get(key, MISSING))
 
     def keys(self) -> Iterator[str]:
-        """All names that `value` knows, of single values."""
+        """All names that `value` knows, of single values; some of them twice."""
         yield from COLUMNS
-        yield from _leaves(self.config)
-        yield from _leaves({k: v for k, v in self.record.items() if k != "final_metrics"})
+        yield from (key for key, _ in leaves(self.config))
+        yield from (key for key, _ in leaves({k: v for k, v in self.record.items() if k != "final_metrics"}))
         yield from self.record.get("final_metrics") or {}
+        yield from self.last_row
 
 
 def _return(run: Run) -> Any:
@@ -125,7 +138,7 @@ COLUMNS: dict[str, Any] = {
     "return": _return,
     "started": lambda run: run.record.get("started_at"),
     "duration": lambda run: run.record.get("duration_s"),
-    "commit": lambda run: (_of_git(run, "base_commit") or "")[:10] or None,
+    "commit": lambda run: str(_of_git(run, "base_commit") or "")[:10] or None,
     "dirty": lambda run: _of_git(run, "dirty"),
     "sweep": lambda run: (run.record.get("sweep") or {}).get("id"),
 }
@@ -140,17 +153,33 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Single values with their dotted keys."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", value
+
+
+def text_of(value: Any) -> str:
+    """A value of a configuration or a record as YAML would have it on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {text_of(each)}' for name, each in value.items())}}}"
+    return f"[{', '.join(map(text_of, value))}]" if isinstance(value, list) else str(value)
 
 
 def load_run(run_dir: Path) -> Run:
-    """The run in a folder. Raises ConfigError if it is none, or if its configuration cannot be read."""
+    """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
     run = Run(run_dir, read_record(run_dir))
+    for name in _SECTIONS:
+        if not isinstance(run.record.get(name) or {}, Mapping):
+            raise ConfigError(f"{run.id}: {name} in {paths.RECORD} is damaged: it has no facts")
+    for name in _LISTS:
+        if not isinstance(run.record.get(name) or [], list):
+            raise ConfigError(f"{run.id}: {name} in {paths.RECORD} is damaged: it is no list")
     config = run.config
     for key in ("algo.name", "env.id", "determinism.level", "seed"):
         if _at(config, key) is MISSING:

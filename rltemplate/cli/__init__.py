@@ -44,6 +44,7 @@ class Plan:
     sweep: bool
     num_jobs: int | None  # None: the sweeper decides while it runs
     configs: list[Config]  # empty where nothing is going to run (--help, --cfg, ...)
+    overrides: list[list[str]] = field(default_factory=list)  # what was typed of each of them
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
     resume: str | None = None  # the sweep that goes on, as the user named it
     accept: bool = False  # it may with changed code and libraries
@@ -85,9 +86,10 @@ def _plan(argv: Sequence[str]) -> Plan:
         if not sweep:
             config = compose_config(plain)
             launch.check_folder(config)
-            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=1, configs=[config])
+            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=1, configs=[config], overrides=[plain])
         jobs, exact = _jobs(overrides, plain, loader)
-        configs = [compose_config(job, sweep=True) for job in _sample(jobs)]
+        chosen = _sample(jobs)
+        configs = [compose_config(job, sweep=True) for job in chosen]
         _check_sweep(configs)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
@@ -96,6 +98,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             sweep=True,
             num_jobs=len(jobs) if exact else None,
             configs=configs,
+            overrides=chosen,
             words=_words_of_sweep(plain),
             resume=resume,
             accept=accept,

@@ -1,0 +1,58 @@
+"""What can change what a run computes and what cannot: files of the repository, and installed packages.
+
+Where nobody can tell, it can. The configuration is not looked at here: the resolved one is in every run
+folder and is compared by itself, hence no change of a file of `conf/` counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+_PACKAGE = __name__.partition(".")[0]
+
+_IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
+# The process of a run loads none of scripts/: what they make of the command line is in its configuration.
+_IDLE_FOLDERS = ("conf", "docs", "results", "scripts", "tests", f"{_PACKAGE}/analysis")
+# Versions are compared as they are installed.
+_IDLE_FILES = ("LICENSE", "Makefile", "requirements.lock")
+
+# Packages that compute nothing in a run, and those that only these need. Of any other one another version
+# may give other bits.
+_IDLE_PACKAGES = {
+    # what is logged, drawn and printed
+    *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow", "plotly"),
+    *("sentry-sdk", "gitpython", "gitdb", "smmap", "protobuf", "grpcio", "certifi", "requests", "urllib3"),
+    *("idna", "charset-normalizer", "httpx", "httpcore", "h11", "anyio", "sniffio", "click", "werkzeug"),
+    *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "narwhals", "googleapis-common-protos"),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
+    *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
+    # what tests, checks and installs
+    *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet"),
+    *("ruff", "mypy", "mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell"),
+    *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
+    *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
+    # this project: its code is compared, not its number
+    _PACKAGE.replace("_", "-"),
+}
+_IDLE_FAMILIES = ("opentelemetry-",)
+# Those that compute in every run, so that to have one of them or not is a difference as well. Of others it is
+# none: a package that was installed beside them is not loaded by code that stayed as it was.
+_COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
+
+
+def file_matters(path: str) -> bool:
+    """Whether a change of this file, relative to the top of the repository, may change a run's results."""
+    name = PurePosixPath(path)
+    if name.suffix in _IDLE_SUFFIXES or path in _IDLE_FILES or name.parts[0].startswith("."):
+        return False
+    return not any(name.is_relative_to(folder) for folder in _IDLE_FOLDERS)
+
+
+def package_matters(name: str) -> bool:
+    """Whether another version of this package, by its normalised name, may change a run's results."""
+    return name not in _IDLE_PACKAGES and not name.startswith(_IDLE_FAMILIES)
+
+
+def presence_matters(name: str) -> bool:
+    """Whether results may change where this package is installed and was not before, or the other way."""
+    return name in _COMPUTING_PACKAGES
