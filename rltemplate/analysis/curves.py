@@ -49,12 +49,12 @@ def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
         env = str(recipe).removeprefix(f"{algo}-") if recipe else str(value_of(config, "env.id", where))
         seed = value_of(config, "seed", where)
         if by is not None:
-            env += f" {by.rpartition('.')[2]}={_value(config, by)}"
+            env += f" {by.rpartition('.')[2]}={value_by(config, by)}"
         where = f"{run_dir.name}: {paths.RECORD}"
         run, cpu = str(value_of(record, "id", where)), str(value_of(record, "machine.cpu", where))
         commit = str(value_of(record, "git.base_commit", where))[:12]
         commit += "+changes" if value_of(record, "git.dirty", where) else ""
-        _check_comparable(config, algo, env, run, first, seen)
+        check_comparable(config, algo, env, run, first, seen)
         points += [
             Point(algo, env, seed, row["env_steps"], row["eval/return"], run, commit, cpu)
             for row in read_metrics(run_dir)
@@ -65,7 +65,8 @@ def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
     return points
 
 
-def _value(config: dict[str, Any], key: str) -> Any:
+def value_by(config: dict[str, Any], key: str) -> Any:
+    """The value of the key that `by=key` names. Raises ConfigError unless it is a single value."""
     near = nearest_key(key, config)
     hint = f"; did you mean {near}?" if near else ""
     try:
@@ -82,7 +83,7 @@ def _value(config: dict[str, Any], key: str) -> Any:
 _NOT_COMPARED = ("seed", *ASIDE, "logger", "log_every", "video_every", "checkpoint_every")
 
 
-def _check_comparable(
+def check_comparable(
     config: dict[str, Any],
     algo: str,
     env: str,

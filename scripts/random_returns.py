@@ -1,0 +1,100 @@
+"""Returns of the random policy: `python scripts/random_returns.py [env=NAME] [episodes=100] [--write]`.
+
+Each shipped environment (conf/env) is played with actions drawn uniformly from its action space; episode i is
+reset with seed i, and so is the action space before it. `--write` puts the rows in place of those of the
+table of targets.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+
+from rltemplate.analysis import targets
+from rltemplate.types import ConfigError
+from rltemplate.words import Kinds, one_of, parse_words, readable, whole
+
+CONF = Path(__file__).resolve().parents[1] / "conf" / "env"
+
+
+def shipped() -> dict[str, dict[str, Any]]:
+    """What the files of conf/env say, by the name that `env=` takes."""
+    files = sorted(CONF.glob("[!_]*.yaml"))
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in files}
+
+
+def returns(env_id: str, kwargs: dict[str, Any], episodes: int) -> tuple[list[float], int]:
+    """Undiscounted return of each episode, and the number of steps in all of them."""
+    import gymnasium
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of environments that have a newer version
+        env = gymnasium.make(env_id, **kwargs)
+    found, steps = [], 0
+    for seed in range(episodes):
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total += float(reward)
+            steps += 1
+            over = terminated or truncated
+        found.append(total)
+    env.close()
+    return found, steps
+
+
+def main(argv: list[str]) -> int:
+    """Print a row for each environment."""
+    envs = shipped()
+    try:
+        kinds: Kinds = {"env": one_of(*envs), "episodes": whole(2)}
+        given = parse_words(argv, kinds, flags=["--write"])
+        if "--write" in given and "env" in given:
+            raise ConfigError("--write: writes the rows of all environments; leave out env=")
+    except ConfigError as error:
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        return 2
+    episodes = given.get("episodes", 100)
+    rows: list[list[str]] = []
+    for name in [given["env"]] if "env" in given else envs:
+        env_id = str(envs[name]["id"])
+        kwargs = envs[name].get("kwargs", {})
+        assert isinstance(kwargs, dict)
+        found, steps = returns(env_id, kwargs, episodes)
+        mean, std = statistics.mean(found), statistics.stdev(found)
+        print(f"{name:24} {mean:12.3f}  std {std:10.3f}  {episodes} episodes, {steps:,} steps", flush=True)
+        version = env_id.rpartition("-")[2]
+        source = f"scripts/random_returns.py episodes={episodes} (std over episodes)"
+        rows.append([name, version, targets.RANDOM, "uniform", "0", _short(mean), _short(std), "", source])
+    if "--write" in given:
+        _write(rows)
+    return 0
+
+
+def _short(value: float) -> str:
+    """Five significant digits, which is more than a hundred episodes know."""
+    digits = 4 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(digits, 0), 4)}f}"
+
+
+def _write(rows: list[list[str]]) -> None:
+    with targets.TABLE.open(newline="", encoding="utf-8") as file:
+        header, *others = list(csv.reader(file))
+    kept = [row for row in others if row[header.index("algo")] != targets.RANDOM]
+    with targets.TABLE.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *sorted([*kept, *rows])])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
