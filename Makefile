@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train resume evaluate compare prove prove-resume resume-times test test-slow lint format curves bench rename lock clean FORCE
+.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-slow lint format curves bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -76,14 +76,32 @@ resume: $(STAMP) ## go on with a run that ended early: make resume run=RUN [tota
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
 	$(call RUN,evaluate,$(WORDS))
 
+runs: $(STAMP) ## table of all runs: make runs [env='Half*'] [return='>3000'] [sort=-return] [show=algo.gamma]
+	$(call RUN,runs,$(WORDS))
+
+diff: $(STAMP) ## what was changed between two runs, counted: make diff a=RUN b=RUN [code=full]
+	$(call RUN,diff,$(WORDS))
+
 compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=RUN [zoom=true]
 	$(call RUN,compare,$(WORDS))
 
 prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]
 	$(call RUN,prove,$(WORDS))
 
+noise: $(STAMP) ## how much an experiment varies, by seed and by itself: make noise algo=ppo env=Hopper [seeds=5]
+	$(call RUN,noise,$(WORDS))
+
 prove-resume: $(STAMP) ## kill runs at random moments and continue them: make prove-resume [times=25]
 	$(call RUN,prove_resume,$(WORDS))
+
+reproduce: $(STAMP) ## make a recorded run again from its own code, and compare: make reproduce run=RUN
+	$(call RUN,reproduce,$(WORDS))
+
+push-runs: $(STAMP) ## push refs/runs/*, looked through for secrets: make push-runs remote=NAME [run=RUN] [dry=1]
+	$(call RUN,push_runs,$(WORDS))
+
+fetch-runs: $(STAMP) ## fetch the runs of colleagues: make fetch-runs remote=NAME [run=RUN]
+	$(call RUN,fetch_runs,$(WORDS))
 
 resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 	$(call RUN,resume_times,$(WORDS))
@@ -107,6 +125,9 @@ format: $(STAMP) ## format the code and fix what can be fixed safely
 
 curves: $(STAMP) ## learning curves of runs as picture, table and CSV: make curves runs='runs/*/*' out=results
 	$(call RUN,curves,$(WORDS))
+
+stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
+	$(call RUN,stats,$(WORDS))
 
 bench: $(STAMP) ## training speed side by side with Stable-Baselines3, where that is installed
 	$(call RUN,bench,$(WORDS))

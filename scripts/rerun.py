@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER`.
 
-The stable entry of every recorded tree: `make reproduce` calls the script of the tree that it has checked out,
-which may be older or newer than its own. Who only looks at a run is off (console, journal, TensorBoard, W&B,
-videos), and no snapshot is taken, for the code is that of a commit already. All else is as recorded.
+The stable entry of every recorded tree: `make reproduce` calls the script of the tree that it has checked
+out, which may be older or newer than its own. Who only looks at a run is off (console, journal, TensorBoard,
+W&B, videos), and no snapshot is taken, for the code is that of a commit already. All else is as recorded.
 
 Exit status: as of training.
 """

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "config",
         "launch",
         "resume",
+        "analysis.targets",
         "run",
         "run.*",
     ),
@@ -77,6 +78,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The process that runs a part of a run again, and what starts it and looks at what it kept.
     "replay": ("types", "foreign_rng", "config", "launch", "run.*", "train"),
     "zoom": ("types", "config", "launch", "replay", "run", "run.*", "analysis.*"),
+    # Starts the code of a recorded run, which it never imports, and looks at what came out.
+    "reproduce": ("types", "config", "launch", "run", "run.*", "analysis.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
     "certificate": (),
     "disturbances": ("config", "run.determinism"),
@@ -90,6 +93,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "cli",
         "cli.*",
         "certificate",
+        "disturbances",
+        "analysis",
+        "analysis.*",
+        "run",
+        "run.*",
+    ),
+    # Starts runs as a proof does, and looks at how they ended.
+    "noise": (
+        "types",
+        "words",
+        "config",
+        "launch",
+        "cli",
+        "prove",
         "disturbances",
         "analysis",
         "analysis.*",

@@ -317,6 +317,16 @@ TOKENS = {
     "google": "AI" + "za" + "a1B2c3D" * 5,
     "gitlab": "glp" + "at-" + "a1B2c" * 4,
     "npm": "np" + "m_" + "a1B2" * 9,
+    "aws_secret": "aws_secret" + "_access_key = " + "a1B2/" * 8,
+    "azure": "Account" + "Key=" + "ab" * 43 + "==",
+    "wandb_alone": "wandb" + "_v1_" + "aB3dE" * 8,
+    "neptune": "eyJhcGlf" + "YWRkcmVzcyI6" + "aB3d" * 12,
+    "slack_hook": "hooks.slack" + ".com/services/T0AB/B0CD/" + "aB3d" * 6,
+    "discord_hook": "discord" + ".com/api/webhooks/" + "1" * 18 + "/" + "aB3_" * 16,
+    "telegram": "123456789" + ":AA" + "aB3dE-_" * 4 + "aB3dE",
+    "stripe": "sk" + "_live_" + "aB3d" * 6,
+    "docker": "dckr" + "_pat_" + "aB3d_" * 5,
+    "databricks": "da" + "pi" + "0123456789abcdef" * 2,
 }
 
 
