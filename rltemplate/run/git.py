@@ -121,13 +121,14 @@ class Git:
     def talk(self, *args: str, stdin: bytes = b"", fine: int = 0) -> bytes:
         """Standard output of a command that talks to a remote repository. Raises GitError, one line.
 
-        It may ask for a password on the terminal and runs the user's hooks, such as the one of LFS.
+        It may ask for a password on the terminal and runs the user's hooks, such as the one of LFS. `fine` is
+        an exit status with which it may end, as long as it does not merely complain.
         """
         settings = {key: value for key, value in _SETTINGS.items() if key != "core.hooksPath"}
         words = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *words, *args]
         done = subprocess.run(command, input=stdin, env=self.remote, capture_output=True)
-        if done.returncode not in (0, fine):
+        if done.returncode and (done.returncode != fine or (done.stderr and not done.stdout)):
             raise GitError(_told_by_remote(done.stderr.decode(errors="replace")), final=True)
         return done.stdout
 

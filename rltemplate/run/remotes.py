@@ -196,11 +196,16 @@ def push_runs(project: Path, push: Push) -> list[str]:
             refspecs = [f"{move.here}:{REF_PREFIX}{move.id}" for move in part]
             options = ("--porcelain", "--no-follow-tags", "--recurse-submodules=no")
             told = git.talk("push", *options, push.remote, *refspecs, fine=1)
+            became = {f"{REF_PREFIX}{move.id}": "the push ended before it" for move in part}
             for line in told.decode(errors="replace").splitlines():
                 flag, _, rest = line.partition("\t")
-                if flag == "!":
-                    names, _, why = rest.partition("\t")
-                    refused.append(f"{names.partition(':')[2]}: {why}")
+                names, _, why = rest.partition("\t")
+                name = names.partition(":")[2]
+                if name in became and flag != "!":
+                    del became[name]
+                elif name in became:
+                    became[name] = why
+            refused += [f"{name}: {why}" for name, why in became.items()]
         return refused
 
     return attempt(project, work)
