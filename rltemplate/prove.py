@@ -117,7 +117,7 @@ def ask(words: Sequence[str]) -> Question:
         shortened_from = config.total_env_steps
         plan = cli.preflight([*overrides, f"total_env_steps={short}"])
         config = plan.configs[0]
-    _check_environment(config)
+    check_environment(config)
     if config.determinism.level is Level.repeat:
         left = [word for word in plan.argv if not word.startswith(("determinism", "num_threads="))]
         bare_plan = cli.preflight([*left, "determinism=fast", "num_threads=2"])
@@ -188,7 +188,8 @@ def _short(config: Config) -> int:
     return min(steps, config.total_env_steps)
 
 
-def _check_environment(config: Config) -> None:
+def check_environment(config: Config) -> None:
+    """Raise `ConfigError` if there is no such environment here or the algorithm cannot act in it."""
     from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
 
     spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)

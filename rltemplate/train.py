@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
+from rltemplate.analysis import targets
 from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
@@ -605,9 +606,16 @@ def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continu
         tags=[config.algo.name, config.env.id, config.determinism.level.name],
         notify=lambda text: logger.message(text),
         resumed_at=None if continuation is None else continuation.env_steps,
+        standing=lambda env_steps, value: _standing(config, env_steps, value),
     )
     logger = Logger(make_sinks(config.logger, facts), LineFile(run_dir / paths.METRICS))
     return logger
+
+
+def _standing(config: Config, env_steps: int, value: float) -> str | None:
+    """Where a mean return of evaluations stands among published ones, None if nothing can be said."""
+    found = targets.standing_of(to_dict(config), env_steps, value)
+    return None if found is None else found.text
 
 
 def main() -> int:

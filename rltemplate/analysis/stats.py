@@ -151,8 +151,9 @@ def probability_of_improvement(
         rng = np.random.default_rng(seed)
         resampled = np.zeros(resamples)
         for table in wins:
-            rows, columns = (rng.multinomial(n, [1 / n] * n, size=resamples) / n for n in table.shape)
-            resampled += np.einsum("ri,ij,rj->r", rows, table, columns) / len(wins)
+            rows, columns = (_drawn(rng, n, resamples) for n in table.shape)
+            resampled += np.einsum("ri,ij,rj->r", rows, table, columns) / table.size
+        resampled /= len(wins)
         low, high = np.quantile(resampled, _tails(confidence))
         return Interval(value, float(low), float(high))
     ends = [
@@ -187,8 +188,8 @@ def performance_profile(
         rng = np.random.default_rng(seed)
         resampled = np.zeros((resamples, len(thresholds)))
         for each in above:
-            n = len(each)
-            resampled += rng.multinomial(n, [1 / n] * n, size=resamples) / n @ each / len(above)
+            resampled += _drawn(rng, len(each), resamples) @ each / len(each)
+        resampled /= len(above)
         low, high = np.quantile(resampled, _tails(confidence), axis=0)
     else:
         counts = np.array([each.sum(0) for each in above])
@@ -486,6 +487,11 @@ def _resampled(
                 means[i].append(np.stack([task.mean(-1) for task in drawn], -1))
         found.append(total)
     return np.concatenate(found), [np.concatenate(each) if each else None for each in means]
+
+
+def _drawn(rng: np.random.Generator, n: int, resamples: int) -> np.ndarray:
+    """How often each of n runs is in each resample: (resamples, n), rows that add up to n."""
+    return np.asarray(np.eye(n)[rng.integers(0, n, (resamples, n))].sum(1))
 
 
 def _tails(confidence: float) -> list[float]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = Mapping[str, float]
+# What is to be said of a mean return (float) after so many environment steps (int), if anything.
+Standing = Callable[[int, float], str | None]
 
 # What a plain line shows of a row, in this order; everything else is in metrics.jsonl.
 _SHOWN = {
@@ -120,7 +122,8 @@ class ConsoleSink:
 
     `title` names the run in a few characters. The bar needs a terminal that can move its cursor; with
     `TERM=dumb`, in a pipe or in a file the plain lines are used. A run that goes on begins at `resumed_at`
-    steps, and the time that is left is told from the speed of this part of it.
+    steps, and the time that is left is told from the speed of this part of it. `standing` gives a line about
+    the last evaluation of a run that finished, from the steps and the mean return.
     """
 
     def __init__(
@@ -129,9 +132,11 @@ class ConsoleSink:
         title: str = "",
         stream: TextIO | None = None,
         resumed_at: int | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self._total = max(1, total_env_steps)
         self._title = title
+        self._standing = standing
         self._stream = sys.stderr if stream is None else stream
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
@@ -184,10 +189,13 @@ class ConsoleSink:
         took = show_time(metrics["wall_time_s"]) if "wall_time_s" in metrics else "-:--:--"
         ending = f"{status} after {steps} steps in {took}"
         shown = {name: value for name, value in metrics.items() if name not in _X_AXES}
+        if status == "finished" and self._standing is not None and "eval/return" in metrics:
+            standing = self._standing(steps, metrics["eval/return"])
+            ending += f"\n{standing}" if standing else ""
         if self._console is None:
             self._print(ending)
         else:
-            self._console.print(ending, markup=False, highlight=False)
+            self._console.print(ending, markup=False, highlight=False, soft_wrap=True)
             if shown:
                 self._console.print(_summary_table(shown, self._console))
 
@@ -521,6 +529,7 @@ class RunFacts:
     tags: Sequence[str]
     notify: Callable[[str], None]
     resumed_at: int | None = None  # the steps after which the run goes on; None: a new run
+    standing: Standing | None = None  # says where the last evaluation stands
 
 
 def _wandb(settings: Any, facts: RunFacts) -> Sink:
@@ -555,7 +564,9 @@ def _tensorboard(_: Any, facts: RunFacts) -> Sink:
 # By key of the logger configuration, in the order in which they get each row. A new sink is a class above,
 # a line here, its key in `LoggerConfig` and its value in conf/logger/local.yaml.
 SINKS: dict[str, Callable[[Any, RunFacts], Sink]] = {
-    "console": lambda _, facts: ConsoleSink(facts.total_env_steps, facts.title, None, facts.resumed_at),
+    "console": lambda _, facts: ConsoleSink(
+        facts.total_env_steps, facts.title, None, facts.resumed_at, facts.standing
+    ),
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }
