@@ -65,9 +65,11 @@ def check_baseline(
         found.append(compare_records(baseline, job, changed))
     problem = _problem(found, overrides, every_job)
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
+    if not every_job:
+        lines.append(f"note: baseline: compared with {_jobs(len(found))}, and there are others")
     if problem is None:
         return [*lines, *_told(baseline, found)]
-    if configs[0].get("baseline_check") != "warn":
+    if any(config.get("baseline_check") != "warn" for config in configs):
         raise ConfigError(
             f"baseline={named[0]}: {problem}\nchange one thing at a time, or start all the same with "
             "baseline_check=warn"
@@ -80,7 +82,9 @@ def _problem(found: Sequence[Difference], overrides: Sequence[Sequence[str]], ev
     """Which job changes more than one thing, None if there is none."""
     worst = max(found, key=lambda one: len(one.factors))
     if len(worst.factors) > 1:
-        where = f" (in the job {' '.join(overrides[found.index(worst)])})" if len(found) > 1 else ""
+        shared = set(overrides[0]).intersection(*overrides)
+        own = " ".join(word for word in overrides[found.index(worst)] if word not in shared)
+        where = f" (in the job {own})" if own else ""
         return f"{len(worst.factors)} things differ{where}: {describe(worst.factors, _NAMED)}"
     if not every_job:
         swept = {factor.name: factor for one in found for factor in one.factors}
@@ -89,11 +93,15 @@ def _problem(found: Sequence[Difference], overrides: Sequence[Sequence[str]], ev
     return None
 
 
+def _jobs(count: int) -> str:
+    return f"{count} job{'' if count == 1 else 's'}"
+
+
 def _told(baseline: Run, found: Sequence[Difference]) -> list[str]:
     """A line for each thing that jobs change, and how many do."""
     counts = Counter(_change(one) for one in found)
     lines = [
-        f"against {baseline.id}: {change}{f' ({count} jobs)' if len(found) > 1 else ''}"
+        f"against {baseline.id}: {change}{f' ({_jobs(count)})' if len(found) > 1 else ''}"
         for change, count in counts.items()
     ]
     more = len(lines) - _LINES

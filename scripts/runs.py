@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.analysis import run_table
 from rltemplate.analysis.runs import Run
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, parse_words, readable, shown, whole
+from rltemplate.words import Kinds, parse_words, readable, whole
 
 _KINDS: Kinds = {"sort": str, "show": str, "last": whole(1), "runs_dir": str}
 _STYLES = {"finished": "green", "failed": "red", "interrupted": "yellow", "running": "cyan"}
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         runs_dir = Path(given.get("runs_dir", "runs"))
         all_runs, problems = _find(runs_dir, asked)
         for problem in problems:
-            print(f"note: {shown(problem)}", file=sys.stderr)
+            print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
         names = run_table.columns(all_runs, [name for name in given.get("show", "").split(",") if name])
         runs = run_table.select(all_runs, filters)[-given.get("last", len(all_runs) or 1) :]
         if "sort" in given:

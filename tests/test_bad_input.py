@@ -36,7 +36,7 @@ CHECKPOINT, MANIFEST = f"{paths.CHECKPOINTS}/step_64.pt", f"{paths.CHECKPOINTS}/
 RUN = "run=seed1-aaaaaa"
 A_B = "a=seed1-aaaaaa b=seed1-bbbbbb"
 ONE = "runs=runs/*/*aaaaaa"
-LOOKS_AT_RUNS = ("evaluate", "compare", "curves", "ratios", "resume")
+LOOKS_AT_RUNS = ("evaluate", "runs", "diff", "compare", "curves", "ratios", "resume")
 
 # What lies in the folder besides; takes the folder, and in it the folder of run A.
 Given = Callable[[Path, Path], None]
@@ -256,6 +256,11 @@ TRAIN = [
     wrong("train", "seed=range(3,1)", "seed=range(3,1): has no value", "range(1,4)"),
     wrong("train", "seed=range(1,9,0)", "seed=range(1,9,0)", "range(1,9,2)"),
     wrong("train", "seed=range(1000000000)", "more than 100,000 jobs", "fewer values"),
+    # a baseline
+    wrong("train", "baseline=nope", "baseline=nope: there is no folder runs_dir=runs"),
+    wrong("train", "baseline=a,b", "baseline=a,b: all jobs of a sweep have one baseline"),
+    wrong("train", "baseline_check=maybe", "baseline_check=maybe", "allowed: refuse, warn"),
+    wrong("train", "basline=x", "basline=x: no such key", "did you mean baseline?"),
     # folders
     wrong("train", "runs_dir=mine", "runs_dir=mine: is a file", "expected a folder", given=a_file("mine")),
     wrong("train", "run_dir=.", "run_dir=.: is not empty", "folder of its own", given=a_file("mine")),
@@ -346,6 +351,45 @@ RESUME = [
     wrong("prove_resume", "num_envs=four", "num_envs=four", "expected"),
     wrong("prove_resume", "compile=maybe", "compile=maybe", "expected"),
     wrong("resume_times", "only=checkpoint", "only=checkpoint", "did you mean checkpoints?"),
+]
+
+RUNS = [
+    wrong("runs", "algo.gama=0.9", "algo.gama=0.9: no run has algo.gama", "did you mean algo.gamma?"),
+    wrong(
+        "runs", "gamma=0.9", "gamma=0.9: no run has gamma", "did you mean algo.gamma?", "allowed: id, algo"
+    ),
+    wrong("runs", "sort=retrun", "sort=retrun: no run has retrun", "did you mean return?"),
+    wrong("runs", "show=algo.gamma,eval/retrun", "show=eval/retrun: no run has", "did you mean eval/return?"),
+    wrong("runs", "determinism=repeat", "determinism holds several values", "determinism.level"),
+    wrong("runs", ["return=>high"], "return=>high: expected a number after >"),
+    wrong("runs", ["return=>="], "return=>=: a value is missing after >="),
+    wrong("runs", "env=", "env=: a value is missing"),
+    wrong("runs", "last=0", "last=0: must be at least 1"),
+    wrong("runs", "last=two", "last=two: expected a whole number"),
+    wrong("runs", "last=1 last=2", "last is given twice"),
+    wrong("runs", "CartPole", "CartPole: expected key=value"),
+    wrong("runs", "--jsn", "--jsn: no such option", "did you mean --json?"),
+    wrong("runs", "=x", "=x: no such key"),
+    wrong("runs", "runs_dir=elsewhere", "runs_dir=elsewhere: there is no such folder"),
+    wrong("runs", f"runs_dir=runs/{GROUP}/{A}/record.json", "record.json: there is no such folder"),
+    wrong("runs", f"runs_dir={LONG}", "runs_dir=xxx", "there is no such folder"),
+    wrong("runs", f"{LONG}=1", "xxx...xxx", "no run has"),
+]
+
+DIFF = [
+    wrong("diff", "", "a= is missing", "allowed: a=, b=, code="),
+    wrong("diff", "a=seed1-aaaaaa", "b= is missing", "allowed: a=, b="),
+    wrong("diff", "a=seed1-aaaaaa b=nope", "b=nope: no such run", f"the newest is {B}"),
+    wrong("diff", "a=seed1 b=seed1-bbbbbb", "a=seed1: in the ids of 2 runs", "use more of it"),
+    wrong("diff", f"{A_B} code=ful", "code=ful: did you mean full?", "full, names or none"),
+    wrong("diff", f"{A_B} zoom=true", "zoom=true: no such key", "allowed: a=, b="),
+    wrong("diff", f"{A_B} runs_dir=elsewhere", "a=seed1-aaaaaa: there is no folder runs_dir=elsewhere"),
+    wrong("diff", A_B, f"{A}/record.json cannot be read", given=holds(paths.RECORD, BINARY)),
+    wrong("diff", A_B, "has schema 2", "reads schema 1", given=holds(paths.RECORD, '{"schema": 2}')),
+    wrong("diff", A_B, "git in record.json", given=holds(paths.RECORD, '{"schema": 1, "git": "x"}')),
+    wrong("diff", A_B, "overrides in", given=holds(paths.RECORD, '{"schema": 1, "overrides": "x"}')),
+    wrong("diff", A_B, f"{A}: has no config.yaml", given=without(paths.CONFIG)),
+    wrong("diff", A_B, "config.yaml has no env.id", given=holds(paths.CONFIG, "algo: {name: ppo}")),
 ]
 
 COMPARE = [
@@ -480,6 +524,8 @@ MAKE = [
     wrong("make", ["train", "ARGS=--nope"], "--nope: no such option"),
     wrong("make", "train env.num_envs=0", "env.num_envs=0: must be at least 1"),
     wrong("make", "evaluate run=nope", "run=nope", "there is no folder runs_dir=runs"),
+    wrong("make", "runs last=0", "last=0: must be at least 1"),
+    wrong("make", "diff a=x", "b= is missing", "allowed: a=, b="),
     wrong("make", "compare a=x", "b= is missing", "allowed: a=, b="),
     wrong("make", "prove times=1", "times=1: expected a whole number, at least 2"),
     wrong("make", "curves runs=nothing/*", "runs=nothing/*: no run folders there"),
@@ -487,7 +533,21 @@ MAKE = [
     wrong("make", "rename name=class", "name=class is a word of the Python language"),
 ]
 
-CASES = [*TRAIN, *EVALUATE, *RESUME, *COMPARE, *PROVE, *CURVES, *RATIOS, *BENCH, *RENAME, *GOLDEN, *MAKE]
+CASES = [
+    *TRAIN,
+    *EVALUATE,
+    *RESUME,
+    *RUNS,
+    *DIFF,
+    *COMPARE,
+    *PROVE,
+    *CURVES,
+    *RATIOS,
+    *BENCH,
+    *RENAME,
+    *GOLDEN,
+    *MAKE,
+]
 
 
 # --- One call and what is wrong with its answer -----------------------------------------------------------

@@ -415,7 +415,9 @@ def report(difference: Difference, code: str | None = None) -> str:
     elif not files:
         lines.append("code: equal")
     else:
-        lines += [f"code: {_count(files)}", file_names(difference) if code is None else code]
+        counted = next((len(factor.detail) for factor in difference.factors if factor.kind == "code"), 0)
+        some = "" if counted == len(files) else f", {counted or 'none'} of which can change a run"
+        lines += [f"code: {_count(files)}{some}", file_names(difference) if code is None else code]
     for title, pairs in (
         ("versions", difference.versions),
         ("hardware", difference.hardware),

@@ -44,7 +44,7 @@ class Run:
     def planned(cls, record: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
         """A run that has not begun, to be compared with others. It has no folder, and nothing is read."""
         run = cls(Path(), record)
-        run.__dict__ |= {"config": dict(config), "rows": [], "last_row": {}}
+        run.__dict__.update(config=dict(config), rows=[], last_row={})
         return run
 
     @property
