@@ -485,6 +485,9 @@ class Sweep:
                 refused = bool(jobs) and all(job["status"] == "refused" for job in jobs)
                 index["status"], exit_status = "failed", _REFUSED if refused else 1
             index["end_time"] = _now()
+        from rltemplate.journal import write_sweep  # what it needs is not needed to start a run
+
+        write_sweep(self.folder, index, self.folder.parent.parent, launch.PROJECT)
         self.show()
         return exit_status
 

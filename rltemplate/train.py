@@ -27,6 +27,7 @@ from rltemplate.analysis import targets
 from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.journal import write_run
 from rltemplate.launch import PROJECT, Job
 from rltemplate.resume import Continuation, check_same_run, config_digest, cut_back, find_continuation, take
 from rltemplate.rng import Streams, env_seeds
@@ -441,6 +442,8 @@ def run(job: Job) -> int:
             snapshot, git, record = _begin(job, config, lock, settings, tried)
         else:
             git, record = _begin_again(job, config, snapshot, continuation)
+        if config.logger.journal and job.sweep is None:  # a sweep has one entry for all its runs
+            ending.callback(lambda: write_run(run_dir, Path(config.runs_dir).expanduser(), PROJECT))
         ending.callback(lambda: _finish(run_dir, record, outcome, snapshot, git))
         try:
             logger = _make_logger(job, config, git, continuation)

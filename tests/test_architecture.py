@@ -56,8 +56,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "resume": ("types", "algos", "config", "launch", "run", "run.*", "analysis.run_files"),
     # A run that is about to begin, against a recorded one.
     "baseline": ("types", "run", "run.*", "analysis.*"),
+    # What the people who make the runs read: written when one has ended.
+    "journal": ("types", "baseline", "run", "run.*", "analysis.*"),
     # Many runs from one command; knows how each of them is started or goes on.
-    "sweep": ("types", "config", "launch", "resume", "run", "run.*"),
+    "sweep": ("types", "config", "launch", "resume", "journal", "run", "run.*"),
     "train": (
         "",
         "types",
@@ -70,6 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "config",
         "launch",
         "resume",
+        "journal",
         "analysis.targets",
         "run",
         "run.*",
