@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-slow lint format curves bench rename lock clean FORCE
+.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-slow lint format curves report bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -125,6 +125,9 @@ format: $(STAMP) ## format the code and fix what can be fixed safely
 
 curves: $(STAMP) ## learning curves of runs as picture, table and CSV: make curves runs='runs/*/*' out=results
 	$(call RUN,curves,$(WORDS))
+
+report: $(STAMP) ## one page of HTML about all runs, for sending around: make report [runs='runs/*/*'] [out=FILE]
+	$(call RUN,report,$(WORDS))
 
 stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
 	$(call RUN,stats,$(WORDS))

@@ -1,0 +1,111 @@
+"""One page of HTML about many runs: `python scripts/report.py [runs=GLOB] [out=FILE] [figures=FOLDER]`.
+
+The page holds all that it shows, so that it can be sent around and read without a network. `figures=FOLDER`
+also writes each chart as PNG and SVG. `videos=all` puts in every film and `videos=none` no film, where
+otherwise each experiment has the last one of the seed with the median return. Sweeps, proofs and the journal
+are looked for two folders above the runs; that is also where `report.html` goes without `out=`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rltemplate.analysis.figures import write_figures
+from rltemplate.analysis.report import commits, material
+from rltemplate.analysis.report.page import make_report
+from rltemplate.analysis.run_files import find_run_dirs
+from rltemplate.run import changes
+from rltemplate.run.git import Git, GitError, attempt
+from rltemplate.run.lines import replace_text
+from rltemplate.types import ConfigError
+from rltemplate.words import Kinds, make_folder, one_of, parse_words, readable
+
+PROJECT = Path(__file__).resolve().parents[1]
+NAME = "report.html"
+
+
+def main(argv: list[str]) -> int:
+    """Write the page, and say where it is."""
+    try:
+        kinds: Kinds = {"runs": str, "out": str, "figures": str, "videos": one_of(*material.VIDEO_CHOICES)}
+        given = parse_words(argv, kinds)
+        pattern = given.get("runs", "runs/*/*")
+        run_dirs = find_run_dirs(pattern)
+        runs_dir = run_dirs[0].parent.parent
+        out = _file(given["out"]) if "out" in given else runs_dir / NAME
+        if "figures" in given:
+            make_folder("figures", Path(given["figures"]).expanduser())
+        report = make_report(
+            run_dirs,
+            runs_dir,
+            pattern=pattern,
+            written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+            changed_files=lambda a, b: changes.files_between(PROJECT, a, b),
+            commit_url=commit_links(PROJECT),
+            videos=given.get("videos", "last"),
+        )
+        try:
+            replace_text(out, [report.html])
+        except OSError as error:
+            raise ConfigError(f"out={given.get('out', out)}: cannot be written, {error.strerror}") from None
+    except ConfigError as error:
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        return 2
+    for problem in report.problems:
+        line = "".join(letter if letter.isprintable() else " " for letter in problem)
+        print(f"note: {line}", file=sys.stderr)
+    print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
+    if "figures" in given:
+        folder = Path(given["figures"]).expanduser()
+        written = write_figures(report.charts, folder)
+        print(f"written: {len(written) // 2} figures in {folder}, each as PNG and SVG")
+    return 0
+
+
+def _file(text: str) -> Path:
+    """The file that `out=` names, refused before all the work if it cannot be written."""
+    out = Path(text).expanduser()
+    try:
+        if out.is_dir():
+            raise ConfigError(f"out={text}: is a folder; expected a file, such as {out / NAME}")
+        if not out.parent.is_dir():
+            raise ConfigError(f"out={text}: cannot be written, there is no folder {out.parent}")
+    except OSError as error:  # longer than any name
+        raise ConfigError(f"out={text}: cannot be written, {error.strerror}") from None
+    return out
+
+
+def commit_links(project: Path) -> Callable[[str], str | None]:
+    """What gives the address of a commit on the web: of those that a remote repository is known to have."""
+
+    def remote(git: Git) -> str:
+        names = git.line("remote").splitlines()
+        return git.line("remote", "get-url", "origin" if "origin" in names else names[0]) if names else ""
+
+    try:
+        web = commits.web_address(attempt(project, remote))
+    except GitError:
+        web = None
+
+    @cache
+    def address(commit: str) -> str | None:
+        found = None if web is None else commits.commit_address(web, commit)
+        if found is None:
+            return None
+        contains = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
+        try:
+            return found if attempt(project, lambda git: git.line(*contains)) else None
+        except GitError:
+            return None  # a commit that this repository does not have
+
+    return address
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
