@@ -260,7 +260,7 @@ TRAIN = [
     wrong("train", "baseline=nope", "baseline=nope: there is no folder runs_dir=runs"),
     wrong("train", "baseline=a,b", "baseline=a,b: all jobs of a sweep have one baseline"),
     wrong("train", "baseline_check=maybe", "baseline_check=maybe", "allowed: refuse, warn"),
-    wrong("train", "basline=x", "basline=x: no such key", "did you mean baseline?"),
+    wrong("train", "baselin=x", "baselin=x: no such key", "did you mean baseline?"),
     # folders
     wrong("train", "runs_dir=mine", "runs_dir=mine: is a file", "expected a folder", given=a_file("mine")),
     wrong("train", "run_dir=.", "run_dir=.: is not empty", "folder of its own", given=a_file("mine")),
@@ -358,8 +358,8 @@ RUNS = [
     wrong(
         "runs", "gamma=0.9", "gamma=0.9: no run has gamma", "did you mean algo.gamma?", "allowed: id, algo"
     ),
-    wrong("runs", "sort=retrun", "sort=retrun: no run has retrun", "did you mean return?"),
-    wrong("runs", "show=algo.gamma,eval/retrun", "show=eval/retrun: no run has", "did you mean eval/return?"),
+    wrong("runs", "sort=retur", "sort=retur: no run has retur", "did you mean return?"),
+    wrong("runs", "show=algo.gamma,eval/retur", "show=eval/retur: no run has", "did you mean eval/return?"),
     wrong("runs", "determinism=repeat", "determinism holds several values", "determinism.level"),
     wrong("runs", ["return=>high"], "return=>high: expected a number after >"),
     wrong("runs", ["return=>="], "return=>=: a value is missing after >="),
