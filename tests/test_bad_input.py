@@ -358,8 +358,8 @@ RUNS = [
     wrong(
         "runs", "gamma=0.9", "gamma=0.9: no run has gamma", "did you mean algo.gamma?", "allowed: id, algo"
     ),
-    wrong("runs", "sort=retur", "sort=retur: no run has retur", "did you mean return?"),
-    wrong("runs", "show=algo.gamma,eval/retur", "show=eval/retur: no run has", "did you mean eval/return?"),
+    wrong("runs", "sort=retorn", "sort=retorn: no run has retorn", "did you mean return?"),
+    wrong("runs", "show=algo.gamma,eval/retorn", "show=eval/retorn: no run has", "did you mean eval/return?"),
     wrong("runs", "determinism=repeat", "determinism holds several values", "determinism.level"),
     wrong("runs", ["return=>high"], "return=>high: expected a number after >"),
     wrong("runs", ["return=>="], "return=>=: a value is missing after >="),
@@ -438,6 +438,49 @@ PROVE = [
         given=a_link("link", "no/where"),
         torch=True,
     ),
+]
+
+NOISE = [
+    wrong("noise", "seeds=1", "seeds=1: must be from 2 to 1000", "one seed has no spread"),
+    wrong("noise", "seeds=2.5", "seeds=2.5: expected a whole number, from 2 to 1000"),
+    wrong("noise", f"seeds={DIGITS}", "seeds=999", "5,006 characters", "whole number"),
+    wrong("noise", "seeds=3 seeds=4", "seeds=4: seeds is given twice"),
+    wrong("noise", "sedes=3", "sedes=3: no such key", "did you mean seeds=3?"),
+    wrong("noise", "seed=1,2", "noise is that of one configuration", "seeds=N"),
+    wrong("noise", "algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
+    wrong("noise", "run_dir=x", "run_dir=x", "use runs_dir"),
+    wrong("noise", "eval_every=0", "eval_every=0: noise compares evaluations", "use eval_every=N"),
+    wrong("noise", "seed=9223372036854775807", "seed=9223372036854775807: there are no 5 seeds"),
+    wrong("noise", "algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
+    wrong("noise", "hydra/launcher=joblib", "hydra/launcher=joblib", "leave it out"),
+    wrong("noise", "--multirun", "--multirun: no such option", "allowed: overrides, seeds=N and --json"),
+    wrong("noise", "runs_dir=mine", "runs_dir=mine: is a file", given=a_file("mine")),
+    wrong("noise", "runs_dir=link", "runs_dir=link: cannot be made", given=a_link("link", "no/where")),
+]
+
+STATS = [
+    wrong("stats", "runs=nothing/*", "runs=nothing/*: no run folders there"),
+    wrong("stats", "runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),
+    wrong("stats", "runs=**x", "runs=**x: is no pattern of folders"),
+    wrong("stats", "run=x", "run=x: no such key", "did you mean runs=?", "allowed: runs=, by="),
+    wrong("stats", "--jsn", "--jsn: no such option", "did you mean --json?"),
+    wrong("stats", "statistic=iqn", "statistic=iqn", "did you mean iqm?", "mean or median"),
+    wrong("stats", "runs=runs/*/*", f"{B} and {A} are both ppo on CartPole with seed 1", "name one"),
+    wrong("stats", f"{ONE} by=algo.gama", "by=algo.gama: no such key", "did you mean algo.gamma?"),
+    wrong("stats", f"{ONE} by=algo", "by=algo: expected a key with a single value", "algo.gamma"),
+    wrong("stats", f"{ONE} out=x.md", "out: is for coverage=true"),
+    wrong("stats", "coverage=true by=seed", "by: leave out coverage=true"),
+    wrong("stats", "coverage=true repetitions=5", "repetitions=5: must be at least 10"),
+    wrong("stats", "coverage=true out=runs", "out=runs: cannot be written"),
+    wrong("stats", ONE, "no run can be read", f"{A}/record.json", given=holds(paths.RECORD, "{")),
+    wrong("stats", ONE, "no run can be read", f"{A}: has no config", given=without(paths.CONFIG)),
+    wrong(
+        *("stats", ONE, "no finished run with an evaluation", f"{A}: is failed, not finished"),
+        given=edited(paths.RECORD, '"status": "finished"', '"status": "failed"'),
+    ),
+    wrong("random_returns", "env=Hoper", "env=Hoper", "did you mean Hopper?"),
+    wrong("random_returns", "episodes=1", "episodes=1: must be at least 2"),
+    wrong("random_returns", "env=Hopper --write", "--write: writes the rows of all environments"),
 ]
 
 CURVES = [
@@ -542,6 +585,8 @@ CASES = [
     *COMPARE,
     *PROVE,
     *CURVES,
+    *NOISE,
+    *STATS,
     *RATIOS,
     *BENCH,
     *RENAME,

@@ -141,7 +141,7 @@ def test_filters_keep_what_fits_all_of_them(runs_dir: Path, words: str, expected
     [
         ("algo.gama=0.9", "algo.gama=0.9: no run has algo.gama; did you mean algo.gamma?"),
         ("gamma=0.9", "did you mean algo.gamma?"),
-        ("eval/retur=1", "did you mean eval/return?"),
+        ("eval/retorn=1", "did you mean eval/return?"),
         (
             "determinism=repeat",
             "determinism holds several values; expected one of them, such as determinism.level",
@@ -173,8 +173,8 @@ def test_runs_without_the_value_come_last_in_both_directions(
 ) -> None:
     runs, _ = run_table.find_runs(runs_dir)
     assert seeds(run_table.order(runs, key)) == expected
-    with pytest.raises(ConfigError, match=r"sort=-retur: no run has retur; did you mean return\?"):
-        run_table.order(runs, "-retur")
+    with pytest.raises(ConfigError, match=r"sort=-retorn: no run has retorn; did you mean return\?"):
+        run_table.order(runs, "-retorn")
 
 
 def test_lines_are_aligned_and_whole(runs_dir: Path) -> None:
