@@ -555,9 +555,8 @@ class _Work:
         found = self._probe(device)
         self._check_versions(found, install)
         if device == "cuda" and not found["cuda"]:
-            raise ConfigError(
-                f"{recorded.id}: was made on CUDA (device={recorded.config.get('device')}), none here"
-            )
+            asked = recorded.config.get("device")
+            raise ConfigError(f"{recorded.id}: was made on CUDA (device={asked}), and there is none here")
         before = recorded.record.get("machine") or {}
         now = machine_facts(with_gpus=False)
         for key in ("cpu", "libc"):
@@ -840,10 +839,14 @@ def _chain(trace: Path, iteration: int) -> str | None:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Whole rows of `metrics.jsonl` without times."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # the last of a run that was killed
+    rows, lines = [], path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
             rows.append(_timeless(json.loads(line)))
+        except (ValueError, AttributeError):
+            if not line.endswith("\n"):  # the last of a run that was killed
+                break
+            raise ConfigError(f"{path.parent.name}: line {number} of {paths.METRICS} is damaged") from None
     return rows
 
 
