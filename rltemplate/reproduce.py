@@ -225,7 +225,7 @@ def _read(text: str, project: Path, runs_dir: Path, folder: Path) -> Recorded:
     try:
         run_dir = paths.find_run(text, runs_dir)
     except ConfigError:
-        if Path(text).exists() or os.sep in text:
+        if os.sep in text or os.path.lexists(text):
             raise
         refs = remotes.run_refs(project)
         folders = {path.parent.name for path in runs_dir.glob(f"*/*/{paths.RECORD}")}

@@ -36,7 +36,7 @@ CHECKPOINT, MANIFEST = f"{paths.CHECKPOINTS}/step_64.pt", f"{paths.CHECKPOINTS}/
 RUN = "run=seed1-aaaaaa"
 A_B = "a=seed1-aaaaaa b=seed1-bbbbbb"
 ONE = "runs=runs/*/*aaaaaa"
-LOOKS_AT_RUNS = ("evaluate", "runs", "diff", "compare", "curves", "ratios", "resume")
+LOOKS_AT_RUNS = ("evaluate", "runs", "diff", "compare", "curves", "stats", "ratios", "resume", "reproduce")
 
 # What lies in the folder besides; takes the folder, and in it the folder of run A.
 Given = Callable[[Path, Path], None]
@@ -415,6 +415,46 @@ COMPARE = [
     wrong("compare", A_B, "other algorithms", "ran sac", given=edited(paths.TRACE, '"ppo"', '"sac"')),
 ]
 
+REPRODUCE = [
+    wrong("reproduce", "", "run= is missing", "allowed: run=, env=, keep="),
+    wrong("reproduce", "rum=x", "rum=x: no such key", "did you mean run=?"),
+    wrong("reproduce", "run=seed1-aaaaab", "run=seed1-aaaaab: no such run here", "make fetch-runs brings"),
+    wrong("reproduce", f"run={A[:-1]}b", f"did you mean {A}?"),
+    wrong("reproduce", "run=seed1", "in the ids of 2 runs"),
+    wrong("reproduce", "run=refs/runs/none", "run=refs/runs/none: no such run here"),
+    wrong("reproduce", "run=here", "is a file, and no run folder", given=a_file("here")),
+    wrong("reproduce", ["run=a\nb"], "no such run here"),
+    wrong("reproduce", f"run={LONG}", "characters)", "no such run here"),
+    wrong("reproduce", f"{RUN} env=instal", "env=instal: did you mean install?", "present or install"),
+    wrong("reproduce", f"{RUN} keep=here", "keep=", "is a file; expected a folder", given=a_file("here")),
+    wrong("reproduce", f"{RUN} keep=full", "is not empty", given=a_file("full/mine")),
+    wrong("reproduce", RUN, "record.json cannot be read", given=holds(paths.RECORD, "{")),
+    wrong("reproduce", RUN, "has schema None", given=holds(paths.RECORD, "{}")),
+    wrong("reproduce", RUN, "has no snapshot of its code", given=edited(paths.RECORD, '"git": {', '"no": {')),
+    wrong(
+        "reproduce",
+        RUN,
+        "is not in this repository; make fetch-runs run=",
+        given=edited(paths.RECORD, '"commit": "', '"commit": "f'),
+    ),
+]
+
+PUSH_RUNS = [
+    wrong("push_runs", "", "this repository has no remote", "`git remote add origin ADDRESS`"),
+    wrong("push_runs", "remote=lab", "remote=lab: this repository has no remote"),
+    wrong("push_runs", "remot=lab", "remot=lab: no such key", "did you mean remote=?"),
+    wrong("push_runs", "run=a runs=b", "give run= or runs=, not both"),
+    wrong("push_runs", "dry=maybe", "dry=maybe: expected 1, true, 0 or false"),
+    wrong("push_runs", "--force", "--force: no such option", "allowed: remote=, run=, runs=, allow=, dry="),
+]
+
+FETCH_RUNS = [
+    wrong("fetch_runs", "", "this repository has no remote"),
+    wrong("fetch_runs", "remote=", "remote=: a value is missing"),
+    wrong("fetch_runs", "allow=x", "allow=x: no such key", "allowed: remote=, run=, runs="),
+    wrong("fetch_runs", "run=a runs=b", "give run= or runs=, not both"),
+]
+
 PROVE = [
     wrong("prove", "times=0", "times=0: expected a whole number, at least 2"),
     wrong("prove", "times=2.5", "times=2.5: expected a whole number, at least 2"),
@@ -583,6 +623,9 @@ CASES = [
     *RUNS,
     *DIFF,
     *COMPARE,
+    *REPRODUCE,
+    *PUSH_RUNS,
+    *FETCH_RUNS,
     *PROVE,
     *CURVES,
     *NOISE,
