@@ -476,7 +476,7 @@ def test_coverage_is_written(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
         patch.delitem(sys.modules, "stats", raising=False)
-        import stats as script  # type: ignore[import-not-found]
+        import stats as script
 
         patch.setattr(script, "SEEDS", (3, 5))
         patch.setattr(stats, "POPULATIONS", {"normal": stats.POPULATIONS["normal"]})

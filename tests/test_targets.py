@@ -63,7 +63,7 @@ def test_rows_are_written_in_place_of_those_that_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import random_returns  # type: ignore[import-not-found]
+    import random_returns
 
     table = tmp_path / "table.csv"
     table.write_text(targets.TABLE.read_text())
