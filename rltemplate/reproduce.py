@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from rltemplate.analysis.run_files import read_config
 from rltemplate.run import checkout, paths, remotes
 from rltemplate.run.determinism import INFLUENTIAL
 from rltemplate.run.git import GitError
-from rltemplate.run.influence import package_matters
+from rltemplate.run.influence import package_matters, presence_matters
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.machine import machine_facts
@@ -366,7 +367,7 @@ def _check_possible(recorded: Recorded) -> None:
         steps = part.get("env_steps", 0)
         for what in ("code", "libraries"):
             if changed.get(what):
-                few = ", ".join(changed[what][:_SHOWN])
+                few = _few(changed[what])
                 raise ConfigError(
                     f"{recorded.id}: went on with changed {what} after {steps:,} steps ({few}), so it is not "
                     "what any single run gives"
@@ -729,15 +730,22 @@ class _Work:
     def _check_versions(self, found: Mapping[str, Any], installed: bool) -> None:
         recorded = self.recorded
         before, now = recorded.record.get("versions") or {}, found["versions"]
-        changed = []
+        changed, lacking = [], []
+        locked = _locked(self._tree / _LOCK_FILE)
         for name, version in before.items():
             if not package_matters(name) or version == now.get(name):
                 continue
-            if now.get(name, "").partition("+")[0] == version.partition("+")[0]:
+            if name not in now and not presence_matters(name) and locked is not None and name not in locked:
+                lacking.append(f"{name} {version}")
+            elif now.get(name, "").partition("+")[0] == version.partition("+")[0]:
                 # A build for other processors or another CUDA: its numbers may differ, its name need not.
                 recorded.notes.append(f"{name} was {version}, here it is {now[name]}")
             else:
                 changed.append(f"{name} {version} -> {now.get(name, 'not installed')}")
+        if lacking:  # somebody had installed it beside what the project needs
+            what = "belongs" if len(lacking) == 1 else "belong"
+            named = _few(lacking)
+            recorded.notes.append(f"not installed here: {named}, which {what} to no {_LOCK_FILE} of the run")
         python, here = str((recorded.record.get("machine") or {}).get("python")), found["python"]
         if python != here:
             if python.split(".")[:2] != here.split(".")[:2]:
@@ -746,8 +754,7 @@ class _Work:
                 recorded.notes.append(f"Python was {python}, here it is {here}")
         if not changed:
             return
-        more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        what = ", ".join(changed[:_SHOWN]) + more
+        what = _few(changed)
         if installed:
             raise ConfigError(f"{recorded.id}: its record does not fit its own {_LOCK_FILE}: {what}")
         lock = self._tree / _LOCK_FILE
@@ -797,6 +804,12 @@ def _keep(run_dir: Path, where: Path) -> Path:
     return where.absolute()
 
 
+def _few(names: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
 # --- Files -----------------------------------------------------------------------------------------------
 
 
@@ -835,6 +848,15 @@ def _chain(trace: Path, iteration: int) -> str | None:
     with trace.open("rb") as file:
         line = next((line for line in file if line.startswith(wanted)), None)
     return None if line is None else str(json.loads(line)[-1])
+
+
+def _locked(lock: Path) -> set[str] | None:
+    """The normalised names of the packages that a lock file pins; None if there is none."""
+    if not lock.exists():
+        return None
+    lines = lock.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line) for line in lines)
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

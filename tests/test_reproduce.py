@@ -29,7 +29,12 @@ WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes
 ITERATIONS = 8
 # What the run was made with and the present code has not: a constant of the algorithm, and a new module.
 CHANGED = ("rltemplate/algos/ppo.py", "+ 1e-8", "+ HERE")
-NEW_MODULE = "HERE = 1e-2\n"
+NEW_MODULE = """\
+try:
+    from present_only import HERE
+except ImportError:
+    HERE = 1e-2
+"""
 
 
 @dataclass
@@ -116,7 +121,7 @@ def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """A run made with changed code, in a copy of the project: the repository and the run's folder."""
     folder = tmp_path_factory.mktemp("recorded")
     repo = Path(shutil.copytree(fork, folder / "repo"))
-    (repo / "requirements.lock").write_text("# pinned\n")
+    (repo / "requirements.lock").write_text("nosuch==1.0\n")
     git(repo, "add", "-A")
     git(repo, "commit", "-qm", "a lock")
     path, old, new = CHANGED
@@ -143,8 +148,12 @@ def place(recorded: tuple[Path, Path], tmp_path: Path) -> Place:
     return Place(tmp_path / "clone", run_dir.name, tmp_path / "runs")
 
 
-def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place) -> None:
-    """And the present code, without them, gives another run."""
+def test_changed_and_new_files_are_made_again_from_the_ref_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the present code is found by it, which, without them, gives another run."""
+    (place.clone / "present_only.py").write_text("HERE = 0.5\n")
+    monkeypatch.setenv("PYTHONPATH", str(place.clone))
     outcome = place.outcome()
     assert outcome["git"]["dirty"] is True
     done: list[int] = []
@@ -328,6 +337,29 @@ def test_what_cannot_be_is_said_in_a_line(
     assert said.startswith(("odd: ", "refs/runs/odd: "))
     for text in says:
         assert text in said
+
+
+def test_another_lock_file_is_named_with_the_versions(place: Place) -> None:
+    run = place.told("odd", setting("versions", "numpy", to="0.9.0"))
+    assert "is another one" not in place.refused(run)
+    (place.clone / "requirements.lock").write_text("numpy==0.9.0\n")
+    assert "; its requirements.lock is another one\nenv=install makes" in place.refused(run)
+
+
+@pytest.mark.slow
+def test_what_may_be_otherwise_is_noted_and_not_refused(place: Place) -> None:
+    versions = place.outcome()["versions"]
+    torch = versions["torch"].partition("+")[0] + "+elsewhere"
+
+    def change(outcome: dict[str, Any]) -> None:
+        outcome["versions"] |= {"torch": torch, "beside-it": "1.0"}
+
+    found = place.again(place.told("local", change))
+    assert found.verdict == IDENTICAL
+    assert (
+        "not installed here: beside-it 1.0, which belongs to no requirements.lock of the run" in found.notes
+    )
+    assert f"torch was {torch}, here it is {versions['torch']}" in found.notes
 
 
 def test_a_ref_that_is_no_run_that_has_ended(place: Place) -> None:
