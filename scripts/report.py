@@ -39,8 +39,7 @@ def main(argv: list[str]) -> int:
         run_dirs = find_run_dirs(pattern)
         runs_dir = run_dirs[0].parent.parent
         out = _file(given["out"]) if "out" in given else runs_dir / NAME
-        if "figures" in given:
-            make_folder("figures", Path(given["figures"]).expanduser())
+        figures = _folder(given["figures"]) if "figures" in given else None
         report = make_report(
             run_dirs,
             runs_dir,
@@ -50,6 +49,8 @@ def main(argv: list[str]) -> int:
             commit_url=commit_links(PROJECT),
             videos=given.get("videos", "last"),
         )
+        if figures is not None:
+            make_folder("figures", figures)
         try:
             replace_text(out, [report.html])
         except OSError as error:
@@ -61,16 +62,15 @@ def main(argv: list[str]) -> int:
         line = "".join(letter if letter.isprintable() else " " for letter in problem)
         print(f"note: {line}", file=sys.stderr)
     print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
-    if "figures" in given:
-        folder = Path(given["figures"]).expanduser()
-        written = write_figures(report.charts, folder)
-        print(f"written: {len(written) // 2} figures in {folder}, each as PNG and SVG")
+    if figures is not None:
+        written = write_figures(report.charts, figures)
+        print(f"written: {len(written) // 2} figures in {figures}, each as PNG and SVG")
     return 0
 
 
 def _file(text: str) -> Path:
     """The file that `out=` names, refused before all the work if it cannot be written."""
-    out = Path(text).expanduser()
+    out = _expanded(text)
     try:
         if out.is_dir():
             raise ConfigError(f"out={text}: is a folder; expected a file, such as {out / NAME}")
@@ -79,6 +79,24 @@ def _file(text: str) -> Path:
     except OSError as error:  # longer than any name
         raise ConfigError(f"out={text}: cannot be written, {error.strerror}") from None
     return out
+
+
+def _folder(text: str) -> Path:
+    """The folder that `figures=` names, refused before all the work if it is none; made later."""
+    folder = _expanded(text)
+    try:
+        if folder.is_dir() or not folder.exists():
+            return folder
+    except OSError as error:
+        raise ConfigError(f"figures={text}: cannot be made, {error.strerror}") from None
+    raise ConfigError(f"figures={text}: is a file; expected a folder")
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~somebody, whom this machine does not know
+        return Path(text)
 
 
 def commit_links(project: Path) -> Callable[[str], str | None]:

@@ -36,7 +36,18 @@ CHECKPOINT, MANIFEST = f"{paths.CHECKPOINTS}/step_64.pt", f"{paths.CHECKPOINTS}/
 RUN = "run=seed1-aaaaaa"
 A_B = "a=seed1-aaaaaa b=seed1-bbbbbb"
 ONE = "runs=runs/*/*aaaaaa"
-LOOKS_AT_RUNS = ("evaluate", "runs", "diff", "compare", "curves", "stats", "ratios", "resume", "reproduce")
+LOOKS_AT_RUNS = (
+    "evaluate",
+    "runs",
+    "diff",
+    "compare",
+    "curves",
+    "report",
+    "stats",
+    "ratios",
+    "resume",
+    "reproduce",
+)
 
 # What lies in the folder besides; takes the folder, and in it the folder of run A.
 Given = Callable[[Path, Path], None]
@@ -90,6 +101,11 @@ def a_folder_as(name: str) -> Given:
         (run / name).mkdir()
 
     return replace
+
+
+def no_runs(folder: Path, run: Path) -> None:
+    """Not one run lies there."""
+    shutil.rmtree(folder / "runs")
 
 
 def edited(name: str, old: str, new: str) -> Given:
@@ -425,7 +441,7 @@ REPRODUCE = [
     wrong("reproduce", "run=here", "is a file, and no run folder", given=a_file("here")),
     wrong("reproduce", ["run=a\nb"], "no such run here"),
     wrong("reproduce", f"run={LONG}", "characters)", "no such run here"),
-    wrong("reproduce", f"{RUN} env=instal", "env=instal: did you mean install?", "present or install"),
+    wrong("reproduce", f"{RUN} env=installed", "env=installed: did you mean install?", "present or install"),
     wrong("reproduce", f"{RUN} keep=here", "keep=", "is a file; expected a folder", given=a_file("here")),
     wrong("reproduce", f"{RUN} keep=full", "is not empty", given=a_file("full/mine")),
     wrong("reproduce", RUN, "record.json cannot be read", given=holds(paths.RECORD, "{")),
@@ -442,7 +458,7 @@ REPRODUCE = [
 PUSH_RUNS = [
     wrong("push_runs", "", "this repository has no remote", "`git remote add origin ADDRESS`"),
     wrong("push_runs", "remote=lab", "remote=lab: this repository has no remote"),
-    wrong("push_runs", "remot=lab", "remot=lab: no such key", "did you mean remote=?"),
+    wrong("push_runs", "remotes=lab", "remotes=lab: no such key", "did you mean remote=?"),
     wrong("push_runs", "run=a runs=b", "give run= or runs=, not both"),
     wrong("push_runs", "dry=maybe", "dry=maybe: expected 1, true, 0 or false"),
     wrong("push_runs", "--force", "--force: no such option", "allowed: remote=, run=, runs=, allow=, dry="),
@@ -546,6 +562,27 @@ CURVES = [
     wrong("curves", ONE, "no finished run with an evaluation", given=holds(paths.METRICS, "")),
 ]
 
+REPORT = [
+    wrong("report", "", "runs=runs/*/*: no run folders there", given=no_runs),
+    wrong("report", "runs=nothing/*", "runs=nothing/*: no run folders there"),
+    wrong("report", "runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),
+    wrong("report", f"runs={LONG}", "runs=xxx", "no run folders there"),
+    wrong("report", "run=x", "run=x: no such key", "did you mean runs=?", "allowed: runs=, out=, figures="),
+    wrong("report", "videos=al", "videos=al", "did you mean all?", "last, all or none"),
+    wrong("report", "--json", "--json: no such option", "allowed: runs="),
+    wrong("report", "out=runs", "out=runs: is a folder; expected a file", "runs/report.html"),
+    wrong("report", "out=no/where.html", "out=no/where.html: cannot be written", "no folder no"),
+    wrong("report", "out=mine/x.html", "out=mine/x.html: cannot be written", given=a_file("mine")),
+    wrong("report", f"out={'n' * 300}.html", "out=nnn", "cannot be written"),
+    wrong("report", "out=/proc/x.html", "out=/proc/x.html: cannot be written", on=Path("/proc").is_dir),
+    wrong("report", "out=~nobody-here/x.html", "out=~nobody-here/x.html: cannot be written, there is no"),
+    wrong("report", f"figures={'n' * 300}", "figures=nnn", "cannot be made, File name too long"),
+    wrong("report", f"{ONE} figures=new", "none of 1 run folders", given=holds(paths.RECORD, "{")),
+    wrong("report", "figures=mine", "figures=mine: is a file", "expected a folder", given=a_file("mine")),
+    wrong("report", ONE, "none of 1 run folders can be read", given=holds(paths.RECORD, "{")),
+    wrong("report", ONE, "none of 1 run folders", "no config.yaml", given=without(paths.CONFIG)),
+]
+
 RATIOS = [
     wrong("ratios", "", "runs= is missing", "allowed: runs=, out="),
     wrong("ratios", "runs=nothing/*", "runs=nothing/*: no run folders there"),
@@ -611,6 +648,7 @@ MAKE = [
     wrong("make", "diff a=x", "b= is missing", "allowed: a=, b="),
     wrong("make", "compare a=x", "b= is missing", "allowed: a=, b="),
     wrong("make", "prove times=1", "times=1: expected a whole number, at least 2"),
+    wrong("make", "report runs=nothing/*", "runs=nothing/*: no run folders there"),
     wrong("make", "curves runs=nothing/*", "runs=nothing/*: no run folders there"),
     wrong("make", "bench only=peer", "only=peer", "did you mean peers?"),
     wrong("make", "rename name=class", "name=class is a word of the Python language"),
@@ -628,6 +666,7 @@ CASES = [
     *FETCH_RUNS,
     *PROVE,
     *CURVES,
+    *REPORT,
     *NOISE,
     *STATS,
     *RATIOS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 from rltemplate.analysis import stats, targets
@@ -34,7 +35,7 @@ class Middle(NamedTuple):
 def middle_of(experiment: Experiment) -> Middle | None:
     """The middle of the counted seeds at the steps that they share; None if no seed has a score."""
     per_seed = [
-        list(zip(*experiment.metrics[run.id][experiment.score], strict=True))
+        list(zip(*experiment.metrics[run.dir][experiment.score], strict=True))
         for run, _, _ in experiment.finals()
     ]
     if not per_seed:
@@ -46,8 +47,8 @@ def middle_of(experiment: Experiment) -> Middle | None:
     chosen = set(shared)
     points = [[point for point in each if point[0] in chosen] for each in per_seed]
     found = stats.curve(points, statistic="iqm")
-    if not found:
-        return None
+    if not found or (len(points) > 1 and not all(isfinite(sum(each)) for _, each, _ in found)):
+        return None  # no step that all share, or returns whose spread no number can hold
     return Middle(
         [step for step, _, _ in found],
         [each.value for _, each, _ in found],
@@ -79,11 +80,14 @@ def references_of(experiment: Experiment) -> list[Reference]:
     return [Reference(float(value), name) for name, value in levels if value is not None]
 
 
-def learning_curve(experiment: Experiment, middle: Middle | None) -> Chart:
-    """Every seed thin, and where several have finished their middle thick, with its interval."""
+def learning_curve(experiment: Experiment, middle: Middle | None) -> Chart | None:
+    """Every seed thin, and where several have finished their middle thick, with its interval.
+
+    None if no run has logged a return.
+    """
     lines = []
     for style, run in enumerate(experiment.runs):
-        points = experiment.metrics.get(run.id, {}).get(experiment.score)
+        points = experiment.metrics.get(run.dir, {}).get(experiment.score)
         if points is not None:
             steps, values = thinned(*points, MOST_POINTS)
             label = "" if len(experiment.counted) > 1 else name_of(run, experiment)
@@ -92,6 +96,8 @@ def learning_curve(experiment: Experiment, middle: Middle | None) -> Chart:
     if middle is not None and seeds > 1:
         name = f"{MIDDLE} of {seeds} seeds"
         lines.append(Line(name, middle.steps, middle.values, 0, name, True, middle.low, middle.high))
+    if not lines:
+        return None
     return Chart(
         f"{experiment.key}-curve",
         experiment.title,
@@ -129,7 +135,8 @@ def spread(experiment: Experiment) -> Chart | None:
     middle = None
     if len(finals) > 1:
         interval = stats.interval([value for _, _, value in finals], statistic="iqm")
-        middle = (MIDDLE, interval.value, interval.low, interval.high)
+        if isfinite(sum(interval)):
+            middle = (MIDDLE, *interval)
     values = sorted(value for _, _, value in finals)
     summary = (
         f"Last {experiment.score} of each of {len(finals)} seeds, "
@@ -154,7 +161,7 @@ def metric_charts(experiment: Experiment) -> Iterator[Chart]:
     for name in sorted(names, key=lambda name: (order.get(name, len(_FIRST)), name)):
         lines = []
         for style, run in enumerate(experiment.runs):
-            points: Points | None = experiment.metrics.get(run.id, {}).get(name)
+            points: Points | None = experiment.metrics.get(run.dir, {}).get(name)
             if points is not None:
                 steps, values = thinned(*points, MOST_SMALL)
                 lines.append(

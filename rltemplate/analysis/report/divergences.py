@@ -36,16 +36,20 @@ class Repeats(NamedTuple):
 
 
 def find_repeats(experiments: Iterable[Experiment]) -> Repeats:
-    """Compare finished runs whose configuration, seed and code are equal.
+    """Compare finished runs whose configuration, seed and code are equal; a copy of a run is no other run.
 
     Of each group the first run is compared with the first of every other trace. Code that no git has
     recorded is taken for equal to no other.
     """
     groups: dict[Any, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    seen: set[str] = set()
     for experiment, run in ((each, run) for each in experiments for run in each.runs):
         digest = (run.record.get("trace") or {}).get("digest")
         tree = (run.record.get("git") or {}).get("tree")
-        if run.record.get("status") == "finished" and isinstance(digest, str) and tree is not None:
+        if run.record.get("status") != "finished" or not isinstance(digest, str) or tree is None:
+            continue
+        if run.id not in seen:
+            seen.add(run.id)
             groups[experiment.number, run.config["seed"], run.config.get("trace")][digest].append(run)
     equal: list[list[Run]] = []
     pairs: list[Pair] = []

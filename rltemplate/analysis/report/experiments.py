@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.figures import thinned
@@ -24,6 +24,7 @@ Points = tuple[list[int], list[float]]  # environment steps and values of one me
 # What looks at a run, without deciding at which steps or how well it is evaluated, makes no other experiment.
 _NOT_COMPARED = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
 _FINISHED = "finished"
+_LARGEST = 1e300  # beyond it, or not a number, a value is none that can be drawn or averaged
 _LABEL_KEYS = 3  # values in the name of an experiment
 
 
@@ -38,7 +39,7 @@ class Experiment:
     number: int
     runs: list[Run]
     label: str = ""
-    metrics: dict[str, dict[str, Points]] = field(default_factory=dict)  # by run, then by metric
+    metrics: dict[Path, dict[str, Points]] = field(default_factory=dict)  # by folder, then by metric
 
     @property
     def algo(self) -> str:
@@ -73,14 +74,14 @@ class Experiment:
     @cached_property
     def score(self) -> str:
         """The metric that says how good a policy is: of evaluations if there are any."""
-        having = [self.metrics.get(run.id, {}) for run in self.counted or self.runs]
+        having = [self.metrics.get(run.dir, {}) for run in self.counted or self.runs]
         return "eval/return" if any("eval/return" in each for each in having) else "episode/return"
 
     def finals(self) -> list[tuple[Run, int, float]]:
         """Of each counted run with a score: the run, the environment steps of its last score, and this."""
         found = []
         for run in self.counted:
-            steps, values = self.metrics.get(run.id, {}).get(self.score, ([], []))
+            steps, values = self.metrics.get(run.dir, {}).get(self.score, ([], []))
             if values:
                 found.append((run, steps[-1], values[-1]))
         return found
@@ -91,13 +92,16 @@ def why_damaged(run: Run) -> str | None:
     seed = run.config["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         return f"{run.id}: seed in {paths.CONFIG} is damaged: it is no whole number"
+    if not isinstance(run.config["env"].get("kwargs") or {}, Mapping):
+        return f"{run.id}: env.kwargs in {paths.CONFIG} is damaged: it has no values by name"
     started = run.record.get("started_at")
     if started is not None and not isinstance(started, str):
         return f"{run.id}: started_at in {paths.RECORD} is damaged: it is no time"
     for value in (
         (run.record.get("final_metrics") or {}) | {"duration": run.record.get("duration_s")}
     ).values():
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        wrong = not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > _LARGEST
+        if value is not None and wrong:
             return f"{run.id}: a number in {paths.RECORD} is damaged"
     return None
 
@@ -109,10 +113,10 @@ def read_columns(run: Run) -> dict[str, Points]:
     columns: dict[str, Points] = defaultdict(lambda: ([], []))
     for row in read_metrics(run.dir):
         step = row.pop("env_steps", None)
-        if step is None or not isfinite(step):
+        if step is None or not abs(step) < _LARGEST:
             continue
         for name, value in row.items():
-            if value is not None and isfinite(value):
+            if value is not None and abs(value) < _LARGEST:
                 steps, values = columns[name]
                 steps.append(int(step))
                 values.append(value)
@@ -125,7 +129,7 @@ def find_experiments(runs: Iterable[Run], changed_files: ChangedFiles) -> list[E
     for run in sorted(runs, key=_started):
         groups[json.dumps(_compared(run), sort_keys=True, default=str)].append(run)
     apart = [part for group in groups.values() for part in _by_code(group, changed_files)]
-    apart.sort(key=lambda group: (group[0].env, group[0].config["algo"]["name"], _started(group[0])))
+    apart.sort(key=lambda group: (group[0].env, str(group[0].config["algo"]["name"]), _started(group[0])))
     experiments = [Experiment(number, group) for number, group in enumerate(apart, start=1)]
     alike: dict[tuple[str, str], list[Experiment]] = defaultdict(list)
     for each in experiments:
@@ -220,7 +224,7 @@ def load_metrics(experiments: Iterable[Experiment], most: int) -> Iterator[str]:
             except ConfigError as error:
                 yield str(error)
                 continue
-            experiment.metrics[run.id] = {
+            experiment.metrics[run.dir] = {
                 name: points if name.endswith("/return") else thinned(*points, most)
                 for name, points in columns.items()
             }

@@ -108,7 +108,7 @@
     for (const line of chart.l) {
       const color = styled(colors, line.s), x = cumulated(line.d);
       if (line.a.length) {
-        const band = { x, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+        const band = { x, type: "scatter", mode: "lines", line: { width: 0, color }, hoverinfo: "skip", showlegend: false };
         data.push({ ...band, y: line.a }, { ...band, y: line.b, fill: "tonexty", fillcolor: faded(color, 0.2) });
       }
       const marks = line.m && x.length <= FEW_POINTS;

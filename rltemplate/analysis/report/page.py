@@ -11,9 +11,9 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,15 +84,15 @@ def make_report(
     data = {"together": _packed(together)}
     data |= {f"e{part['number']}": _packed([*part["large"], *part["small"]]) for part in parts}
     levels, settings = _levels(runs)
-    numbers = {run.id: each.number for each in experiments for run in each.runs}
-    script, library = (_HERE / "page.js").read_text(encoding="utf-8"), _plotly()
+    numbers = {run.dir: each.number for each in experiments for run in each.runs}
+    script, (library, packed) = (_HERE / "page.js").read_text(encoding="utf-8"), _plotly()
     html = _rendered(
         title=TITLE,
         pattern=pattern,
         written=written,
         css=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
-        plotly=_gzipped(library),
+        plotly=packed,
         policy=_policy([script, library]),
         problems=problems,
         tiles=_tiles(runs, experiments),
@@ -103,7 +103,7 @@ def make_report(
         number=charts.number,
         commit_url=commit_url,
         open_details=len(experiments) <= _OPEN_UP_TO,
-        runs=[(run, numbers[run.id]) for run in sorted(runs, key=_newest, reverse=True)],
+        runs=[(run, numbers[run.dir]) for run in sorted(runs, key=_newest, reverse=True)],
         sweeps=material.read_sweeps(runs_dir, problems)[::-1],
         repeats=find_repeats(experiments),
         levels=levels,
@@ -131,7 +131,7 @@ def _part(
     factors: list[str] = []
     if earlier is not None:
         factors = list(_changes(earlier.runs[0], experiment.runs[0], changed_files))
-    spread = charts.spread(experiment)
+    large = [charts.learning_curve(experiment, middle), charts.spread(experiment)]
     return {
         "number": experiment.number,
         "title": experiment.title,
@@ -148,7 +148,7 @@ def _part(
         "cautions": list(_cautions(experiment)),
         "before": None if earlier is None else earlier.number,
         "factors": factors,
-        "large": [charts.learning_curve(experiment, middle), *([spread] if spread else [])],
+        "large": [chart for chart in large if chart is not None],
         "small": list(charts.metric_charts(experiment)),
         "table": _rows_of(middle),
         "videos": films.shown.get(experiment.number, []),
@@ -277,7 +277,7 @@ def _shown(value: Any) -> str:
 
 
 def _from_markdown(text: str) -> Any:
-    """As HTML for a template. HTML in the text is shown and not used; pictures lie elsewhere and are left out."""
+    """As HTML for a template. HTML in the text is shown and not used; pictures are left out."""
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
@@ -301,11 +301,13 @@ def _without_dead_links(tokens: Iterable[Any]) -> Iterable[Any]:
             yield token
 
 
-def _plotly() -> str:
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js, and as it is packed into a page."""
     from plotly.offline import get_plotlyjs
 
-    # A line break of another kind would change its hash on the way through the page.
-    return str(get_plotlyjs()).replace("\r\n", "\n")
+    library = str(get_plotlyjs())
+    return library, _gzipped(library)
 
 
 def _policy(scripts: Iterable[str]) -> str:
@@ -370,4 +372,4 @@ def _spec(chart: Chart) -> dict[str, Any]:
 
 
 def _digits(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
+    return [float(f"{value:.5g}") for value in values]
