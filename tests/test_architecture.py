@@ -128,8 +128,9 @@ LIBRARY_USERS: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": (),
 }
 
-# Which modules may start git: one, so that no harm can come of it, and renaming, which runs alone.
-GIT_USERS = ("run.git", "run.record", "run.snapshot", "scripts/rename")
+# Which modules may start git: one, so that no harm can come of it, renaming, which runs alone, and the proof
+# that works on clones of its own.
+GIT_USERS = ("run.git", "run.record", "run.snapshot", "scripts/rename", "scripts/prove_reproduce")
 
 # Libraries that a module must not load, not even through what it imports.
 NEVER_LOADS: dict[str, tuple[str, ...]] = {
