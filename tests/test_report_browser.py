@@ -72,7 +72,8 @@ def through(page: Page) -> None:
         time.sleep(0.1)
         page.until(
             "[...document.querySelectorAll('.chart')].every(c => { const b = c.getBoundingClientRect();"
-            "return c.closest('details:not([open])') || b.bottom < 0 || b.top > innerHeight || c.querySelector('.main-svg'); })"
+            "return c.closest('details:not([open])') || b.bottom < 0 || b.top > innerHeight"
+            "|| c.querySelector('.main-svg'); })"
         )
 
 
@@ -80,9 +81,9 @@ def test_every_chart_is_drawn_when_it_comes_near_and_not_before(page: Page) -> N
     page.until(f"{DRAWN} > 0")
     charts = page.value("document.querySelectorAll('.chart').length")
     assert charts > 12
-    assert page.value("document.querySelectorAll('.chart.js-plotly-plot').length") < charts
+    assert page.value("document.querySelectorAll('.chart:has(.main-svg)').length") < charts
     through(page)
-    assert page.value("document.querySelectorAll('.chart.js-plotly-plot').length") == charts
+    assert page.value("document.querySelectorAll('.chart:has(.main-svg)').length") == charts
     assert page.value(f"{LINES}.length") > 20
     assert page.value("document.querySelectorAll('.chart .scatterlayer .point').length") > 10
     assert page.errors == []
@@ -137,7 +138,7 @@ def test_of_many_charts_only_those_near_the_screen_are_kept(page: Page, tmp_path
     assert page.value("document.querySelectorAll('.chart').length") > 80
     # All were drawn once, and only so many are still there.
     assert page.value("document.querySelectorAll('.large .waiting, .side .waiting').length") == 0
-    assert 5 < page.value("document.querySelectorAll('.chart.js-plotly-plot').length") < 60
+    assert 5 < page.value("document.querySelectorAll('.chart:has(.main-svg)').length") < 60
     assert page.errors == []
 
 
@@ -215,7 +216,7 @@ def test_print_has_every_chart_on_white(page: Page) -> None:
     )
     page.value(
         "addEventListener('beforeprint', () => { window.inPrint = ["
-        "document.querySelectorAll('.chart.js-plotly-plot').length,"
+        "document.querySelectorAll('.chart:has(.main-svg)').length,"
         "document.querySelector('.chart .main-svg text').style.fill] })"
     )
     printed = page.pdf()

@@ -207,7 +207,6 @@
   }
   function forget(place) {
     drawn.delete(place);
-    place.style.minHeight = "";
     window.Plotly.purge(place);
     place.replaceChildren();
   }
