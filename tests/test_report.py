@@ -251,6 +251,28 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
     assert [line["v"][-1] for line in shown["l"]] == [2.0, 8.0]
 
 
+def test_the_profile_of_an_experiment_is_the_fraction_of_its_seeds_above_a_threshold(tmp_path: Path) -> None:
+    for seed, last in ((1, 0.0), (2, 10.0), (3, 10.0), (4, 10.0)):
+        write_run(tmp_path, seed, [1.0, last])
+        write_run(tmp_path, seed, [1.0, 2.0 * last], tag="-b", gamma=0.5)
+    shown = drawn_in(reported(tmp_path).html)["profile-Thing-v0-eval-return"]
+    assert shown["x"] == "threshold of the last eval/return"
+    for line, most in zip(shown["l"], (10.0, 20.0), strict=True):
+        thresholds = list(itertools.accumulate(line["d"]))
+        assert thresholds == sorted(thresholds)
+        assert thresholds[0] < 0.0 < 20.0 < thresholds[-1]
+        expected = [1.0 if at < 0.0 else 0.75 if at < most else 0.0 for at in thresholds]
+        assert line["v"] == expected
+        assert all(low <= v <= high for low, v, high in zip(line["a"], line["v"], line["b"], strict=True))
+
+
+def test_without_spread_there_is_no_profile(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path, seed, [1.0, 2.0])
+        write_run(tmp_path, seed, [1.0, 2.0], tag="-b", gamma=0.5)
+    assert not [key for key in drawn_in(reported(tmp_path).html) if key.startswith("profile")]
+
+
 CHART = Chart(
     key="a-chart",
     title="A title with $ and \x00",

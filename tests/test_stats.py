@@ -91,9 +91,9 @@ def test_percentile_intervals_are_those_of_rliable(method: str, statistic: str) 
 
 
 # The appendix of the paper on MR.Q (arXiv 2501.16142) has for each task the mean over ten seeds with its
-# 95 % stratified bootstrap interval, and the mean of the normalised returns. Quoted without the paper at hand:
-# that the scores of its authors give these very means is what speaks for the digits. The other figures of
-# this file came out of rliable itself.
+# 95 % stratified bootstrap interval, and the mean of the normalised returns. Quoted without the paper at
+# hand: that the scores of its authors give these very means is what speaks for the digits. The other figures
+# of this file came out of rliable itself.
 PRINTED = {
     0: Interval(6901, 6261, 7482),  # Ant
     1: Interval(12939, 11663, 13762),  # HalfCheetah

@@ -114,6 +114,7 @@ def test_results_at_about_as_many_steps_are_compared() -> None:
     sac = targets.standing("sac", "Thing", 1_000_000, 1.0)
     assert sac is not None
     assert sac.text.endswith("published for SAC at 1M steps 5,000 (1 result; v4); above 0 of 1")
+    assert sac.brief.endswith("published 5,000: above 0 of 1")
 
 
 @pytest.mark.usefixtures("thing")
@@ -127,6 +128,7 @@ def test_other_numbers_of_steps_are_named_and_not_counted() -> None:
     )
     assert "at 8M steps 9,999 (1 result; v4), at another number of steps" in late.text
     assert "above" not in early.text + late.text
+    assert late.brief.endswith("published 9,999, at other steps")
     assert early.same_steps is False
 
 
@@ -135,6 +137,7 @@ def test_without_a_result_there_is_the_random_policy_or_nothing() -> None:
     found = targets.standing("dqn", "Thing", 1000, 20.0)
     assert found is not None
     assert found.text == "eval/return 20 at 1,000 steps: random 18.2"
+    assert found.brief == "random 18.2"
     other = targets.standing("ppo", "Thing", 1_000_000, 20.0, "v4")
     assert other is not None
     assert other.random is None  # it was measured on another version

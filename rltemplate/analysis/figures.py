@@ -43,14 +43,14 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One curve over environment steps. `low` and `high`, if given, are the ends of its interval.
+    """One curve, over environment steps unless its chart says otherwise.
 
-    `style` chooses colour, dashes and marker. A line that is not `main` stays in the background. `label` is
-    written beside its last point.
+    `low` and `high`, if given, are the ends of its interval. `style` chooses colour, dashes and marker. A line
+    that is not `main` stays in the background. `label` is written beside its last point.
     """
 
     name: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     values: Sequence[float]
     style: int
     label: str = ""
@@ -70,7 +70,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over environment steps, or, with `dots`, single values side by side.
+    """Lines over `over`, or, with `dots`, single values side by side.
 
     `key` names its files, `caption` says in a page that has said the rest what it is. `summary` says in a
     sentence what is to be seen, for those who do not see it.
@@ -86,6 +86,7 @@ class Chart:
     dots: Sequence[Dot] = ()
     middle: tuple[str, float, float, float] | None = None
     references: Sequence[Reference] = field(default=())
+    over: str = "environment steps"
 
 
 def write_figures(charts: Iterable[Chart], folder: Path) -> list[Path]:
@@ -136,7 +137,7 @@ def _draw_lines(axis: Axes, chart: Chart) -> None:
             axis.fill_between(line.steps, line.low, line.high, color=color, alpha=0.18, linewidth=0)
     for reference in chart.references:
         axis.axhline(reference.value, color="#555555", linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
-    axis.set_xlabel("environment steps")
+    axis.set_xlabel(_plain(chart.over))
     axis.set_ylabel(_plain(chart.value_label))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(alpha=0.25, linewidth=0.5)

@@ -74,6 +74,17 @@ class Standing:
             parts.append(self._about_published())
         return f"eval/return {_number(self.value)} at {self.env_steps:,} steps: {', '.join(parts)}"
 
+    @property
+    def brief(self) -> str:
+        """The same for the cell of a table."""
+        parts = [] if self.random is None else [f"random {_number(self.random)}"]
+        if self.floor is not None and self.top is not None:
+            returns = _span([_number(value) for value in (self.floor, self.top)])
+            count = len(self.published)
+            above = f": above {self.beaten} of {count}" if self.same_steps else ", at other steps"
+            parts.append(f"published {returns}{above}")
+        return ", ".join(parts)
+
     def _about_published(self) -> str:
         assert self.floor is not None
         assert self.top is not None

@@ -17,6 +17,7 @@ MOST_POINTS = 500  # of a large chart's line, about one for each pixel of a phon
 MOST_SMALL = 200  # of a small chart's
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
 _MOST_TOGETHER = 7  # experiments in one chart, as many as there are colours
+_THRESHOLDS = 60  # of a performance profile
 MIDDLE = "IQM"  # interquartile mean
 _FIRST = ("episode/return", "eval/length", "episode/length", "policy/entropy")
 _NOT_DRAWN = ("wall_time_s",)
@@ -191,7 +192,7 @@ def comparisons(experiments: Sequence[Experiment], middles: dict[int, Middle | N
             middle = middles[each.number]
             assert middle is not None
             seeds = len(each.finals())
-            name = f"{each.number}. {each.algo.upper()}{f', {each.label}' * bool(each.label)} (n={seeds})"
+            name = _name_among(each, seeds)
             band = (middle.low, middle.high) if seeds > 1 else ((), ())
             label = f"{each.number}. {each.algo.upper()}"
             lines.append(Line(name, middle.steps, middle.values, style, label, True, *band))
@@ -202,6 +203,48 @@ def comparisons(experiments: Sequence[Experiment], middles: dict[int, Middle | N
         summary += f". The {left} before them are left out." if left else "."
         key = paths.safe_name(f"all-{env}-{score}")
         yield Chart(key, env, env, score, summary, lines=lines, references=_shared_references(shown))
+
+
+def profiles(experiments: Sequence[Experiment]) -> Iterator[Chart]:
+    """For each environment with several experiments of more than one seed, their performance profiles.
+
+    That is the fraction of seeds whose last score is above a threshold, for every threshold (Agarwal et al.
+    2021, arXiv 2108.13264, section 4). It shows what a mean hides, such as one seed that fails.
+    """
+    by_env: dict[tuple[str, str], list[Experiment]] = defaultdict(list)
+    for each in experiments:
+        if len(each.finals()) > 1:
+            by_env[each.env, each.score].append(each)
+    for (env, score), here in by_env.items():
+        shown = here[-_MOST_TOGETHER:]
+        scores = [[value for _, _, value in each.finals()] for each in shown]
+        low, high = min(map(min, scores)), max(map(max, scores))
+        if len(here) < 2 or not isfinite(high - low) or low == high:
+            continue
+        margin = 0.02 * (high - low)  # so that every profile begins at all seeds and ends at none
+        width = high - low + 2 * margin
+        thresholds = [low - margin + width * i / (_THRESHOLDS - 1) for i in range(_THRESHOLDS)]
+        lines = []
+        for style, (each, values) in enumerate(zip(shown, scores, strict=True)):
+            profile = stats.performance_profile(values, thresholds)
+            name = _name_among(each, len(values))
+            lines.append(Line(name, thresholds, profile.fraction, style, "", True, profile.low, profile.high))
+        summary = (
+            f"Fraction of seeds whose last {score} is above a threshold, {len(shown)} experiments on {env}"
+        )
+        summary += ": " + "; ".join(
+            f"half of {line.name} reach {number(sorted(values)[len(values) // 2])}"
+            for line, values in zip(lines, scores, strict=True)
+        )
+        key, caption = paths.safe_name(f"profile-{env}-{score}"), f"{env}: performance profiles"
+        over = f"threshold of the last {score}"
+        yield Chart(key, caption, caption, "fraction of seeds above", f"{summary}.", lines=lines, over=over)
+
+
+def _name_among(experiment: Experiment, seeds: int) -> str:
+    """An experiment in the legend of a chart of several."""
+    label = f", {experiment.label}" if experiment.label else ""
+    return f"{experiment.number}. {experiment.algo.upper()}{label} (n={seeds})"
 
 
 def _shared_references(experiments: Iterable[Experiment]) -> list[Reference]:

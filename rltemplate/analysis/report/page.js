@@ -117,7 +117,7 @@
         name: plain(line.n), showlegend: named, legendrank: line.m ? 1 : 2, opacity: line.m ? 1 : 0.7,
         line: { color, width: line.m ? 2.6 : 1.2, dash: styled(DASHES, line.s) },
         marker: { color, symbol: styled(MARKERS, line.s), size: 6 },
-        hovertemplate: `%{x:,} steps: %{y:.5~g}<extra>${plain(line.n)}</extra>`,
+        hovertemplate: `${chart.x === "environment steps" ? "%{x:,} steps" : "%{x:.5~g}"}: %{y:.5~g}<extra>${plain(line.n)}</extra>`,
       });
       if (line.e) ends.push([line.v[line.v.length - 1], line.e, color]);
     }
@@ -143,7 +143,7 @@
     }));
     const axis = { gridcolor: shade.grid, zerolinecolor: shade.grid, linecolor: shade.faint, color: shade.text };
     return { data, layout: { margin, annotations, shapes,
-      xaxis: { ...axis, title: { text: "environment steps", standoff: 6 }, tickformat: ".3~s", nticks: few ? 5 : 8, automargin: false },
+      xaxis: { ...axis, title: { text: plain(chart.x), standoff: 6 }, tickformat: ".3~s", nticks: few ? 5 : 8, automargin: false },
       yaxis: { ...axis, range: [low, high], type: log ? "log" : "linear", title: { text: size.height > 250 ? plain(chart.y) : "", standoff: 4 }, nticks: 6, automargin: "left" },
       legend: { orientation: "h", traceorder: "normal", y: -46 / height, yanchor: "top", x: 0, font: { size: 11 } },
     } };

@@ -78,7 +78,7 @@ def make_report(
     experiments = find_experiments(runs, changed_files)
     problems += load_metrics(experiments, charts.MOST_SMALL)
     middles = {each.number: charts.middle_of(each) for each in experiments}
-    together = list(charts.comparisons(experiments, middles))
+    together = [*charts.comparisons(experiments, middles), *charts.profiles(experiments)]
     films = material.choose_videos(experiments, videos)
     parts = [_part(each, experiments, middles[each.number], films, changed_files) for each in experiments]
     data = {"together": _packed(together)}
@@ -351,6 +351,7 @@ def _spec(chart: Chart) -> dict[str, Any]:
     return {
         "k": chart.key,
         "t": chart.title,
+        "x": chart.over,
         "y": chart.value_label,
         "l": [
             {
