@@ -183,16 +183,27 @@ def _told(found: diff.Difference) -> str:
 
 
 def _before(run: Run, own: set[str]) -> Run | None:
-    """The last run of the same algorithm and environment that had begun before this one."""
+    """The last run of the same algorithm and environment that had begun before this one.
+
+    Of a sweep the one with the same seed, if it has one.
+    """
     there = sorted((path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")), reverse=True)
     begun = str(run.record.get("started_at"))
+    last: Run | None = None
     for folder in there:
         if folder == run.dir or folder.name in own:
             continue
         others, _ = load_runs([folder])
-        if others and others[0].id not in own and str(others[0].record.get("started_at")) < begun:
-            return others[0]
-    return None
+        if not others or others[0].id in own or str(others[0].record.get("started_at")) >= begun:
+            continue
+        other = others[0]
+        if last is not None and other.value("sweep") != last.value("sweep"):
+            break
+        if last is None or other.value("seed") == run.value("seed"):
+            last = other
+        if last.value("sweep") is None or last.value("seed") == run.value("seed"):
+            break
+    return last
 
 
 def _result(run: Run) -> str:

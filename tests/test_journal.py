@@ -100,11 +100,12 @@ def test_many_at_once_lose_none(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs_dir(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs and a sweep, one after another."""
+    """Three runs and two sweeps, one after another."""
     runs = tmp_path_factory.mktemp("journal") / "my runs"
     train(fork, runs, "seed=1", "note=the first one, to see | whether it *runs*")
     train(fork, runs, "seed=2", "algo.gamma=0.9")
     train(fork, runs, "seed=3", "logger=none")
+    train(fork, runs, "seed=1,2", "algo.gamma=0.98")
     train(fork, runs, "seed=1,2", "algo.gamma=0.8,0.95", "note=which horizon?")
     return runs
 
@@ -123,12 +124,12 @@ def records(runs: Path) -> list[dict[str, Any]]:
 def test_each_run_and_each_sweep_has_one_entry(runs_dir: Path) -> None:
     singles = [record for record in records(runs_dir) if record["sweep"] is None]
     told = entries(runs_dir / paths.JOURNAL)
-    sweep = next((runs_dir / paths.SWEEPS).iterdir()).name
-    assert list(told) == [singles[0]["id"], singles[1]["id"], sweep]  # the third was to tell nobody
+    sweeps = sorted(path.name for path in (runs_dir / paths.SWEEPS).iterdir())
+    assert list(told) == [singles[0]["id"], singles[1]["id"], *sweeps]  # the third was to tell nobody
 
 
 def test_an_entry_says_why_what_and_what_came_of_it(runs_dir: Path) -> None:
-    first, second, _ = entries(runs_dir / paths.JOURNAL).values()
+    first, second, *_ = entries(runs_dir / paths.JOURNAL).values()
     known = records(runs_dir)
     assert "**Why** the first one, to see | whether it \\*runs\\*" in first
     assert "the first of its kind here" in first
@@ -142,8 +143,15 @@ def test_an_entry_says_why_what_and_what_came_of_it(runs_dir: Path) -> None:
 
 
 def test_a_sweep_tells_each_setting_with_its_interval(runs_dir: Path) -> None:
-    *_, sweep = entries(runs_dir / paths.JOURNAL).values()
+    *_, first_sweep, sweep = entries(runs_dir / paths.JOURNAL).values()
     assert "**Jobs** 4 finished" in sweep
+    # Seed 1 against seed 1, although another run of the sweep before was the last one.
+    seeds = {record["id"]: record["id"].split("-")[2] for record in records(runs_dir)}
+    match = re.search(r"against the run before \[([^]]+)\]\S* (.*)", sweep)
+    assert match is not None
+    assert seeds[match[1]] == "seed1"
+    assert "seed" not in match[2]
+    assert "**Jobs** 2 finished" in first_sweep
     assert "which horizon?" in sweep
     for gamma in ("0.8", "0.95"):
         pattern = rf"`algo.gamma={gamma}`: interquartile mean .* 95 % interval .* \(2 seeds: .*; random "

@@ -334,6 +334,10 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck() -> None:
     assert "cannot be told: IQM of x minus that of y is" in luck.verdict
     assert any("overlap" in text for text in luck.cautions)
     assert not stats.compare([1.0], [2.0]).told
+    few = stats.compare([1.0, 1.1, 1.2], [9.0, 9.1, 9.2], names=("x", "y"))
+    assert few.told
+    assert few.verdict.startswith("y looks better than x: ")
+    assert few.verdict.endswith("a hint and no proof with so few seeds")
     assert "same score" in stats.compare([500.0] * 5, [500.0] * 5).verdict
 
 
@@ -368,12 +372,14 @@ def write_run(
     status: str = "finished",
     tag: str = "",
     steps: int = 1_000_000,
+    tree: str = "t0",
 ) -> Path:
     """A folder with what a run leaves."""
     run_dir = root / f"{algo}-{env}" / f"run-{algo}-{env}-{seed}{tag}"
     run_dir.mkdir(parents=True)
     metrics = {} if final is None else {"eval/return": final}
     record = {"schema": 1, "id": run_dir.name, "status": status, "final_metrics": metrics}
+    record["git"] = {"tree": tree, "base_commit": f"c-{tree}", "dirty": False}
     (run_dir / paths.RECORD).write_text(json.dumps(record))
     config = {
         "algo": {"name": algo, "gamma": gamma},
@@ -457,6 +463,35 @@ def test_groups_by_a_key_and_what_is_no_group(tmp_path: Path) -> None:
         seeds.group_runs(runs)
     with pytest.raises(ConfigError, match=r"by=algo\.gama: no such key.*did you mean algo\.gamma"):
         seeds.group_runs(runs, "algo.gama")
+
+
+def test_groups_by_what_the_record_says(tmp_path: Path) -> None:
+    write_group(tmp_path / "runs", [1.0, 2.0], tree="old")
+    write_group(tmp_path / "runs", [3.0, 4.0], tree="new", tag="-b")
+    runs, _ = load_runs(sorted((tmp_path / "runs").glob("*/*")))
+    with pytest.raises(ConfigError, match="tell them apart, as with by=commit"):
+        seeds.group_runs(runs)
+    groups, _ = seeds.group_runs(runs, "commit")
+    assert [(group.name, group.returns) for group in groups] == [
+        ("ppo commit=c-new", [3.0, 4.0]),
+        ("ppo commit=c-old", [1.0, 2.0]),
+    ]
+    assert not any("states of the code" in text for group in groups for text in group.cautions)
+    mixed, _ = seeds.group_runs([runs[0], runs[3]])  # seed 1 of the one, seed 2 of the other
+    assert sorted(mixed[0].returns) == [1.0, 4.0]
+    assert "they were made from 2 states of the code" in mixed[0].cautions[-1]
+
+
+def test_of_many_groups_each_is_compared_with_the_first(tmp_path: Path) -> None:
+    for nr in range(seeds.MOST_PAIRED + 1):
+        write_group(tmp_path, [1.0, 2.0], gamma=0.9 + nr / 100, tag=f"-{nr}")
+        groups, _ = seeds.group_runs(load_runs(sorted(tmp_path.glob("*/*")))[0], "algo.gamma")
+        compared = seeds.pairs(groups)
+        if nr == 3:
+            assert len(compared) == 6
+    assert [pair.a for pair in compared] == ["ppo gamma=0.9"] * seeds.MOST_PAIRED
+    assert [pair.b for pair in compared] == [group.name for group in groups[1:]]
+    assert all("only compared with the first" in " ".join(pair.cautions) for pair in compared)
 
 
 def test_several_environments_are_put_together_by_the_probability(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis.run_files import nearest_key, read_config, read_metrics, value_of
+from rltemplate.analysis.runs import COLUMNS, MISSING, Run
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
 from rltemplate.types import ASIDE, ConfigError
@@ -34,7 +36,7 @@ Curves = dict[tuple[str, str], dict[int, list[Point]]]  # by algorithm and envir
 def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
     """All evaluations of finished runs; runs that did not finish are left out. Raises ConfigError.
 
-    `by` is a key of the configuration, such as `determinism.level`, whose values are shown apart.
+    `by` is any name of `Run.value`, such as `determinism.level` or `commit`, whose values are shown apart.
     """
     points: list[Point] = []
     first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
@@ -49,7 +51,7 @@ def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
         env = str(recipe).removeprefix(f"{algo}-") if recipe else str(value_of(config, "env.id", where))
         seed = value_of(config, "seed", where)
         if by is not None:
-            env += f" {by.rpartition('.')[2]}={value_by(config, by)}"
+            env += f" {by.rpartition('.')[2]}={value_by(Run(run_dir, record), by)}"
         where = f"{run_dir.name}: {paths.RECORD}"
         run, cpu = str(value_of(record, "id", where)), str(value_of(record, "machine.cpu", where))
         commit = str(value_of(record, "git.base_commit", where))[:12]
@@ -65,14 +67,13 @@ def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
     return points
 
 
-def value_by(config: dict[str, Any], key: str) -> Any:
-    """The value of the key that `by=key` names. Raises ConfigError unless it is a single value."""
-    near = nearest_key(key, config)
-    hint = f"; did you mean {near}?" if near else ""
-    try:
-        value = value_of(config, key, "configuration")
-    except ConfigError:
-        raise ConfigError(f"by={key}: no such key in the configuration of these runs{hint}") from None
+def value_by(run: Run, key: str) -> Any:
+    """What the run has under the name `by=key`. Raises ConfigError unless it is a single value."""
+    value = run.value(key)
+    if value is MISSING:
+        near = nearest_key(key, run.config) or next(iter(difflib.get_close_matches(key, COLUMNS, n=1)), None)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"by={key}: no such key in the configuration or the record of these runs{hint}")
     if isinstance(value, dict):
         names = ", ".join(f"{key}.{name}" for name in value)
         raise ConfigError(f"by={key}: expected a key with a single value, as one of {names}")
@@ -102,7 +103,8 @@ def check_comparable(
     twin = seen.setdefault((algo, env, config["seed"]), run)
     if twin != run:
         raise ConfigError(
-            f"{run} and {twin} are both {algo} on {env} with seed {config['seed']}; name one in runs="
+            f"{run} and {twin} are both {algo} on {env} with seed {config['seed']}; name one in runs=, or "
+            "tell them apart, as with by=commit"
         )
 
 

@@ -45,8 +45,8 @@ class Reference(NamedTuple):
 class Line:
     """One curve, over environment steps unless its chart says otherwise.
 
-    `low` and `high`, if given, are the ends of its interval. `style` chooses colour, dashes and marker. A line
-    that is not `main` stays in the background. `label` is written beside its last point.
+    `low` and `high`, if given, are the ends of its interval. `style` chooses colour, dashes and marker. A
+    line that is not `main` stays in the background. `label` is written beside its last point.
     """
 
     name: str

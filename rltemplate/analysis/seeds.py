@@ -14,6 +14,8 @@ from rltemplate.analysis.runs import Run
 from rltemplate.analysis.stats import Comparison, Interval
 from rltemplate.types import ConfigError
 
+MOST_PAIRED = 8  # groups of which every two are compared
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -57,9 +59,9 @@ class Pair:
 def group_runs(runs: Iterable[Run], by: str | None = None) -> tuple[list[Group], list[str]]:
     """Groups by algorithm and environment, and one line about each run that is in none of them.
 
-    `by` is a key of the configuration, such as `algo.gamma`, whose values are shown apart. Raises ConfigError
-    for runs that would be in one group and are not one experiment, or have the same seed, and if there is no
-    group at all.
+    `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are shown apart. Raises
+    ConfigError for runs that would be in one group and are not one experiment, or have the same seed, and if
+    there is no group at all.
     """
     members: dict[tuple[str, str, str | None], list[Run]] = {}
     first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
@@ -71,7 +73,7 @@ def group_runs(runs: Iterable[Run], by: str | None = None) -> tuple[list[Group],
             left.append(f"{run.id}: {why}")
             continue
         algo, env = str(run.config["algo"]["name"]), run.env
-        label = None if by is None else f"{by.rpartition('.')[2]}={value_by(run.config, by)}"
+        label = None if by is None else f"{by.rpartition('.')[2]}={value_by(run, by)}"
         where = env if label is None else f"{env} {label}"
         check_comparable(run.config, algo, where, run.id, first, seen)
         members.setdefault((env, algo, label), []).append(run)
@@ -115,18 +117,36 @@ def _group(env: str, algo: str, by: str | None, runs: Sequence[Run]) -> Group:
         mean=mean,
         median=stats.interval(returns, "median"),
         standing=targets.standing_of(runs[0].config, steps, mean.value),
-        cautions=stats.caution(len(runs)),
+        cautions=[*stats.caution(len(runs)), *_other_code(runs)],
     )
 
 
+def _other_code(runs: Sequence[Run]) -> Iterator[str]:
+    trees = {run.value("git.tree") for run in runs}
+    if len(trees) > 1:
+        yield (
+            f"they were made from {len(trees)} states of the code: make diff says whether that matters, and "
+            "by=git.tree shows them apart"
+        )
+
+
 def pairs(groups: Sequence[Group], statistic: str = "iqm") -> list[Pair]:
-    """Every two groups on one environment; and every two names on all environments that both have."""
+    """Every two groups on one environment; and every two names on all environments that both have.
+
+    Of more than `MOST_PAIRED` groups on one environment each is compared with the first alone.
+    """
     found = []
-    for a, b in itertools.combinations(groups, 2):
-        if a.env == b.env:
+    for env in dict.fromkeys(group.env for group in groups):
+        here = [group for group in groups if group.env == env]
+        many = len(here) > MOST_PAIRED
+        for a, b in (
+            zip(here[:1] * len(here), here[1:], strict=False) if many else itertools.combinations(here, 2)
+        ):
             compared = stats.compare(a.returns, b.returns, statistic, (a.name, b.name))
             cautions = [*compared.cautions, *_other_steps(a, b)]
-            found.append(Pair(a.name, b.name, [a.env], compared, compared.improvement, cautions))
+            if many:
+                cautions.append(f"of {len(here)} groups, only compared with the first")
+            found.append(Pair(a.name, b.name, [env], compared, compared.improvement, cautions))
     if len(found) > 1:
         note = (
             f"one of {len(found)} comparisons: of twenty that look at no difference, one is told all the same"
@@ -140,6 +160,8 @@ def _over_environments(groups: Sequence[Group]) -> Iterator[Pair]:
     by_name: dict[str, dict[str, Group]] = {}
     for group in groups:
         by_name.setdefault(group.name, {})[group.env] = group
+    if len(by_name) > MOST_PAIRED:
+        return
     for (a, of_a), (b, of_b) in itertools.combinations(by_name.items(), 2):
         envs = sorted(of_a.keys() & of_b.keys())
         if len(envs) > 1:

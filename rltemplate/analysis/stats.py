@@ -277,7 +277,10 @@ def compare(
         first, second = names if better == "a" else names[::-1]
         sign = 1 if better == "a" else -1
         ends = sorted(sign * end for end in (apart.low, apart.high))
-        verdict = f"{first} is better than {second}: {what} higher by {_words(sign * apart.value, *ends)}"
+        few = min(map(len, (*tasks_a, *tasks_b))) < FEW
+        seen = "looks better than" if few else "is better than"
+        verdict = f"{first} {seen} {second}: {what} higher by {_words(sign * apart.value, *ends)}"
+        verdict += ", a hint and no proof with so few seeds" if few else ""
     elif math.isnan(apart.low):
         verdict = f"cannot be told: a single seed has no spread; {what} differs by {show(apart.value)}"
     elif apart.low == apart.high == 0:
