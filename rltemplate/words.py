@@ -97,6 +97,13 @@ def one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
+def folder(text: str) -> Path:
+    """The kind of a folder to write to; a yes or no is not the name of one."""
+    if text.lower() in ("true", "false", "yes", "no", "1", "0"):
+        raise ConfigError(f"expected the name of a folder; ./{text} if that is one")
+    return Path(text).expanduser()
+
+
 def make_folder(key: str, folder: Path) -> None:
     """Make the folder that the word `key=folder` names, unless it is there; `ConfigError` if that fails."""
     try:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.analysis import compare
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words, readable
+from rltemplate.words import Kinds, folder, one_of, parse_words, readable
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
             "a": str,
             "b": str,
             "zoom": one_of("true", "false", "start"),
-            "keep": str,
+            "keep": folder,
             "runs_dir": str,
         }
         given = parse_words(argv, kinds, required=["a", "b"], flags=["--json"])
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def _zoom(
-    comparison: compare.Comparison, wanted: str, keep: str | None
+    comparison: compare.Comparison, wanted: str, keep: Path | None
 ) -> dict[str, tuple[dict[str, Any] | None, str]]:
     """What a closer look finds, for JSON and as text; nothing where the runs do not part."""
     if comparison.verdict != compare.DIVERGED:
@@ -64,7 +64,7 @@ def _zoom(
     found = zoom.zoom_in(
         comparison,
         from_start=wanted == "start",
-        keep=None if keep is None else Path(keep).expanduser(),
+        keep=keep,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     return {"zoom": (asdict(found), zoom.report(found))}

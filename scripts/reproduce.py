@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import reproduce  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import Kinds, one_of, parse_words, readable  # noqa: E402
+from rltemplate.words import Kinds, folder, one_of, parse_words, readable  # noqa: E402
 
-KINDS: Kinds = {"run": str, "env": one_of("present", "install"), "keep": str, "runs_dir": str}
+KINDS: Kinds = {"run": str, "env": one_of("present", "install"), "keep": folder, "runs_dir": str}
 LINE_EVERY_S = 10.0  # where there is no terminal
 
 
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
                 given["run"],
                 runs_dir=Path(given.get("runs_dir", "runs")),
                 install=given.get("env") == "install",
-                keep=Path(given["keep"]).expanduser().absolute() if "keep" in given else None,
+                keep=given["keep"].absolute() if "keep" in given else None,
                 say=say,
                 progress=progress,
             )

@@ -213,7 +213,9 @@ def _tiles(runs: Sequence[Run], experiments: Sequence[Experiment]) -> list[tuple
         *((name, f"{count:,}") for name, count in counts.items() if count),
         ("experiments", f"{len(experiments):,}"),
         ("environment steps", f"{steps / 1e6:,.1f} M" if steps >= 1e6 else f"{steps:,}"),
-        ("hours of training", f"{seconds / 3600:,.1f}"),
+        ("hours of training", f"{seconds / 3600:,.1f}")
+        if seconds >= 3600
+        else ("minutes of training", f"{seconds / 60:,.1f}"),
     ]
 
 
