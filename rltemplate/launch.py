@@ -48,6 +48,8 @@ class Job:
     process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
 
     With `resume` the run of the folder goes on; `accept` says that it may with changed code and libraries.
+    With `journal` the run has an entry of its own there: one that somebody asked for, and not a part of a
+    sweep, a proof or a measurement.
     """
 
     config: dict[str, Any]
@@ -59,6 +61,7 @@ class Job:
     snapshot: str | None = None
     resume: bool = False
     accept: bool = False
+    journal: bool = False
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -150,6 +153,7 @@ def run_single(
         run_dir=str(run_folder(config, run_id, env_name or config.env.id)),
         command=list(command),
         overrides=list(overrides),
+        journal=True,
     )
     become(job)
 

@@ -113,6 +113,7 @@ def resume_job(
         overrides=list(record.get("overrides", [])),
         resume=True,
         accept=accept,
+        journal=True,
     )
 
 

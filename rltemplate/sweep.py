@@ -444,7 +444,7 @@ class Sweep:
             _refuse_differences(entry, _differences(deciding(from_dict(job.config)), deciding(config)))
             entry["resumed"] += 1
             entry.pop("problem", None)
-            return replace(job, sweep=membership)
+            return replace(job, sweep=membership, journal=False)
         entry.pop("problem", None)
         run_id = paths.new_id(f"seed{config.seed}")
         folder = run_folder(config, run_id, env_name)

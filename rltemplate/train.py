@@ -442,7 +442,7 @@ def run(job: Job) -> int:
             snapshot, git, record = _begin(job, config, lock, settings, tried)
         else:
             git, record = _begin_again(job, config, snapshot, continuation)
-        if config.logger.journal and job.sweep is None:  # a sweep has one entry for all its runs
+        if job.journal and config.logger.journal:
             ending.callback(lambda: write_run(run_dir, Path(config.runs_dir).expanduser(), PROJECT))
         ending.callback(lambda: _finish(run_dir, record, outcome, snapshot, git))
         try:

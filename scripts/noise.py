@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 # The code that lies beside this file, whichever copy is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate import noise  # noqa: E402
+from rltemplate import journal, noise  # noqa: E402
 from rltemplate.prove import Interrupted  # noqa: E402
 from rltemplate.types import ConfigError, RunError  # noqa: E402
 from rltemplate.words import readable  # noqa: E402
@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
         made = f"; what was made until then is in {work.folder}" if work is not None else ""
         print(f"interrupted, so nothing is measured{made}", file=sys.stderr)
         return 128 + stopped.number
+    if config.logger.journal:
+        journal.write_noise(document, Path(config.runs_dir).expanduser())
     print(json.dumps(document) if as_json else f"\n{noise.report(document)}")
     return 0 if document["holds"] else 1
 
