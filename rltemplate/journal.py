@@ -26,7 +26,7 @@ from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.baseline import difference, find_baseline
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text, to_stderr
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, OBSERVING, ConfigError
 
 _HEADER = """\
 # Journal
@@ -39,6 +39,8 @@ _ENTRY = re.compile(
 )
 # Of a sweep with many jobs, so many are listed.
 _LISTED = 100
+# Earlier runs of the same algorithm and environment among which seeds of the same experiment are looked for.
+_LOOKED_AT = 200
 # Characters that would make something else of a text in Markdown.
 _SPECIAL = re.compile(r"([\\`*\[\]<])")
 
@@ -141,6 +143,7 @@ def _run_entry(run: Run, runs_dir: Path, project: Path) -> tuple[str, str]:
         *_why(config),
         _changes(run, config.get("baseline"), runs_dir, project, {run.id}),
         f"* **Result** {_result(run)}",
+        *_seeds_so_far(run),
         *_problem(run),
         f"* {', '.join(_links(run, runs_dir))}",
     ]
@@ -235,6 +238,25 @@ def _result(run: Run) -> str:
     name = "eval/return" if "eval/return" in (run.record.get("final_metrics") or {}) else "episode/return"
     said = f"{name} {value:,.4g} after {steps or 0:,} steps"
     return said if name != "eval/return" else f"{said}{_standing(run, value)}"
+
+
+def _seeds_so_far(run: Run) -> list[str]:
+    """What all seeds of this experiment say together; nothing while there is only this one."""
+    folders = sorted((path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")), reverse=True)
+    by_seed: dict[Any, Run] = {}
+    for other in load_runs(folders[:_LOOKED_AT])[0]:  # of two with one seed the newer
+        if other.record.get("status") == "finished" and _experiment(other) == _experiment(run):
+            by_seed.setdefault(other.value("seed"), other)
+    if len(by_seed) < 2 or run.id not in {each.id for each in by_seed.values()}:
+        return []
+    runs = [by_seed[seed] for seed in sorted(by_seed)]
+    return [f"* **Seeds so far** {_group_result('', runs)}", *_cautions([runs])]
+
+
+def _experiment(run: Run) -> tuple[Any, dict[str, Any]]:
+    """Code and configuration, but for the seed and what changes nothing of what is computed."""
+    aside = ("seed", *ASIDE, *OBSERVING)
+    return run.value("git.tree"), {key: value for key, value in run.config.items() if key not in aside}
 
 
 def _standing(run: Run, value: float) -> str:

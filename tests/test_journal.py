@@ -100,10 +100,11 @@ def test_many_at_once_lose_none(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs_dir(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs and two sweeps, one after another."""
+    """Four runs and two sweeps, one after another."""
     runs = tmp_path_factory.mktemp("journal") / "my runs"
     train(fork, runs, "seed=1", "note=the first one, to see | whether it *runs*")
     train(fork, runs, "seed=2", "algo.gamma=0.9")
+    train(fork, runs, "seed=5", "algo.gamma=0.9", "log_every=512")
     train(fork, runs, "seed=3", "logger=none")
     train(fork, runs, "seed=1,2", "algo.gamma=0.98")
     train(fork, runs, "seed=1,2", "algo.gamma=0.8,0.95", "note=which horizon?")
@@ -125,7 +126,7 @@ def test_each_run_and_each_sweep_has_one_entry(runs_dir: Path) -> None:
     singles = [record for record in records(runs_dir) if record["sweep"] is None]
     told = entries(runs_dir / paths.JOURNAL)
     sweeps = sorted(path.name for path in (runs_dir / paths.SWEEPS).iterdir())
-    assert list(told) == [singles[0]["id"], singles[1]["id"], *sweeps]  # the third was to tell nobody
+    assert list(told) == [*(each["id"] for each in singles[:3]), *sweeps]  # the fourth was to tell nobody
 
 
 def test_an_entry_says_why_what_and_what_came_of_it(runs_dir: Path) -> None:
@@ -140,6 +141,15 @@ def test_an_entry_says_why_what_and_what_came_of_it(runs_dir: Path) -> None:
         assert f"eval/return {record['final_metrics']['eval/return']:,.4g} after 1,024 steps" in text
         assert record["git"]["ref"] in text
         assert record["git"]["base_commit"][:10] in text
+
+
+def test_a_run_tells_what_its_experiment_says_so_far(runs_dir: Path) -> None:
+    first, second, third, *_ = entries(runs_dir / paths.JOURNAL).values()
+    assert "Seeds so far" not in first + second  # another discount is another experiment
+    returns = [record["final_metrics"]["eval/return"] for record in records(runs_dir)[1:3]]
+    listed = ", ".join(f"{value:,.4g}" for value in returns)
+    assert re.search(rf"Seeds so far\*\* interquartile mean .* \(2 seeds: {re.escape(listed)}\)", third)
+    assert third.count("too few to tell") == 1
 
 
 def test_a_sweep_tells_each_setting_with_its_interval(runs_dir: Path) -> None:
