@@ -11,10 +11,8 @@ was found in `noise.json`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -27,13 +25,11 @@ from rltemplate import cli, launch
 from rltemplate.analysis import compare, stats, targets
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.stats import Interval
+from rltemplate.children import REFUSED, complaint, last_words
 from rltemplate.config import Config, Level, to_dict
 from rltemplate.disturbances import changed, with_changes
-from rltemplate.prove import Children, check_environment, snapshot_text
-from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
-from rltemplate.run.record import read_record
-from rltemplate.run.snapshot import Snapshot, take_snapshot
+from rltemplate.series import Series, check_environment, record_of, take_out
 from rltemplate.types import ConfigError, RunError
 from rltemplate.words import whole
 
@@ -42,8 +38,6 @@ FOLDER, FILE = "noise", "noise.json"
 SEEDS, MOST = 5, 1000
 AGAIN = "again"
 CONFIDENCE, POWER = 0.95, 0.8
-
-_REFUSED = 2
 
 # Takes a line about what has come to its end; the run that has begun, its number and how many there are.
 Say = Callable[[str], None]
@@ -64,7 +58,8 @@ def ask(words: Sequence[str]) -> Question:
 
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
-    seeds, overrides = _split(words)
+    word, overrides = take_out("seeds", words)
+    seeds = SEEDS if word is None else _number(word)
     plan = cli.preflight(overrides)
     if plan.sweep:
         raise ConfigError(
@@ -83,28 +78,9 @@ def ask(words: Sequence[str]) -> Question:
     return Question(config=config, overrides=argv, seeds=seeds)
 
 
-def _split(words: Sequence[str]) -> tuple[int, list[str]]:
-    """The number of seeds, and the words that compose a configuration."""
-    seeds, overrides = [], []
-    for word in words:
-        key, _, text = word.partition("=")
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: no such option; allowed: overrides, seeds=N and --json")
-        if key.startswith("hydra"):
-            raise ConfigError(f"{word}: the runs are started one after the other; leave it out")
-        if key == "seeds":
-            seeds.append((word, text))
-        elif key != "seed" and difflib.get_close_matches(key[: 2 * len("seeds")], ["seeds"], cutoff=0.8):
-            raise ConfigError(f"{word}: no such key; did you mean seeds={text}?")
-        else:
-            overrides.append(word)
-    if len(seeds) > 1:
-        raise ConfigError(f"{seeds[1][0]}: seeds is given twice")
-    if not seeds:
-        return SEEDS, overrides
-    word, text = seeds[0]
+def _number(word: str) -> int:
     try:
-        return whole(2, MOST)(text), overrides
+        return whole(2, MOST)(word.partition("=")[2])
     except ConfigError as error:
         raise ConfigError(f"{word}: {error}; one seed has no spread") from error
 
@@ -121,27 +97,28 @@ class Noise:
         begun: Begun = lambda name, number, count: None,
     ) -> None:
         self.question = question
-        self.command = list(command)
-        self.id = paths.new_id("noise")
-        self.folder = Path(question.config.runs_dir).expanduser().absolute() / FOLDER / self.id
-        self._children = Children()
-        self._snapshot: Snapshot | None = None
+        self._series = Series(FOLDER, question.config, command)
         self._say = say
         self._begun = begun
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs go, and what was found."""
+        return self._series.folder
 
     def run(self) -> dict[str, Any]:
         """Do it, write `noise.json` and return what is in it.
 
         Raises `ConfigError` for what refuses the runs, and leaves nothing; `RunError` if one fails;
-        `prove.Interrupted` after a signal. The runs that there are then stay.
+        `Interrupted` after a signal. The runs that there are then stay.
         """
         first = self.question.config.seed
         named = [(f"seed_{first}", first), (AGAIN, first)]
         named += [(f"seed_{seed}", seed) for seed in range(first + 1, first + self.question.seeds)]
         found: dict[str, Run] = {}
-        with self._children.listening():
-            self._make_folder()
-            self._snapshot = take_snapshot(launch.PROJECT, keep_ref=self.id)
+        with self._series.children.listening():
+            launch.check_folder(self.question.config)
+            self._series.begin()
             for i, (name, seed) in enumerate(named, start=1):
                 self._begun(name, i, len(named))
                 started = time.monotonic()
@@ -153,38 +130,19 @@ class Noise:
         replace_text(self.folder / FILE, [json.dumps(document, indent=2, allow_nan=False) + "\n"])
         return document
 
-    def _make_folder(self) -> None:
-        launch.check_folder(self.question.config)
-        try:
-            self.folder.mkdir(parents=True)
-        except OSError as error:
-            asked = self.question.config.runs_dir
-            raise ConfigError(f"runs_dir={asked}: cannot be made, {error.strerror}") from error
-
     def _run(self, name: str, seed: int) -> Run:
-        config = changed(self.question.config, {"seed": seed})
-        assert self._snapshot is not None
-        job = launch.Job(
-            config=to_dict(config),
-            run_id=f"{self.id}-{name.replace('_', '')}",
-            run_dir=str(self.folder / name),
-            command=self.command,
-            overrides=with_changes(self.question.overrides, {"seed": seed}),
-            snapshot=snapshot_text(self._snapshot),
-        )
-        environment = launch.worker_environment(job, config, os.environ)
-        log = self.folder / f"{name}.log"
-        with log.open("wb") as out:
-            status = self._children.run(launch.worker_command(), environment, out, out, None)
+        changes = {"seed": seed}
+        config = changed(self.question.config, changes)
+        status = self._series.run(name, config, with_changes(self.question.overrides, changes))
+        run_dir, log = self._series.run_dir(name), self._series.log(name)
+        if status == REFUSED:
+            said = complaint(log) or last_words(log, status)
+            self._leave_nothing()
+            raise ConfigError(said)
         if status:
-            said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            last = said[-1] if said else f"exit status {status}"
-            if status == _REFUSED:
-                self._leave_nothing()
-                raise ConfigError(last.removeprefix("error: "))
-            reason = _error(self.folder / name) or last.removeprefix("error: ")
+            reason = record_of(run_dir).get("error") or last_words(log, status)
             raise RunError(f"{name} failed: {reason}\nwhat it wrote is in {log}")
-        run = load_run(self.folder / name)
+        run = load_run(run_dir)
         if not math.isfinite(_final(run)):
             raise RunError(f"{name} has no eval/return at its end\nwhat it wrote is in {log}")
         return run
@@ -208,7 +166,7 @@ class Noise:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            "id": self.id,
+            "id": self._series.id,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "folder": str(self.folder),
             "algo": config.algo.name,
@@ -216,7 +174,7 @@ class Noise:
             "level": config.determinism.level.name,
             "env_steps": steps,
             "asked": {
-                "command": self.command,
+                "command": self._series.command,
                 "overrides": self.question.overrides,
                 "seeds": self.question.seeds,
                 "config": to_dict(config),
@@ -229,15 +187,6 @@ class Noise:
         }
         document["holds"] = _holds(document)
         return document | {"sentences": sentences(document)}
-
-
-def _error(run_dir: Path) -> str | None:
-    """What its record says about a run that failed, if it came to write one."""
-    try:
-        error = read_record(run_dir).get("error")
-    except ConfigError:
-        return None
-    return None if error is None else str(error)
 
 
 def _final(run: Run) -> float:

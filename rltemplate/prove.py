@@ -11,27 +11,22 @@ What was asked, done and seen is written as a certificate, for programs and for 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rltemplate import certificate, cli, launch
-from rltemplate.algos import check_actions
 from rltemplate.analysis import compare, traces
 from rltemplate.analysis.ratios import METRIC
+from rltemplate.children import REFUSED, busy_core, complaint, last_words, lines_of
 from rltemplate.cli.groups import option_names
 from rltemplate.config import Config, Level, TraceDetail, to_dict
 from rltemplate.disturbances import (
@@ -50,8 +45,8 @@ from rltemplate.run import paths
 from rltemplate.run.checks import PROMISES
 from rltemplate.run.determinism import ROW_GROUPS
 from rltemplate.run.machine import machine_facts, package_versions
-from rltemplate.run.record import FINAL_STATUSES, read_record
-from rltemplate.run.snapshot import Snapshot, take_snapshot
+from rltemplate.run.record import FINAL_STATUSES
+from rltemplate.series import Series, check_environment, record_of, take_out
 from rltemplate.types import ConfigError
 
 FORMAT, VERSION = "rltemplate-certificate", 1
@@ -60,20 +55,7 @@ HOLDS, BROKEN = "holds", "broken"
 TIMES, MOST = 5, 1000
 SHORT = 10_000  # environment steps of each run, where the user names no other number
 
-_LARGEST_SNAPSHOT = 64_000  # characters; Linux allows 128 KiB for a variable, and the job is in it as well
-_GRACE_S = 8.0  # for a run that is asked to end, before it is killed
-_REFUSED = 2
-
 Say = Callable[[str], None]
-
-
-class Interrupted(Exception):
-    """A signal ended the proof; its children are gone."""
-
-    def __init__(self, number: int, folder: Path | None) -> None:
-        where = f"; what was made until then is in {folder}" if folder is not None else ""
-        super().__init__(f"interrupted, so nothing is proved{where}")
-        self.number = number
 
 
 # --- The question ----------------------------------------------------------------------------------------
@@ -104,7 +86,8 @@ def ask(words: Sequence[str]) -> Question:
 
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
-    times, overrides = _split(words)
+    word, overrides = take_out("times", words)
+    times = TIMES if word is None else _number(word)
     plan = cli.preflight(overrides)
     if plan.sweep:
         several = next((f"{word}: " for word in overrides if _is_list_of_values(word)), "")
@@ -125,34 +108,15 @@ def ask(words: Sequence[str]) -> Question:
     else:
         without = WITHOUT[config.determinism.level]
         bare, bare_overrides = changed(config, without), with_changes(plan.argv, without)
+    silent = {"video_every": 0}
     return Question(
-        config=changed(config, {"video_every": 0}),
-        overrides=with_changes(plan.argv, {"video_every": 0}),
-        bare=changed(bare, {"video_every": 0}),
-        bare_overrides=with_changes(bare_overrides, {"video_every": 0}),
+        config=changed(config, silent),
+        overrides=with_changes(plan.argv, silent),
+        bare=changed(bare, silent),
+        bare_overrides=with_changes(bare_overrides, silent),
         times=times,
         shortened_from=shortened_from,
     )
-
-
-def _split(words: Sequence[str]) -> tuple[int, list[str]]:
-    """The number of runs, and the words that compose a configuration."""
-    times, overrides = [], []
-    for word in words:
-        key, _, text = word.partition("=")
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: no such option; allowed: overrides, times=N and --json")
-        if key.startswith("hydra"):
-            raise ConfigError(f"{word}: a proof starts its runs itself, one after the other; leave it out")
-        if key == "times":
-            times.append(word)
-        elif difflib.get_close_matches(key[: 2 * len("times")], ["times"], cutoff=0.8):
-            raise ConfigError(f"{word}: no such key; did you mean times={text}?")
-        else:
-            overrides.append(word)
-    if len(times) > 1:
-        raise ConfigError(f"{times[1]}: times is given twice")
-    return (_number(times[0]) if times else TIMES), overrides
 
 
 def _number(word: str) -> int:
@@ -165,6 +129,7 @@ def _number(word: str) -> int:
 
 
 def _is_list_of_values(word: str) -> bool:
+    """Whether an override is what makes a sweep; a comma inside of brackets is not."""
     value = re.sub(r"[\[{].*[\]}]", "", word.partition("=")[2])
     return "," in value or "(" in value
 
@@ -188,102 +153,7 @@ def _short(config: Config) -> int:
     return min(steps, config.total_env_steps)
 
 
-def check_environment(config: Config) -> None:
-    """Raise `ConfigError` if there is no such environment here or the algorithm cannot act in it."""
-    from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
-
-    spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the runs give them again
-        env = make_env(spec)
-    codec = Codec(spec.id, env.observation_space, env.action_space)
-    env.close()
-    check_actions(config.algo.name, codec)
-
-
-# --- Processes -------------------------------------------------------------------------------------------
-
-# Ends by itself when its parent is gone, however that ended.
-_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
-
-
-class Children:
-    """Processes of the proof, one after the other; a signal ends the present one and then the proof.
-
-    Each has a session of its own. Ctrl-C on a terminal reaches this process alone, which ends the others.
-    """
-
-    def __init__(self) -> None:
-        self.signals: list[int] = []
-        self.folder: Path | None = None  # named when the proof is interrupted
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take Ctrl-C, termination and a closed terminal as requests to end while the block runs."""
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._hear) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self.signals.append(number)
-
-    def check(self) -> None:
-        """Raise `Interrupted` if there was a signal."""
-        if self.signals:
-            raise Interrupted(self.signals[0], self.folder)
-
-    def run(
-        self, command: Sequence[str], environment: Mapping[str, str], out: Any, errors: Any, cwd: Path | None
-    ) -> int:
-        """Run a command to its end; its exit status, that of a shell for one that a signal ended."""
-        self.check()
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None and not self.signals:
-                time.sleep(0.02)
-            if self.signals and process.poll() is None:
-                self._end(process)
-        finally:
-            # Also what it has left behind, such as processes of its environments.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-        self.check()
-        return code if code >= 0 else 128 - code
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask once; a second signal, or too long a wait, and it is killed."""
-        process.terminate()
-        until = time.monotonic() + _GRACE_S
-        while process.poll() is None and len(self.signals) < 2 and time.monotonic() < until:
-            time.sleep(0.02)
-
-    @contextlib.contextmanager
-    def busy(self, wanted: bool) -> Iterator[None]:
-        """A process that does nothing but compute while the block runs, if it is wanted."""
-        if not wanted:
-            yield
-            return
-        command = [sys.executable, "-I", "-S", "-c", _BUSY, str(os.getpid())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
+# --- The runs --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,31 +202,26 @@ class Proof:
     ) -> None:
         """`say` takes a line about each run; `extra` gives runs further variables by name, for tests."""
         self.question = question
-        self.command = list(command)
-        self.children = Children()
-        self.id = paths.new_id("prove")
-        self.folder = Path(question.config.runs_dir).expanduser().absolute() / FOLDER / self.id
+        self._series = Series(FOLDER, question.config, command)
         self._say = say
         self._extra = extra or {}
-        self._snapshot: Snapshot | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs and the certificate go; it is there once the checks have been tried."""
+        return self._series.folder
 
     def run(self) -> dict[str, Any]:
         """Do it, write the certificate and return it.
 
         Raises `ConfigError`, before anything is created, for what would refuse the run; `Interrupted` after
-        a signal.
+        a signal. The runs that there are then stay.
         """
-        question = self.question
-        with self.children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
+        question, children = self.question, self._series.children
+        with children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
             self._workshop = Path(workshop)
             promised = self._try_checks(question.config, PROMISES[question.level.name])
-            try:
-                self.folder.mkdir(parents=True)
-            except OSError as error:
-                asked = question.config.runs_dir
-                raise ConfigError(f"runs_dir={asked}: cannot be made, {error.strerror}") from error
-            self._snapshot = take_snapshot(launch.PROJECT, keep_ref=self.id)
-            self.children.folder = self.folder
+            self._series.begin()
             problems = [
                 f"the check {name}: {found['problem']}"
                 for name, found in promised["checks"].items()
@@ -370,7 +235,7 @@ class Proof:
             if comparison is not None:
                 problems.insert(0, _diverged(comparison, runs))
             inverse = None if problems else self._inverse()
-            self.children.check()
+            children.check()
             document = self._document(promised, runs, problems, comparison, inverse)
             certificate.write(document, [self.folder, *(Path(run.run_dir) for run in runs)])
         return document
@@ -418,57 +283,39 @@ class Proof:
             "runs": [asdict(run) for run in runs],
         }
 
-    def _job(self, config: Config, overrides: Sequence[str], name: str) -> launch.Job:
-        return launch.Job(
-            config=to_dict(config),
-            run_id=f"{self.id}-{name.replace('_', '')}",
-            run_dir=str(self.folder / name),
-            command=self.command,
-            overrides=list(overrides),
-            snapshot=None if self._snapshot is None else snapshot_text(self._snapshot),
-        )
-
     def _try_checks(self, config: Config, names: Sequence[str]) -> dict[str, Any]:
         """Settings and checks from a process of their own; `ConfigError` if it refuses the configuration."""
         module = f"{launch.WORKER}.level_checks"
         command = [sys.executable, "-P", "-m", module, *names]
-        environment = launch.worker_environment(self._job(config, [], "checks"), config, os.environ)
-        environment |= PATIENT
+        job = self._series.job("checks", config, [])
+        environment = launch.worker_environment(job, config, os.environ) | PATIENT
         environment.pop(ROW_GROUPS, None)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-            status = self.children.run(command, environment, out, errors, None)
-            printed, complained = _lines(out), _lines(errors)
-        if status == _REFUSED and complained:
-            raise ConfigError("\n".join(complained).rpartition("error: ")[2])
+        answer, log = self._workshop / "checks.json", self._workshop / "checks.log"
+        status = self._series.children.run(command, environment, log, out=answer)
+        if status == REFUSED and (said := complaint(log)):
+            raise ConfigError(said)
+        printed = lines_of(answer)
         if status or not printed:
-            last = complained[-1] if complained else "it printed nothing"
-            raise RuntimeError(f"{module} ended with status {status}: {last}")
+            raise RuntimeError(f"{module} gave no answer: {last_words(log, status)}")
         found: dict[str, Any] = json.loads(printed[-1])  # environments may print as well
         return found
 
     def _run(self, planned: Planned, config: Config, overrides: Sequence[str]) -> Done:
         config, overrides = changed(config, planned.changes), with_changes(overrides, planned.changes)
-        job = self._job(config, overrides, planned.name)
-        given: dict[str, str | None] = dict(planned.environment)
+        variables: dict[str, str | None] = dict(planned.environment)
         if planned.cold:
-            given |= {name: str(self._workshop / planned.name / name.lower()) for name in CACHES}
-        given |= self._extra.get(planned.name, {})
-        environment = launch.worker_environment(job, config, os.environ)
-        for name, value in given.items():
-            environment.pop(name, None)
-            if value is not None:
-                environment[name] = value
+            variables |= {name: str(self._workshop / planned.name / name.lower()) for name in CACHES}
+        variables |= self._extra.get(planned.name, {})
         cwd = Path.cwd()
         if planned.elsewhere:
             cwd = self._workshop / planned.name / "another folder"
             cwd.mkdir(parents=True)
-        log = self.folder / f"{planned.name}.log"
-        started = time.monotonic()
-        with log.open("wb") as out, self.children.busy(planned.load):
-            exit_status = self.children.run(launch.worker_command(), environment, out, out, cwd)
-        return _done(
-            planned, overrides, given, cwd, time.monotonic() - started, exit_status, Path(job.run_dir)
-        )
+        began = time.monotonic()
+        with busy_core() if planned.load else contextlib.nullcontext():
+            status = self._series.run(planned.name, config, overrides, variables=variables, cwd=cwd)
+        seconds = time.monotonic() - began
+        run_dir, log = self._series.run_dir(planned.name), self._series.log(planned.name)
+        return _done(planned, overrides, variables, cwd, seconds, status, run_dir, log)
 
     def _document(
         self,
@@ -488,20 +335,21 @@ class Proof:
                 f"{level} holds for {what}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
                 f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
             )
-        record = _record(Path(runs[0].run_dir)) if runs else {}
-        snapshot = {} if self._snapshot is None else asdict(self._snapshot)
+        record = record_of(Path(runs[0].run_dir)) if runs else {}
+        assert self._series.snapshot is not None
+        snapshot = asdict(self._series.snapshot)
         code = ("base_commit", "branch", "dirty", "changed_count", "problem")
         return {
             "format": FORMAT,
             "version": VERSION,
-            "id": self.id,
+            "id": self._series.id,
             "verdict": BROKEN if problems else HOLDS,
             "sentence": sentence,
             "problems": list(problems),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "folder": str(self.folder),
             "asked": {
-                "command": self.command,
+                "command": self._series.command,
                 "overrides": question.overrides,
                 "times": question.times,
                 "level": level,
@@ -517,22 +365,8 @@ class Proof:
             "settings": promised["settings"],
             "versions": record.get("versions") or package_versions(),
             "machine": record.get("machine") or machine_facts(with_gpus=False),
-            "git": record.get("git") or {key: snapshot.get(key) for key in code},
+            "git": record.get("git") or {key: snapshot[key] for key in code},
         }
-
-
-def snapshot_text(snapshot: Snapshot) -> str:
-    """The snapshot as text that fits into a variable: of too many files some are counted and not named."""
-    values = json.loads(snapshot.to_json())
-    while len(text := json.dumps(values)) > _LARGEST_SNAPSHOT and (values["changed"] or values["skipped"]):
-        for key in ("changed", "skipped"):
-            values[key] = values[key][: len(values[key]) // 2]
-    return text
-
-
-def _lines(file: Any) -> list[str]:
-    file.seek(0)
-    return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
 
 # --- What was seen ---------------------------------------------------------------------------------------
@@ -541,19 +375,20 @@ def _lines(file: Any) -> list[str]:
 def _done(
     planned: Planned,
     overrides: list[str],
-    given: dict[str, str | None],
+    variables: dict[str, str | None],
     cwd: Path,
     seconds: float,
     exit_status: int,
     run_dir: Path,
+    log: Path,
 ) -> Done:
     """What the folder of a run says about it."""
-    record = _record(run_dir)
+    record = record_of(run_dir)
     status, error = str(record.get("status")), record.get("error")
     if exit_status or status != "finished":
         if status not in FINAL_STATUSES or status == "finished":  # it died, or never came to its record
-            status = "refused" if exit_status == _REFUSED else "failed"
-        error = error or _last_words(run_dir.with_name(f"{planned.name}.log"), exit_status)
+            status = "refused" if exit_status == REFUSED else "failed"
+        error = error or last_words(log, exit_status)
     trace = record.get("trace") or {}
     ratios = list(_ratios(run_dir))
     level = record.get("determinism") or {}
@@ -562,7 +397,7 @@ def _done(
         run_dir=str(run_dir),
         disturbances=planned.disturbances,
         overrides=overrides,
-        environment=_shown(given),
+        environment=_shown(variables),
         working_directory=str(record.get("working_directory", cwd)),
         seconds=round(seconds, 2),
         exit_status=exit_status,
@@ -578,26 +413,12 @@ def _done(
     )
 
 
-def _record(run_dir: Path) -> dict[str, Any]:
-    try:
-        return read_record(run_dir)
-    except ConfigError:
-        return {}
-
-
-def _shown(given: Mapping[str, str | None]) -> dict[str, str | None]:
+def _shown(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+    """What the certificate says of variables; the length of those that only make the environment larger."""
     return {
         name: value if value is None or len(value) < 1000 else f"{len(value):,} characters"
-        for name, value in given.items()
+        for name, value in variables.items()
     }
-
-
-def _last_words(log: Path, exit_status: int) -> str:
-    with log.open("rb") as file:
-        lines = _lines(file)
-    if exit_status > 128:
-        return f"ended by signal {exit_status - 128}"
-    return lines[-1].removeprefix("error: ") if lines else f"exit status {exit_status}"
 
 
 def _env_steps(run_dir: Path) -> int:

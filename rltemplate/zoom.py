@@ -10,8 +10,6 @@ run that does not repeat has nothing to say about itself.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -27,6 +25,8 @@ from rltemplate.analysis import traces, ulp
 from rltemplate.analysis.compare import Comparison
 from rltemplate.analysis.traces import Divergence
 from rltemplate.analysis.ulp import ArrayDifference
+from rltemplate.children import Children, last_words
+from rltemplate.conditions import as_it_was
 from rltemplate.config import Config, load_config, to_dict
 from rltemplate.launch import Job, worker_environment
 from rltemplate.replay import (
@@ -42,7 +42,6 @@ from rltemplate.replay import (
 )
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
-from rltemplate.run.determinism import INFLUENTIAL
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 
@@ -155,7 +154,7 @@ class _Side:
         self.record = read_record(run_dir)
         self.problem: str | None = None
 
-    def run_again(self, folder: Path, request: Request) -> None:
+    def run_again(self, folder: Path, request: Request, children: Children) -> None:
         """Run it again; `problem` says why it cannot be. Raises ConfigError if the checkpoint is no good."""
         folder.mkdir(parents=True)
         job = Job(
@@ -165,28 +164,18 @@ class _Side:
             command=[],
             overrides=[],
         )
-        base = {name: value for name, value in os.environ.items() if name not in INFLUENTIAL}
-        base |= self.record.get("environment") or {}
-        environment = worker_environment(job, self.config, base) | {REQUEST_VARIABLE: request.to_json()}
-        with (folder / "output.txt").open("w+") as output:
-            status = subprocess.run(
-                [sys.executable, "-P", "-m", MODULE],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
-            output.seek(0)
-            said = output.read().rstrip()
-        last = said.rpartition("\n")[2].removeprefix("error: ")
+        environment = worker_environment(job, self.config, as_it_was(self.record))
+        environment[REQUEST_VARIABLE] = request.to_json()
+        log = folder / "output.txt"
+        status = children.run([sys.executable, "-P", "-m", MODULE], environment, log)
+        why = last_words(log, status)
         if status == NO_START:
-            raise ConfigError(f"{self.name}: {last}; zoom=start needs no checkpoint")
+            raise ConfigError(f"{self.name}: {why}; zoom=start needs no checkpoint")
         if status == REFUSED:
-            self.problem = last
+            self.problem = why
         elif status != 0:
-            print(said, file=sys.stderr)
-            self.problem = f"its process ended with exit status {status}, {last}"
+            print(log.read_text(errors="replace").rstrip(), file=sys.stderr)
+            self.problem = f"its process ended with exit status {status}, {why}"
 
     def hold_to(self, record: Path, folder: Path, iteration: int) -> None:
         """See whether what was run again to `folder` is what the trace in `record` says."""
@@ -220,19 +209,21 @@ def zoom_in(
 
     `from_start` leaves checkpoints alone. `keep` is a folder for tensors and operations, which are otherwise
     removed. `say` gets a line about each process before it starts. Raises ConfigError, in a line or two,
-    where nothing can be found out.
+    where nothing can be found out, and Interrupted after a signal.
     """
     at = comparison.divergence
     if at is None:
         raise ConfigError("the traces do not part, so there is nothing to zoom in on")
     sides = [_Side(name, Path(side.run_dir)) for name, side in (("a", comparison.a), ("b", comparison.b))]
     start = None if from_start else _common_start(sides, at.env_steps_before)
+    children = Children()
     with ExitStack() as stack:
+        stack.enter_context(children.listening())
         if keep is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         else:
             folder = _new_folder(keep)
-        look = _Look(sides, at, comparison.detail, start, folder, say)
+        look = _Look(sides, at, comparison.detail, start, folder, children, say)
         if start is None and not from_start and at.iteration > 0:
             look.notes.append("There is no checkpoint from before the difference that both runs have.")
         return look.look(keep)
@@ -297,6 +288,7 @@ class _Look:
         detail: str,
         start: int | None,
         folder: Path,
+        children: Children,
         say: Callable[[str], None],
     ) -> None:
         self.sides = sides
@@ -304,6 +296,7 @@ class _Look:
         self.step_by_step = detail == traces.STEP_DETAIL
         self.start = start
         self.folder = folder
+        self.children = children
         self.say = say
         self.notes: list[str] = []
 
@@ -364,7 +357,7 @@ class _Look:
             index=0 if place is None else place.index,
             since=None if place is None else place.since,
         )
-        side.run_again(folder, request)
+        side.run_again(folder, request, self.children)
         if side.problem is None:
             side.hold_to(record, folder, self.at.iteration)
 

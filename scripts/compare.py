@@ -4,7 +4,7 @@
 the operation that made the difference; `zoom=start` does so from the beginning, and `keep=FOLDER` keeps the
 tensors.
 
-Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable.
+Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable, 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import compare
+from rltemplate.children import Interrupted
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 from rltemplate.words import Kinds, folder, one_of, parse_words, readable
@@ -46,6 +47,9 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
+    except Interrupted as stopped:
+        print("interrupted, so nothing was looked at more closely", file=sys.stderr)
+        return 128 + stopped.number
     if as_json:
         print(json.dumps(asdict(comparison) | {key: found for key, (found, _) in closer.items()}))
     else:

@@ -18,7 +18,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import journal, noise  # noqa: E402
-from rltemplate.prove import Interrupted  # noqa: E402
+from rltemplate.children import Interrupted  # noqa: E402
 from rltemplate.types import ConfigError, RunError  # noqa: E402
 from rltemplate.words import readable  # noqa: E402
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Interrupted as stopped:
-        made = f"; what was made until then is in {work.folder}" if work is not None else ""
+        made = f"; what was made until then is in {work.folder}" if work and work.folder.exists() else ""
         print(f"interrupted, so nothing is measured{made}", file=sys.stderr)
         return 128 + stopped.number
     if config.logger.journal:

@@ -15,6 +15,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import certificate, prove  # noqa: E402
+from rltemplate.children import Interrupted  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 from rltemplate.words import readable  # noqa: E402
 
@@ -22,6 +23,7 @@ from rltemplate.words import readable  # noqa: E402
 def main(argv: list[str]) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
     as_json = "--json" in argv
+    proof = None
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
@@ -30,12 +32,14 @@ def main(argv: list[str]) -> int:
         question = prove.ask([word for word in argv if word != "--json"])
         for note in question.config.algo.notes(question.config.env.num_envs, question.config.total_env_steps):
             print(f"note: {note}", file=sys.stderr)
-        document = prove.Proof(question, [*sys.argv[:1], *argv], say=say).run()
+        proof = prove.Proof(question, [*sys.argv[:1], *argv], say=say)
+        document = proof.run()
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
-    except prove.Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+    except Interrupted as stopped:
+        made = f"; what was made until then is in {proof.folder}" if proof and proof.folder.exists() else ""
+        print(f"interrupted, so nothing is proved{made}", file=sys.stderr)
         return 128 + stopped.number
     print(json.dumps(document) if as_json else f"\n{certificate.as_text(document)}", end="\n" * as_json)
     return 0 if document["verdict"] == prove.HOLDS else 1

@@ -25,6 +25,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import reproduce  # noqa: E402
+from rltemplate.children import Interrupted  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 from rltemplate.words import Kinds, folder, one_of, parse_words, readable  # noqa: E402
 
@@ -76,8 +77,8 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
-    except reproduce.Interrupted as stopped:
-        say(str(stopped))
+    except Interrupted as stopped:
+        say("interrupted, so nothing is known; everything was removed")
         return 128 + stopped.number
     print(json.dumps(found.to_dict()) if "--json" in given else reproduce.report(found))
     return 0 if found.verdict == reproduce.IDENTICAL else 1

@@ -78,21 +78,39 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run.*",
     ),
     "__main__": ("train",),
+    # Processes of ours, whatever they are for.
+    "children": ("types",),
+    # What was recorded of a run, what its code is run with, and the run that is made again. None of them
+    # imports that code.
+    "recorded": ("types", "config", "resume", "run", "run.*", "analysis.*"),
+    "conditions": ("types", "children", "launch", "recorded", "resume", "run.*"),
+    "reproduce": (
+        "types",
+        "children",
+        "conditions",
+        "launch",
+        "recorded",
+        "resume",
+        "run",
+        "run.*",
+        "analysis",
+        "analysis.*",
+    ),
     # The process that runs a part of a run again, and what starts it and looks at what it kept.
     "replay": ("types", "foreign_rng", "config", "launch", "run.*", "train"),
-    "zoom": ("types", "config", "launch", "replay", "run", "run.*", "analysis.*"),
-    # Starts the code of a recorded run, which it never imports, and looks at what came out.
-    "reproduce": ("types", "config", "launch", "run", "run.*", "analysis.*"),
+    "zoom": ("types", "children", "conditions", "config", "launch", "replay", "run", "run.*", "analysis.*"),
+    # Several runs for one question, each in a process of its own.
+    "series": ("types", "algos", "children", "config", "envs", "launch", "run", "run.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
     "certificate": (),
     "disturbances": ("config", "run.determinism"),
     "level_checks": ("types", "kernels", "foreign_rng", "config", "launch", "run", "run.*", "train"),
     "prove": (
         "types",
-        "algos",
+        "children",
         "config",
-        "envs",
         "launch",
+        "series",
         "cli",
         "cli.*",
         "certificate",
@@ -106,10 +124,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "noise": (
         "types",
         "words",
+        "children",
         "config",
         "launch",
+        "series",
         "cli",
-        "prove",
         "disturbances",
         "analysis",
         "analysis.*",

@@ -40,6 +40,7 @@ from rltemplate.run import paths
 from rltemplate.run.determinism import ROW_GROUPS
 from rltemplate.run.exclusions import SkippedFile
 from rltemplate.run.snapshot import Snapshot
+from rltemplate.series import snapshot_text
 from rltemplate.types import ConfigError
 
 TINY = [*SHRUNK["ppo"], "total_env_steps=96", "eval_episodes=1"]  # three iterations
@@ -464,13 +465,13 @@ def test_a_snapshot_of_many_files_fits_into_a_variable_and_is_one_still() -> Non
     long = [f"{i}-{'x' * 240}" for i in range(200)]
     skipped = [SkippedFile(path=name, bytes=10, reason="large") for name in long]
     snapshot = Snapshot(tree="abc", changed=long, changed_count=900, skipped=skipped, skipped_count=900)
-    text = prove.snapshot_text(snapshot)
+    text = snapshot_text(snapshot)
     assert len(text) < 100_000 < len(snapshot.to_json())
     back = Snapshot.from_json(text)
     assert (back.tree, back.changed_count, back.skipped_count) == ("abc", 900, 900)
     assert back.changed == long[: len(back.changed)] != []
     assert (
-        prove.snapshot_text(Snapshot(tree="abc", changed=["a.py"]))
+        snapshot_text(Snapshot(tree="abc", changed=["a.py"]))
         == Snapshot(tree="abc", changed=["a.py"]).to_json()
     )
 

@@ -6,11 +6,15 @@ other kernels, so that what must be found is known.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -359,6 +363,34 @@ def test_starting_processes_needs_no_torch(module: str) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False True\n"
+
+
+def test_a_signal_ends_what_was_run_again_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    a, b = run("ppo", "trace=step"), run("ppo", "trace=step", RLTEMPLATE_FAULT="action@2:3")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = [sys.executable, str(ROOT / "scripts" / "compare.py"), f"a={a}", f"b={b}", "zoom=true"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(scratch.glob("zoom-*/a/output.txt")) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.splitlines()[-1] == "interrupted, so nothing was looked at more closely"
+    assert list(scratch.iterdir()) == []
+    assert children_with(str(scratch)) == ""
+
+
+def children_with(text: str) -> str:
+    """The command lines of all processes that have a variable with this text."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone, or somebody else's
+            if text.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text())
+    return "\n".join(found)
 
 
 # --- Two logs of operations ------------------------------------------------------------------------------
