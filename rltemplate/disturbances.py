@@ -17,7 +17,8 @@ from rltemplate.run.determinism import ROW_GROUPS
 INVARIANT = (Level.invariant, Level.profile)
 # What a level adds, taken away again; `repeat` without its switches is `fast`.
 WITHOUT: dict[Level, dict[str, Any]] = {
-    Level.invariant: {"determinism.products": "plain"},
+    # Under its own name the level would refuse to start.
+    Level.invariant: {"determinism.level": "repeat", "determinism.products": "plain"},
     Level.profile: {
         "determinism.products": "plain",
         **{
@@ -79,16 +80,20 @@ def plan_runs(config: Config, times: int, inherited: Mapping[str, str]) -> list[
     """`times` runs, all but the first disturbed; `inherited` is the environment that is disturbed."""
     sets = _SETS[2:] if times == 2 else [_SETS[i % len(_SETS)] for i in range(times - 1)]
     runs = [Planned(name="run_0", environment={ROW_GROUPS: None})]
-    return runs + [_disturbed(f"run_{i}", config, kinds, i, inherited) for i, kinds in enumerate(sets, 1)]
+    level = config.determinism.level
+    return runs + [
+        _disturbed(f"run_{i}", config, level, kinds, i, inherited) for i, kinds in enumerate(sets, 1)
+    ]
 
 
 def _disturbed(
-    name: str, config: Config, kinds: Sequence[str], number: int, inherited: Mapping[str, str]
+    name: str, config: Config, level: Level, kinds: Sequence[str], number: int, inherited: Mapping[str, str]
 ) -> Planned:
+    """A run disturbed in what `level` says must not matter."""
     changes: dict[str, Any] = {}
     environment: dict[str, str | None] = {ROW_GROUPS: None, **PATIENT}
     words: list[str] = []
-    invariant = config.determinism.level in INVARIANT
+    invariant = level in INVARIANT
     steps = config.total_env_steps
     for kind in kinds:
         if kind == HASH_SEED:
@@ -130,11 +135,11 @@ def _disturbed(
     )
 
 
-def plan_inverse(bare: Config, inherited: Mapping[str, str]) -> list[Planned]:
-    """Two runs without what the level adds: one left alone, the other with what would then show."""
+def plan_inverse(bare: Config, level: Level, inherited: Mapping[str, str]) -> list[Planned]:
+    """Two runs without what `level` adds: one left alone, the other with what would then show."""
     logged = {"log_every": 1, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
     kinds = (ELSEWHERE, VARIABLES, LOAD, THREADS, GROUPS)
-    other = _disturbed("inverse_1", bare, kinds, 1, inherited)
+    other = _disturbed("inverse_1", bare, level, kinds, 1, inherited)
     return [
         Planned(name="inverse_0", changes=logged, environment={ROW_GROUPS: None, **PATIENT}),
         replace(other, changes=other.changes | logged),

@@ -266,7 +266,7 @@ class Proof:
             seen.append({"what": f"check {name}", "fails": not each["holds"], "seen": text})
         runs: list[Done] = []
         if question.level is not Level.profile:
-            for planned in plan_inverse(question.bare, os.environ):
+            for planned in plan_inverse(question.bare, question.level, os.environ):
                 runs.append(self._run(planned, question.bare, question.bare_overrides))
                 self._say(f"{planned.name} ({planned.words}): {_outcome(runs[-1])}")
             seen += _seen_in(runs, question.level)

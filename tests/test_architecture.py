@@ -149,7 +149,10 @@ LIBRARY_USERS: dict[str, tuple[str, ...]] = {
 
 # Which modules may start git: one, so that no harm can come of it, renaming, which runs alone, and the proof
 # that works on clones of its own.
-GIT_USERS = ("run.git", "run.record", "run.snapshot", "scripts/rename", "scripts/prove_reproduce")
+GIT_USERS = (
+    *("run.git", "run.record", "run.snapshot", "scripts/rename"),
+    *("scripts/prove_reproduce", "scripts/many_runs"),
+)
 
 # Libraries that a module must not load, not even through what it imports.
 NEVER_LOADS: dict[str, tuple[str, ...]] = {
