@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,22 @@ def as_it_was(record: Mapping[str, Any], present: Collection[str] = ()) -> dict[
     return ours | {name: str(value) for name, value in theirs.items() if name not in present}
 
 
+def found_alone(
+    environment: Mapping[str, str], tree: Path, present: Iterable[Path], scratch: Path
+) -> dict[str, str]:
+    """`environment`, in which the code in `tree` is found first, and nothing of that in `present`.
+
+    Makes a folder in `scratch`, which whoever uses it needs.
+    """
+    barred = {os.path.realpath(path) for path in present}
+    bar = scratch / "bar"
+    bar.mkdir(exist_ok=True)
+    (bar / "sitecustomize.py").write_text(_BAR.format(barred=barred))
+    others = environment.get("PYTHONPATH", "").split(os.pathsep)
+    others = [path for path in others if path and os.path.realpath(path) not in barred]
+    return {**environment, "PYTHONPATH": os.pathsep.join([str(tree), str(bar), *others])}
+
+
 class Conditions:
     """What the code in `tree` is run with. `python` is the interpreter; call `prepare` first."""
 
@@ -79,7 +95,6 @@ class Conditions:
         self._recorded, self._tree = recorded, tree
         self._project, self._scratch = project, scratch
         self._children, self._say = children, say
-        self._barred = {os.path.realpath(path) for path in (project, launch.PROJECT)}
 
     def prepare(self, install: bool) -> None:
         """Have an interpreter with what the run was made with; `install` makes it.
@@ -101,14 +116,8 @@ class Conditions:
 
     def environment(self) -> dict[str, str]:
         """The variables with which recorded code is run, and found before any other."""
-        environment = self._variables()
-        bar = self._scratch / "bar"
-        bar.mkdir(exist_ok=True)
-        (bar / "sitecustomize.py").write_text(_BAR.format(barred=self._barred))
-        others = environment.get("PYTHONPATH", "").split(os.pathsep)
-        others = [path for path in others if path and os.path.realpath(path) not in self._barred]
-        environment["PYTHONPATH"] = os.pathsep.join([str(self._tree), str(bar), *others])
-        return environment
+        present = (self._project, launch.PROJECT)
+        return found_alone(self._variables(), self._tree, present, self._scratch)
 
     def _variables(self) -> dict[str, str]:
         recorded = self._recorded

@@ -35,6 +35,10 @@ REQUEST_VARIABLE = "RLTEMPLATE_REPLAY"
 TENSORS, ITEMS, OPERATIONS = "tensors.npz", "items.json", "operations.jsonl"
 RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
 REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
+# Of what this process is told and what it leaves behind. Whoever starts it may be newer or older code, and
+# reads this number in its source; it goes up with every change of `Request`, of what a `Job` must have, of
+# the files and of the exit statuses.
+FORM = 1
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -3,8 +3,8 @@
 A trace says where two runs part, and holds digests only. So both runs are run again up to there, each in a
 fresh process with the environment that it had, from the last checkpoint that both have. The first pass takes
 every step and update of the iteration in which they part; the second keeps the tensors of the event that
-differs, and the operations of torch that led to it. What is run again is held to the run's own record: a
-run that does not repeat has nothing to say about itself.
+differs, and the operations of torch that led to it. Each run is run again with its own code (own_code.py).
+What is run again is held to the run's own record: a run that does not repeat has nothing to say about itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from rltemplate.analysis import traces, ulp
-from rltemplate.analysis.compare import Comparison
+from rltemplate import own_code
+from rltemplate.analysis import other_code, traces, ulp
+from rltemplate.analysis.compare import Comparison, diff_command
+from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence
 from rltemplate.analysis.ulp import ArrayDifference
 from rltemplate.children import Children, last_words
 from rltemplate.conditions import as_it_was
-from rltemplate.config import Config, load_config, to_dict
-from rltemplate.launch import Job, worker_environment
+from rltemplate.config import load_config, to_dict
+from rltemplate.launch import PROJECT, Job, worker_environment
 from rltemplate.replay import (
     ITEMS,
     MODULE,
@@ -42,6 +44,7 @@ from rltemplate.replay import (
 )
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.git import GitError
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 
@@ -52,9 +55,11 @@ DRAWN = "drawn"  # a random stream gave other numbers
 OUTSIDE = "outside"  # no operation made it
 OTHER_OPERATIONS = "other operations"  # the runs did not carry out the same ones
 UNSEEN = "unseen"  # it was made where operations are not logged
+OTHER_CODE = "other code"  # lines that differ between the codes of the runs made other numbers
 
 _STATE = "stream/"  # items of the event "start", which some traces make part of the end of the iteration
 _SHOWN_VALUES = 6
+_SHOWN_FILES = 6
 
 # Results of these are whatever was in memory.
 _UNWRITTEN = ("empty", "new_empty", "resize_")
@@ -73,10 +78,16 @@ _SHOWING = {"select", "slice", "view", "t", "transpose", "expand", "split", "spl
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One of the runs, run again. `problem` says why nothing is known of it; None if it repeated itself."""
+    """One of the runs, run again. `problem` says why nothing is known of it; None if it repeated itself.
+
+    `commit` has the code with which it was run; None stands for the present code. With a problem, `remark` is
+    what its code may have to do with it.
+    """
 
     run: str
     problem: str | None = None
+    commit: str | None = None
+    remark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +106,17 @@ class Operation:
     """One operation of torch on both sides.
 
     `source` are the lines of this project that led to it, the innermost first; `forward_source` those of the
-    operation whose gradient it computes. In arguments a tensor is shown as its type and shape.
+    operation whose gradient it computes; `source_b` and `forward_source_b` those of b where the code of the
+    runs differs. In arguments a tensor is shown as its type and shape; None where a run did nothing like it.
     """
 
     name: str
-    arguments_a: str
-    arguments_b: str
+    arguments_a: str | None
+    arguments_b: str | None
     source: list[str]
     forward_source: list[str]
+    source_b: list[str] = field(default_factory=list)
+    forward_source_b: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +130,7 @@ class Finding:
     kind: str
     agreeing: int = 0
     operation: Operation | None = None
-    other_name: str | None = None  # what b did instead, for OTHER_OPERATIONS
+    other_name: str | None = None  # what b did instead, for OTHER_OPERATIONS and OTHER_CODE
     logged_from: str = ""
 
 
@@ -128,7 +142,8 @@ class Zoom:
     the beginning. They part in `event` number `index` of `iteration`; `event` is None where there is no event
     that both have. `items` are all of the event, in causal order, and `first` is the first that differs.
     `notes` are sentences about what could not be done. `kept` is the folder with tensors and operations, if
-    they are kept.
+    they are kept. `code` names the files that may change results and differ between the code of the runs,
+    None where nobody can tell; `code_shown_by` is the command that shows their lines.
     """
 
     a: Rerun
@@ -142,30 +157,31 @@ class Zoom:
     finding: Finding | None = None
     notes: list[str] = field(default_factory=list)
     kept: str | None = None
+    code: list[str] | None = None
+    code_shown_by: str = ""
 
 
 class _Side:
     """A run, and what is needed to run it again."""
 
-    def __init__(self, name: str, run_dir: Path) -> None:
+    def __init__(self, name: str, run_dir: Path, project: Path) -> None:
         self.name = name
         self.run_dir = run_dir
-        self.config: Config = load_config(run_dir / paths.CONFIG)
+        # As its own code wrote it; the present code need not know all of it.
+        self.config = read_config(run_dir)[1]
         self.record = read_record(run_dir)
+        self.code = own_code.find_code(project, run_dir.name, self.record.get("git") or {})
+        self.tree: own_code.Tree | None = None
         self.problem: str | None = None
 
     def run_again(self, folder: Path, request: Request, children: Children) -> None:
         """Run it again; `problem` says why it cannot be. Raises ConfigError if the checkpoint is no good."""
         folder.mkdir(parents=True)
-        job = Job(
-            config=to_dict(self.config),
-            run_id=self.run_dir.name,
-            run_dir=str(self.run_dir),
-            command=[],
-            overrides=[],
-        )
-        environment = worker_environment(job, self.config, as_it_was(self.record))
-        environment[REQUEST_VARIABLE] = request.to_json()
+        try:
+            environment = self._environment() | {REQUEST_VARIABLE: request.to_json()}
+        except ConfigError as error:  # written by code that has other keys
+            self.problem = str(error)
+            return
         log = folder / "output.txt"
         status = children.run([sys.executable, "-P", "-m", MODULE], environment, log)
         why = last_words(log, status)
@@ -176,6 +192,15 @@ class _Side:
         elif status != 0:
             print(log.read_text(errors="replace").rstrip(), file=sys.stderr)
             self.problem = f"its process ended with exit status {status}, {why}"
+
+    def _environment(self) -> dict[str, str]:
+        job = Job(
+            config=self.config, run_id=self.run_dir.name, run_dir=str(self.run_dir), command=[], overrides=[]
+        )
+        if self.tree is not None:
+            return own_code.environment(self.tree, job, self.record)
+        config = load_config(self.run_dir / paths.CONFIG)
+        return worker_environment(replace(job, config=to_dict(config)), config, as_it_was(self.record))
 
     def hold_to(self, record: Path, folder: Path, iteration: int) -> None:
         """See whether what was run again to `folder` is what the trace in `record` says."""
@@ -195,7 +220,21 @@ class _Side:
     @property
     def rerun(self) -> Rerun:
         """How it went."""
-        return Rerun(self.run_dir.name, self.problem)
+        remark = None if self.problem is None else self._remark()
+        return Rerun(self.run_dir.name, self.problem, self.code.commit, remark)
+
+    def _remark(self) -> str | None:
+        words = []
+        for part in self.record.get("resumed") or []:
+            if (part.get("changed") or {}).get("code"):
+                steps = part.get("env_steps", 0)
+                words.append(f"it went on with changed code after {steps:,} environment steps")
+        if self.code.stands_in is not None:
+            words.append(f"{self.code.stands_in}, so the present code was run")
+        return "; ".join(words) or None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_unknown(self.rerun)}"
 
 
 def zoom_in(
@@ -204,26 +243,40 @@ def zoom_in(
     from_start: bool = False,
     keep: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
+    project: Path = PROJECT,
 ) -> Zoom:
     """Look closely at the divergence that `comparison` has found.
 
     `from_start` leaves checkpoints alone. `keep` is a folder for tensors and operations, which are otherwise
-    removed. `say` gets a line about each process before it starts. Raises ConfigError, in a line or two,
-    where nothing can be found out, and Interrupted after a signal.
+    removed. `say` gets a line about each process before it starts. `project` has the present code, in the
+    repository that is asked for other code. Raises ConfigError, in a line or two, where nothing can be found
+    out, and Interrupted after a signal.
     """
     at = comparison.divergence
     if at is None:
         raise ConfigError("the traces do not part, so there is nothing to zoom in on")
-    sides = [_Side(name, Path(side.run_dir)) for name, side in (("a", comparison.a), ("b", comparison.b))]
-    start = None if from_start else _common_start(sides, at.env_steps_before)
     children = Children()
     with ExitStack() as stack:
         stack.enter_context(children.listening())
+        runs = (("a", comparison.a), ("b", comparison.b))
+        sides = [_Side(name, Path(side.run_dir), project) for name, side in runs]
+        start = None if from_start else _common_start(sides, at.env_steps_before)
+        code = own_code.files_apart(project, *(side.record.get("git") or {} for side in sides))
+        if code is None and not any(one.section == "code" for one in comparison.differences):
+            code = []
         if keep is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         else:
             folder = _new_folder(keep)
-        look = _Look(sides, at, comparison.detail, start, folder, children, say)
+        try:
+            trees = stack.enter_context(own_code.laid_out(project, [side.code for side in sides]))
+        except GitError as error:
+            children.check()  # Ctrl-C reaches git as well
+            raise ConfigError(str(error)) from error
+        for side, tree in zip(sides, trees, strict=True):
+            side.tree = tree
+        shown_by = diff_command(comparison.a, comparison.b)
+        look = _Look(sides, at, comparison.detail, start, folder, children, say, code, shown_by)
         if start is None and not from_start and at.iteration > 0:
             look.notes.append("There is no checkpoint from before the difference that both runs have.")
         return look.look(keep)
@@ -242,7 +295,7 @@ def _new_folder(keep: Path) -> Path:
 def _common_start(sides: Sequence[_Side], env_steps: int) -> int | None:
     """Environment steps of the last checkpoint from before the divergence that both have, if any."""
     for side in sides:
-        every = side.config.checkpoint_every
+        every = int(side.config.get("checkpoint_every") or 0)
         if 0 < every <= env_steps and not (side.run_dir / paths.CHECKPOINTS).is_dir():
             raise ConfigError(
                 f"{side.name}: the checkpoints of {side.run_dir.name} are gone; put them back, or run both "
@@ -290,6 +343,8 @@ class _Look:
         folder: Path,
         children: Children,
         say: Callable[[str], None],
+        code: list[str] | None,
+        shown_by: str,
     ) -> None:
         self.sides = sides
         self.at = at
@@ -298,6 +353,8 @@ class _Look:
         self.folder = folder
         self.children = children
         self.say = say
+        self.code = code
+        self.shown_by = shown_by
         self.notes: list[str] = []
 
     def look(self, keep: Path | None) -> Zoom:
@@ -340,6 +397,8 @@ class _Look:
             finding=finding,
             notes=self.notes,
             kept=None if keep is None else str(keep),
+            code=self.code,
+            code_shown_by=self.shown_by,
         )
 
     def _pass(
@@ -348,7 +407,10 @@ class _Look:
         """Run a side again to `folder`, and hold it to the trace in `record`."""
         where = "beginning" if self.start is None else f"checkpoint after {self.start:,} environment steps"
         what = "its steps and updates" if place is None else f"tensors and operations of {place}"
-        self.say(f"zoom: {side.name} again from the {where} to iteration {self.at.iteration:,}, for {what}")
+        own = "" if side.code.commit is None else f" with its own code, commit {side.code.commit[:12]},"
+        self.say(
+            f"zoom: {side.name} again{own} from the {where} to iteration {self.at.iteration:,}, for {what}"
+        )
         request = Request(
             folder=str(folder),
             iteration=self.at.iteration,
@@ -362,12 +424,13 @@ class _Look:
             side.hold_to(record, folder, self.at.iteration)
 
     def _problems(self) -> list[str]:
-        return [f"{side.name}: {side.problem}" for side in self.sides if side.problem is not None]
+        return [str(side) for side in self.sides if side.problem is not None]
 
     def _some_must_repeat(self) -> None:
         problems = self._problems()
         if len(problems) == len(self.sides):
-            raise ConfigError("neither run can be run again here: " + "\n".join(problems))
+            instead = [_instead(self.shown_by)] if any(side.rerun.remark for side in self.sides) else []
+            raise ConfigError("neither run can be run again here: " + "\n".join([*problems, *instead]))
 
     def _place(self, at: Divergence | None, records: Sequence[Path]) -> _Place | None:
         """Where to look; None if there is no such event, and why in the notes."""
@@ -399,7 +462,7 @@ class _Look:
             if all(item.difference is not None for item in items):
                 self.notes.append("No tensor that both runs have there differs.")
             return None
-        compiled = any(side.config.compile for side in self.sides)
+        compiled = any(side.config.get("compile") for side in self.sides)
         if compiled and place.event not in (*traces.BEFORE_TRAINING, "start", "step"):
             self.notes.append(
                 "Updates are compiled (compile=true): of the operations inside the compiled program only "
@@ -408,7 +471,10 @@ class _Look:
         if place.event == "init":
             return Finding(kind=UNSEEN)
         limits = [kept.after_operations(first) for kept in (a, b)]
-        return how_made(a.operations, b.operations, limits, place.logged_from)
+        found = how_made(a.operations, b.operations, limits, place.logged_from)
+        if self.code != [] and found.kind in (OTHER_OPERATIONS, OUTSIDE):
+            found = made_by_other_code(a.operations, b.operations, limits, place.logged_from) or found
+        return found
 
 
 class _Kept:
@@ -562,6 +628,40 @@ def how_made(
     return found(OUTSIDE, None)
 
 
+def made_by_other_code(
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], limits: Sequence[int], logged_from: str
+) -> Finding | None:
+    """How lines that differ between two codes made the first item that differs; None if none can be named.
+
+    As `how_made`, but operations need not stand side by side.
+    """
+    logs = [
+        [call for call in log[:limit] if not _base_name(call).startswith(_UNWRITTEN)]
+        for log, limit in zip((a, b), limits, strict=True)
+    ]
+    found = [other_code.first_own(*logs), other_code.first_own(*reversed(logs))]
+    calls = [None if own is None else log[own.at] for own, log in zip(found, logs, strict=True)]
+    mine = 0 if found[0] is not None else 1
+    own, one, other = found[mine], calls[mine], calls[1 - mine]
+    if own is None or one is None:
+        return None
+    alike = other is not None and all(one[key] == other[key] for key in ("operation", "arguments"))
+    if alike and not any(each is not None and each.known for each in found):
+        return None  # the same in both, of numbers that came from elsewhere
+    operation = _operation(one, other or one)
+    if other is None and mine == 0:
+        operation = replace(operation, arguments_b=None)
+    elif other is None:
+        operation = replace(operation, arguments_a=None)
+    return Finding(
+        kind=OTHER_CODE,
+        agreeing=other_code.shared(logs[mine][: own.at], logs[1 - mine]),
+        operation=operation,
+        other_name=None if other is None else other["operation"],
+        logged_from=logged_from,
+    )
+
+
 def _base_name(call: Mapping[str, Any]) -> str:
     """`select` for aten.select.int."""
     parts = str(call["operation"]).split(".")
@@ -569,7 +669,15 @@ def _base_name(call: Mapping[str, Any]) -> str:
 
 
 def _operation(a: Mapping[str, Any], b: Mapping[str, Any]) -> Operation:
-    return Operation(a["operation"], a["arguments"], b["arguments"], a["source"], a["forward_source"])
+    return Operation(
+        name=a["operation"],
+        arguments_a=a["arguments"],
+        arguments_b=b["arguments"],
+        source=a["source"],
+        forward_source=a["forward_source"],
+        source_b=b["source"] if b["source"] != a["source"] else [],
+        forward_source_b=b["forward_source"] if b["forward_source"] != a["forward_source"] else [],
+    )
 
 
 # --- The report ------------------------------------------------------------------------------------------
@@ -598,10 +706,11 @@ def report(zoom: Zoom) -> str:
     if not failed:
         lines.append(f"  both runs were run again from {start}, and repeated their own records")
     for name, side in failed:
-        lines += _wrapped(f"{name} cannot be run again here: {side.problem}", "  ")
+        lines += _wrapped(f"{name} cannot be run again here: {_unknown(side)}", "  ")
         lines.append(
             f"  so these are the values of {'b' if name == 'a' else 'a'} alone, run again from {start}"
         )
+    lines += _code_lines(zoom)
     equal = [item.name for item in zoom.items if item.difference is not None and not _differs(item)]
     if equal:
         lines += _wrapped(", ".join(equal), "  equal  ")
@@ -615,6 +724,30 @@ def report(zoom: Zoom) -> str:
     if zoom.kept is not None:
         lines += ["", f"  tensors and operations are in {zoom.kept}"]
     return "\n".join(lines)
+
+
+def _unknown(side: Rerun) -> str:
+    """Why nothing is known of a run."""
+    return "; ".join(text for text in (side.problem, side.remark) if text)
+
+
+def _instead(shown_by: str) -> str:
+    """What to do where a run cannot be run again with its own code."""
+    return f"instead: {shown_by} shows what was changed, and runs with trace=step are told apart to the step"
+
+
+def _code_lines(zoom: Zoom) -> Iterator[str]:
+    """With which code the runs were run again, and how it differs."""
+    own = [f"{n} with commit {x.commit[:12]}" for n, x in (("a", zoom.a), ("b", zoom.b)) if x.commit]
+    if own:
+        yield f"  {' and '.join(own)}, as recorded and not as the code is now"
+    if zoom.code:
+        more = len(zoom.code) - _SHOWN_FILES
+        files = ", ".join(zoom.code[:_SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
+        yield from _wrapped(f"their code differs in {files}; to see the lines:", "  ")
+        yield f"    {zoom.code_shown_by}"  # whole, to be copied
+    if zoom.a.remark or zoom.b.remark:
+        yield from _wrapped(_instead(zoom.code_shown_by), "  ")
 
 
 def _item(item: Item, closely: bool) -> Iterator[str]:
@@ -677,6 +810,10 @@ def _finding_lines(finding: Finding, item: str) -> Iterator[str]:
             f"the runs carried out other operations: one went on with {name}, the other with "
             f"{finding.other_name}; {before}"
         ),
+        OTHER_CODE: (
+            f"made by other code: {_of_both(finding)}; "
+            f"{finding.agreeing:,} operations before it, from {finding.logged_from} on, have equal results"
+        ),
         OUTSIDE: (
             f"made by no operation of torch that was logged: {item} came from elsewhere, such as the "
             f"environment or numpy, or from before {finding.logged_from}"
@@ -690,14 +827,35 @@ def _finding_lines(finding: Finding, item: str) -> Iterator[str]:
         return
     if finding.kind == OUTSIDE:
         yield from _wrapped(f"the first operation that saw the difference: {name}", "  ")
-    if operation.arguments_a == operation.arguments_b:
-        yield from _wrapped(operation.arguments_a, "    with  ")
-    else:
-        yield from _wrapped(operation.arguments_a, "    with  a  ")
-        yield from _wrapped(operation.arguments_b, "          b  ")
-    for title, source in (("in", operation.source), ("the gradient of", operation.forward_source)):
-        for i, line in enumerate(_of_interest(source)):
-            yield from _wrapped(line, f"    {title if i == 0 else 'called from'}  ")
+    arguments = (operation.arguments_a, operation.arguments_b)
+    yield from _of_each("with", [[] if text is None else [text] for text in arguments])
+    for title, *sources in (
+        ("in", operation.source, operation.source_b),
+        ("the gradient of", operation.forward_source, operation.forward_source_b),
+    ):
+        yield from _of_each(title, [_of_interest(lines) for lines in sources])
+
+
+def _of_both(finding: Finding) -> str:
+    """What each run did."""
+    operation = finding.operation
+    assert operation is not None
+    if operation.arguments_b is None:
+        return f"a went on with {operation.name}, and b with nothing like it"
+    if operation.arguments_a is None:
+        return f"b went on with {operation.name}, and a with nothing like it"
+    return f"a went on with {operation.name}, b with {finding.other_name}"
+
+
+def _of_each(title: str, both: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines about a and b: once where they are the same, or one of them has none."""
+    apart = both[0] != both[1] and all(both)
+    for name, lines in zip("ab", both, strict=True):
+        if name == "b" and not apart and both[0]:
+            return
+        for i, line in enumerate(lines):
+            start = "called from" if i else f"{'' if name == 'b' and apart else title:{len(title)}}"
+            yield from _wrapped(line, f"    {start}{f'  {name}' if apart and i == 0 else ''}  ")
 
 
 def _of_interest(source: Sequence[str]) -> list[str]:

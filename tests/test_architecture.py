@@ -98,7 +98,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # The process that runs a part of a run again, and what starts it and looks at what it kept.
     "replay": ("types", "foreign_rng", "config", "launch", "run.*", "train"),
-    "zoom": ("types", "children", "conditions", "config", "launch", "replay", "run", "run.*", "analysis.*"),
+    "own_code": ("types", "conditions", "launch", "replay", "run", "run.*"),
+    "zoom": (
+        "types",
+        "children",
+        "conditions",
+        "config",
+        "launch",
+        "own_code",
+        "replay",
+        "run",
+        "run.*",
+        "analysis",
+        "analysis.*",
+    ),
     # Several runs for one question, each in a process of its own.
     "series": ("types", "algos", "children", "config", "envs", "launch", "run", "run.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.

@@ -749,18 +749,71 @@ def test_on_cuda_the_card_is_part_of_the_advice(make_run: MakeRun) -> None:
     assert "multiprocessors" not in " ".join(compare_runs(a, make_run("shorter", shorter)).look_at)
 
 
-def test_other_differences_come_before_everything(make_run: MakeRun) -> None:
+CHANGED_CODE = {"git/tree": "2" * 40, "git/commit": "d" * 40, "git/base_commit": "e" * 40}
+
+
+def test_code_that_differs_is_the_first_hint_and_threads_are_none(make_run: MakeRun) -> None:
+    changed = Written().also("targets", 0, "advantage")
+    a, same = make_run("run-a", Written(), {"git/tree": "1" * 40}), make_run("same", changed, CHANGED_CODE)
+    assert compare_runs(a, same).look_at == [
+        f"The code differs: make diff a={a} b={same} code=full shows what was changed between them. "
+        "Look for what computes advantage, the first to differ."
+    ]
+    # With the same code threads are worth a look, whatever only observes.
+    b = make_run("run-b", changed, {"git/tree": "1" * 40, "git/commit": "d" * 40}, eval_every=7)
+    assert compare_runs(a, b).look_at == [LOOK_AT["advantage"]]
+    # Nobody knows whether it differs.
+    unknown = make_run("unknown", changed, {"git/commit": None, "git/tree": None, "git/problem": "no git"})
+    assert compare_runs(a, unknown).look_at == [
+        "The code of b was not recorded, so it may be another one.",
+        LOOK_AT["advantage"],
+    ]
+
+
+def test_what_is_known_of_the_place_is_said_of_changed_code_as_well(make_run: MakeRun) -> None:
+    a = make_run("run-a", Written(), {"git/tree": "1" * 40})
+    b = make_run("run-b", Written().also("step", 2, "reward"), CHANGED_CODE)
+    first, *others = compare_runs(a, b).look_at
+    assert "Look for what computes reward" in first
+    assert others == ["The actions up to step 2 were equal, so the environment itself differs."]
+    shorter = Written()
+    del shorter.lines[shorter.find("update", 1)]
+    c = make_run("run-c", shorter, CHANGED_CODE)
+    first, condition = compare_runs(a, c).look_at
+    assert first.endswith("shows what was changed between them.")
+    assert condition == LOOK_AT["event"]
+
+
+def test_a_command_to_be_copied_stays_on_one_line(make_run: MakeRun, tmp_path: Path) -> None:
+    names = ["20261121-113241-seed1-453fed", "20261121-113455-seed1-9d0381"]
+    make_run(names[0], Written(), {"git/tree": "1" * 40})
+    make_run(names[1], Written().also("targets", 0, "advantage"), CHANGED_CODE)
+    done = command(tmp_path, *(f"{key}={name}" for key, name in zip("ab", names, strict=True)))
+    assert done.returncode == 1
+    assert f"make diff a={names[0]} b={names[1]} code=full" in done.stdout
+    assert "\u00a0" not in done.stdout
+    elsewhere = make_run("it is", Written(), {"git/tree": "3" * 40})
+    done = command(tmp_path / "runs", f"a={elsewhere}", f"b={elsewhere.with_name(names[1])}")
+    assert f"make diff a='{elsewhere}' b={elsewhere.with_name(names[1])} code=full" in done.stdout
+
+
+def test_configuration_comes_before_what_surrounds_a_run(make_run: MakeRun) -> None:
     a = make_run("run-a", Written())
     b = make_run("run-b", Written().also("step", 1, "policy"), {"versions/torch": "2.14.0"}, seed=2)
-    result = compare_runs(a, b)
-    first = "2 other differences come before anything else to be examined, listed below: "
-    assert result.look_at[0] == f"{first}1 in configuration, 1 in versions."
-    assert "MKL" in result.look_at[1]
-    d = make_run("run-d", Written().also("step", 1, "policy"), {"git/dirty": True, "git/commit": "d" * 40})
-    assert compare_runs(a, d).look_at[1] == "What differs in the code: git diff cccccccccccc dddddddddddd"
-    c = make_run("run-c", Written(iterations=1), seed=2)
+    assert compare_runs(a, b).look_at == [
+        "The configuration differs in seed.",
+        "What differs in versions (1) is listed below; examine it next.",
+    ]
+    facts = {"versions/torch": "2.14.0", "versions/numpy": "2.5", "environment/OMP_NUM_THREADS": "2"}
+    c = make_run("run-c", Written().also("step", 1, "policy"), facts)
     assert compare_runs(a, c).look_at == [
-        "1 other difference comes before anything else to be examined, listed below: 1 in configuration."
+        "What differs in versions (2) and environment (1) is listed below; examine it first.",
+        LOOK_AT["policy"],
+    ]
+    many = {f"key_{i}": 1 for i in range(9)}
+    d = make_run("run-d", Written(iterations=1), **many)
+    assert compare_runs(a, d).look_at == [
+        "The configuration differs in key_0, key_1, key_2, key_3, key_4, key_5 and 3 more keys."
     ]
 
 

@@ -18,18 +18,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, run_train
+from conftest import ROOT, SHRUNK, git, run_train
 
-from rltemplate import zoom
+from rltemplate import own_code, zoom
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.analysis.ulp import LAST_BITS
+from rltemplate.own_code import Code
+from rltemplate.run import checkout
 from rltemplate.types import ConfigError
-from rltemplate.zoom import Finding, Rerun, Zoom, how_made, zoom_in
+from rltemplate.zoom import Finding, Rerun, Zoom, how_made, made_by_other_code, zoom_in
 
 QUIET = ["logger=none", "eval_every=0", "video_every=0"]
 SETTINGS = {
@@ -111,7 +113,8 @@ def test_a_flipped_bit_of_an_action_is_found_to_the_bit(run: Run, tmp_path: Path
     document = json.loads(done.stdout)
     assert document["verdict"] == "diverged"
     found = document["zoom"]
-    assert (found["a"], found["b"]) == ({"run": "it", "problem": None}, {"run": "it", "problem": None})
+    alone = {"run": "it", "problem": None, "commit": None, "remark": None}
+    assert (found["a"], found["b"], found["code"]) == (alone, alone, [])
     assert (found["iteration"], found["event"], found["index"]) == (2, "step", 3)
     assert (found["first"], found["from_env_steps"]) == ("action", 64)
     items = {item["name"]: item["difference"] for item in found["items"]}
@@ -207,7 +210,9 @@ def test_another_number_in_the_configuration_is_found_in_the_operation_that_uses
     assert found.finding is not None
     assert found.finding.kind == zoom.ARGUMENTS
     assert found.finding.operation is not None
-    assert found.finding.operation.arguments_b == found.finding.operation.arguments_a.replace("0.95", "0.75")
+    arguments = found.finding.operation.arguments_a
+    assert arguments is not None
+    assert found.finding.operation.arguments_b == arguments.replace("0.95", "0.75")
     # The operation runs before the event begins in which its result is traced.
     assert found.finding.logged_from == "step 15"
     assert "_scaled_reward" in found.finding.operation.source[0]
@@ -234,10 +239,12 @@ def test_other_seeds_and_shapes_and_lengths(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_repeat_is_said_to_and_the_other_one_shown(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_does_not_repeat_is_said_to_and_the_other_one_shown(
+    run: Run, fork: Path, tmp_path: Path
+) -> None:
     a, b = run("ppo"), copy_of(run("ppo", RLTEMPLATE_FAULT="action@2:3"), tmp_path)
     edit_digest(b, 1, "reward")
-    found = zoomed(a, b)
+    found = zoomed(a, b, project=fork)
     assert found.a == Rerun("it")
     assert found.b == Rerun("copy", "it first differs from its own record in iteration 1, reward")
     assert (found.iteration, found.event, found.first, found.finding) == (1, "iteration", "reward", None)
@@ -251,9 +258,13 @@ def test_a_run_that_does_not_repeat_is_said_to_and_the_other_one_shown(run: Run,
     done = command(tmp_path, f"a={other}", f"b={b}", "zoom=true")
     assert (done.returncode, done.stdout) == (2, "")
     errors = [line for line in done.stderr.splitlines() if not line.startswith("zoom: ")]
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert errors[0].startswith("error: neither run can be run again here: a: it first differs")
     assert errors[1].startswith("b: it first differs from its own record in iteration 1, reward")
+    # They were made in another repository, so that the present code need not be theirs.
+    assert "is not in this repository; make fetch-runs run=copy brings it" in errors[1]
+    assert errors[1].endswith("so the present code was run")
+    assert errors[2].startswith(f"instead: make diff a={other} b={b} code=full shows what was changed")
 
 
 @pytest.mark.slow
@@ -316,6 +327,193 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) 
         assert (done.returncode, done.stdout) == (2, "")
         (error,) = (line for line in done.stderr.splitlines() if not line.startswith("zoom: "))
         assert re.search(expected, error), error
+
+
+# --- Runs of other code ----------------------------------------------------------------------------------
+
+GOOD = "delta = reward + gamma * (1.0 - terminated) * next_value - value"
+BROKEN = "delta = reward + gamma * next_value - value"
+PPO = "rltemplate/algos/ppo.py"
+
+
+class OtherCode(NamedTuple):
+    """A repository whose code is none of that with which the two runs in it were made."""
+
+    project: Path
+    good: Path
+    broken: Path
+
+    def compare(self, folder: Path, *words: str) -> subprocess.Popen[str]:
+        """Start to compare both, with a folder for temporary files below `folder`."""
+        (folder / "tmp").mkdir()
+        line = [sys.executable, str(self.project / "scripts" / "compare.py")]
+        return subprocess.Popen(
+            [*line, f"a={self.good}", f"b={self.broken}", *words],
+            cwd=folder,
+            env=os.environ | {"TMPDIR": str(folder / "tmp")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def assert_tidy(self, folder: Path) -> None:
+        """Nothing is left of what was laid out."""
+        assert git(self.project, "worktree", "list").count("\n") == 1
+        assert not (self.project / ".git" / "worktrees").exists()
+        # torch leaves a folder for what it compiles.
+        assert [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith("torch")] == []
+
+
+@pytest.fixture(scope="module")
+def clone(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("clone") / "project"
+    git(fork, "clone", "-q", str(fork), str(project))
+    return project
+
+
+@pytest.fixture(scope="module")
+def other_code(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> OtherCode:
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["env=CartPole", *SHRUNK["ppo"], "total_env_steps=96", "trace=step", "device=cpu", *QUIET]
+    source = (clone / PPO).read_text()
+    assert source.count(GOOD) == 1
+    for name, text in (("good", GOOD), ("broken", BROKEN)):
+        # A comment on top moves all lines of one of them.
+        (clone / PPO).write_text(("# moved\n" if name == "broken" else "") + source.replace(GOOD, text))
+        done = run_train(clone, folder, *words, f"run_dir={name}")
+        assert done.returncode == 0, done.stderr
+    (clone / PPO).write_text(source + 'raise ImportError("the code of neither run")\n')
+    return OtherCode(clone, folder / "good", folder / "broken")
+
+
+def test_each_run_is_run_again_with_its_own_code(other_code: OtherCode, tmp_path: Path) -> None:
+    process = other_code.compare(tmp_path, "zoom=true", "--json")
+    output, said = process.communicate()
+    assert process.returncode == 1, said
+    document = json.loads(output)
+    found = document["zoom"]
+    commits = [json.loads((run / "record.json").read_text())["git"]["commit"] for run in other_code[1:]]
+    assert [found[side] for side in "ab"] == [
+        {"run": name, "problem": None, "commit": commit, "remark": None}
+        for name, commit in zip(("good", "broken"), commits, strict=True)
+    ]
+    assert (found["event"], found["first"], found["code"]) == ("targets", "advantage", [PPO])
+    (difference,) = (item["difference"] for item in found["items"] if item["name"] == "advantage")
+    values = [float.fromhex(difference["first"][side]) for side in ("hex_a", "hex_b")]
+    assert values[0] != values[1]
+    assert [np.float32(difference["first"][side]) for side in "ab"] == values
+    # The lines, of one file in two versions.
+    assert found["finding"]["kind"] == "other code"
+    operation = found["finding"]["operation"]
+    number = (other_code.project / PPO).read_text().splitlines().index(f"    {GOOD}  # (T, N)") + 1
+    assert operation["source"][0].startswith(f"{PPO}:{number} in compute_gae: {GOOD}")
+    assert operation["source_b"][0].startswith(f"{PPO}:{number + 1} in compute_gae: {BROKEN}")
+    assert found["code_shown_by"] == f"make diff a={other_code.good} b={other_code.broken} code=full"
+    assert found["code_shown_by"] in document["look_at"][0]
+    assert [line.split(" from ")[0] for line in said.splitlines()] == [
+        f"zoom: {side} again with its own code, commit {commit[:12]},"
+        for side, commit in zip("ab", commits, strict=True)
+    ]
+    other_code.assert_tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+    assert git(other_code.project, "status", "--porcelain").split() == ["M", PPO]
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "int"]
+)
+def test_a_signal_leaves_nothing(other_code: OtherCode, tmp_path: Path, number: signal.Signals) -> None:
+    process = other_code.compare(tmp_path, "zoom=true")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("zoom: a again with its own code")
+    assert (other_code.project / ".git" / "worktrees").exists()
+    process.send_signal(number)
+    output, said = process.communicate()
+    assert (process.returncode, output) == (128 + number, "")
+    assert said.splitlines()[-1] == "interrupted, so nothing was looked at more closely"
+    other_code.assert_tidy(tmp_path)
+
+
+def test_code_that_is_the_present_one_is_not_laid_out(
+    run: Run, fork: Path, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git_facts = json.loads((run("ppo", "trace=step") / "record.json").read_text())["git"]
+
+    def lay_out(*_: Any) -> Any:
+        raise AssertionError("laid out")
+
+    monkeypatch.setattr(checkout, "worktree", lay_out)
+    present = own_code.find_code(fork, "it", git_facts)
+    assert present == Code()
+    with own_code.laid_out(fork, [present, present]) as trees:
+        assert trees == [None, None]
+    # It would have been for any other code.
+    with pytest.raises(AssertionError, match="laid out"), own_code.laid_out(clone, [Code(head(clone))]):
+        pass
+
+
+def head(project: Path) -> str:
+    return git(project, "rev-parse", "HEAD").strip()
+
+
+def test_code_that_cannot_be_run_is_named_with_what_to_do(fork: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    git(fork, "clone", "-q", str(fork), str(project))
+    replay = project / "rltemplate" / "replay.py"
+    source = replay.read_text()
+    assert source.count("\nFORM = 1\n") == 1
+
+    def commit(text: str | None) -> dict[str, Any]:
+        """The facts of a run whose code has this text there."""
+        if text is None:
+            replay.unlink()
+        else:
+            replay.write_text(text)
+        git(project, "add", "-A")
+        git(project, "commit", "-q", "--allow-empty", "-m", "code")
+        return {"commit": head(project), "tree": None, "dirty": True, "problem": None}
+
+    def found(facts: dict[str, Any]) -> Code:
+        return own_code.find_code(project, "it", facts)
+
+    other, none = commit(source.replace("FORM = 1", "FORM = 7")), commit(None)
+    unnumbered = commit(source.replace("\nFORM = 1\n", "\n"))
+    older = commit(source.replace("\nFORM = 1\n", "\n").replace("since: tuple[str, int] | None = None", ""))
+    broken = commit("def (")
+    documented, docs = commit(source), project / "docs" / "more.md"
+    docs.parent.mkdir()
+    docs.write_text("# More")
+    assert found(documented) == Code()  # it cannot change what is computed
+    (project / "rltemplate" / "rng.py").write_text("CHANGED = 1")
+    assert found(documented) == Code(documented["commit"])
+    assert found(unnumbered) == Code(unnumbered["commit"])
+    for facts, said in [
+        (other, "speaks form 7 of the hand-over in rltemplate/replay.py, and this one 1"),
+        (none, "has no rltemplate/replay.py, which runs a part of it again"),
+        (older, "speaks an older form of the hand-over in rltemplate/replay.py, and this one 1"),
+        (broken, "speaks an older form of the hand-over in rltemplate/replay.py, and this one 1"),
+        (
+            {"commit": "d" * 40},
+            "is not in this repository; make fetch-runs run=it brings it from where it was pushed",
+        ),
+    ]:
+        assert found(facts) == Code(None, f"its code, commit {facts['commit'][:12]}, {said}")
+    assert found({"commit": None, "problem": "no git"}) == Code(None, "its code was not recorded: no git")
+    # A copy from another clone: that was made from a commit as it is, which is here.
+    copied = {"commit": "d" * 40, "base_commit": unnumbered["commit"], "dirty": False}
+    assert found(copied) == Code(unnumbered["commit"])
+
+
+def test_what_stands_in_is_said_where_it_does_not_repeat() -> None:
+    problem, remark = "it first differs from its own record in iteration 0, value", "its code is gone"
+    found = Zoom(Rerun("x", problem, None, remark), Rerun("y"), None, 0, code=None, code_shown_by="make diff")
+    text = " ".join(zoom.report(found).split())
+    assert f"a cannot be run again here: {problem}; {remark} so these are the values of b alone" in text
+    assert "instead: make diff shows what was changed" in text
+    # With its own code there is nothing to be said about that.
+    text = zoom.report(replace(found, a=Rerun("x", problem)))
+    assert "instead" not in text
+    assert "code" not in text
 
 
 # --- What is asked for -----------------------------------------------------------------------------------
@@ -448,6 +646,68 @@ def test_memory_that_was_never_written_is_no_difference() -> None:
     b = [op("empty.memory_format", "", "G"), op("copy_.default", "Gx", "x"), *BEFORE]
     assert made(a, b) == ("outside", None, 4)
     assert made([op("zeros.default", "", "g")], [op("zeros.default", "", "G")])[0] == "computed"
+
+
+def by_other_code(a: list[dict[str, Any]], b: list[dict[str, Any]], *limits: int) -> tuple[Any, ...]:
+    """What a did, what b did, and how many operations before are in both; or nothing."""
+    found = made_by_other_code(a, b, limits or (len(a), len(b)), "step 1")
+    if found is None:
+        return ()
+    assert found.operation is not None
+    names = [found.operation.name, found.other_name]
+    if found.operation.arguments_a is None:
+        names = [None, found.operation.name]
+    return (*(name and name.removeprefix("aten.").partition(".")[0] for name in names), found.agreeing)
+
+
+def test_other_code_is_found_where_it_first_makes_other_numbers() -> None:
+    end = op("add.Tensor", "vr", "d")
+    a = [*BEFORE, op("mul.Tensor", "vm", "u"), op("add.Tensor", "ur", "e")]
+    b = [*BEFORE, end]
+    assert by_other_code(a, b) == ("mul", "add", 2)
+    assert by_other_code(b, a) == ("add", "mul", 2)
+    # The same, behind lines that were only written in another way: k is another number on the way to v.
+    other_way = [op("neg.default", "w", "k"), op("t.default", "k", "v"), op("tanh.default", "x", "y")]
+    assert by_other_code([*other_way, *a[2:]], b) == ("mul", "add", 2)
+    # Not if that comes to nothing at all, nor behind the item.
+    assert by_other_code([*other_way, end], b) == ()
+    assert by_other_code([*BEFORE, end, op("mul.Tensor", "dm", "u")], b, 3, 3) == ()
+
+
+def test_other_code_need_not_have_anything_in_its_place() -> None:
+    longer = [*BEFORE, op("sub.Tensor", "vy", "n")]
+    assert by_other_code(longer, BEFORE) == ("sub", None, 2)
+    assert by_other_code(BEFORE, longer) == (None, "sub", 2)
+    for logs, words in [
+        ((longer, BEFORE), "a went on with aten.sub.Tensor, and b with nothing like it"),
+        ((BEFORE, longer), "b went on with aten.sub.Tensor, and a with nothing like it"),
+    ]:
+        finding = made_by_other_code(*logs, [len(log) for log in logs], "step 1")
+        found = Zoom(Rerun("x"), Rerun("y"), None, 0, finding=finding)
+        assert words in " ".join(zoom.report(found).split())
+
+
+def test_numbers_that_differed_before_are_not_blamed_on_code() -> None:
+    a, b = ([*BEFORE, op("add.Tensor", f"y{m}", out)] for m, out in ("mo", "MO"))
+    assert by_other_code(a, b) == ()
+    # Nor is memory that nobody has written.
+    a, b = ([op("empty.memory_format", "", m), *BEFORE] for m in "gG")
+    assert by_other_code(a, b) == ()
+
+
+def test_lines_of_both_are_shown_where_they_differ() -> None:
+    a, b = (
+        op("mul.Tensor", "vm", "u"),
+        {**op("add.Tensor", "vr", "d"), "source": ["rltemplate/y.py:2 in g: d"]},
+    )
+    finding = made_by_other_code([*BEFORE, a], [*BEFORE, b], (3, 3), "step 1")
+    text = zoom.report(Zoom(Rerun("x"), Rerun("y"), None, 0, finding=finding))
+    assert "    in  a  rltemplate/x.py:1 in f: mul.Tensor\n        b  rltemplate/y.py:2 in g: d" in text
+    same = how_made(
+        [*BEFORE, op("exp.default", "y", "q")], [*BEFORE, op("exp.default", "y", "Q")], (3, 3), "x"
+    )
+    text = zoom.report(Zoom(Rerun("x"), Rerun("y"), None, 0, finding=same))
+    assert text.count("    in  rltemplate/x.py:1 in f: exp.default") == text.count("x.py") == 1
 
 
 def test_other_operations_are_reported_where_they_begin() -> None:

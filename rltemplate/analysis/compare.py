@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, ConfigError
+from rltemplate.types import ASIDE, OBSERVING, ConfigError
 
 IDENTICAL: Literal["identical"] = "identical"
 DIVERGED: Literal["diverged"] = "diverged"
@@ -79,11 +80,12 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     look_at: list[str] = []
     if divergence is not None:
         verdict = DIVERGED
-        look_at = advice(divergence, trace_a.detail, trace_a.digest)
+        changed = _code_differs(differences) or bool(_changed_keys(differences))
+        look_at = advice(divergence, trace_a.detail, trace_a.digest, changed)
     elif lengths[0] != lengths[1]:
         verdict = SHORTER
     if verdict != IDENTICAL:
-        look_at[:0] = _first_of_all(differences)
+        look_at[:0] = _first_of_all(differences, sides, divergence)
     return Comparison(verdict, sides[0], sides[1], trace_a.detail, divergence, look_at, differences)
 
 
@@ -202,6 +204,7 @@ LOOK_AT: dict[str, str] = {
         "or edited, or the code that writes traces differs."
     ),
 }
+_NAMED = 6  # keys in a line
 _UNKNOWN = (
     "There is no advice for this item; look for what computes it, from the items before it in its line, "
     "which are equal."
@@ -214,8 +217,13 @@ _FROM_ENVIRONMENT = ("obs", "reward", "terminated", "truncated", "next_obs", "la
 _NOT_COMPUTED_ON_GPU = ("init", "stream", "order", "replay_index", *_FROM_ENVIRONMENT)
 
 
-def advice(divergence: Divergence, detail: str, digest: str) -> list[str]:
-    """What to examine, in plain lines: what is known already, then what the item depends on."""
+def advice(divergence: Divergence, detail: str, digest: str, changed: bool = False) -> list[str]:
+    """What to examine, in plain lines: what is known already, then what the item depends on.
+
+    Where code or configuration was `changed`, what else it depends on, such as threads, would mislead.
+    """
+    if changed and divergence.item not in traces.NOT_FINGERPRINTS:
+        return list(_what_is_known(divergence, detail))
     item = divergence.item.partition("#")[0]  # noise#2 is the second noise of an event
     parts = item.split("/")
     keys = (f"{divergence.event}:{item}", item, parts[0], *reversed(parts))
@@ -392,22 +400,65 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _first_of_all(differences: list[Difference]) -> Iterator[str]:
-    counts = Counter(one.section for one in differences)
-    total = sum(counts.values())
-    where = ", ".join(f"{counts[section]} in {section}" for section in SECTIONS if counts[section])
-    what = "1 other difference comes" if total == 1 else f"{total} other differences come"
-    if total:
-        yield f"{what} before anything else to be examined, listed below: {where}."
+def diff_command(a: Side, b: Side) -> str:
+    """The command that shows what was changed in the code between two runs."""
+    return f"make diff a={_given(a)} b={_given(b)} code=full"
+
+
+def _given(side: Side) -> str:
+    """How a command finds the run: by its id where it lies where runs usually do."""
+    folder = Path(side.run_dir)
+    usual = folder.parent.parent == Path("runs").absolute()
+    return shlex.quote(side.run if usual else side.run_dir)
+
+
+def _code_differs(differences: list[Difference]) -> bool:
+    """Whether it is known that the code does."""
+    return any(one.section == "code" for one in differences) and _unrecorded(differences) is None
+
+
+def _unrecorded(differences: list[Difference]) -> tuple[str, ...] | None:
+    """Which of the runs recorded no code, if there is such a run."""
     for one in differences:
-        if one.section == "code" and one.key in _COMMITS and not {None, ABSENT} & {one.a, one.b}:
-            yield f"What differs in the code: git diff {one.a[:12]} {one.b[:12]}"
-            break  # the first is the commit that holds most
+        if one.section == "code" and one.key in _COMMITS[:2] and {None, ABSENT} & {one.a, one.b}:
+            return tuple(name for name, value in (("a", one.a), ("b", one.b)) if value in (None, ABSENT))
+    return None
+
+
+def _changed_keys(differences: list[Difference]) -> list[str]:
+    """Keys of the configuration that do more than look at the run."""
+    keys = (one.key for one in differences if one.section == "configuration")
+    return [key for key in keys if key.partition(".")[0] not in OBSERVING]
+
+
+def _first_of_all(
+    differences: list[Difference], sides: tuple[Side, Side], divergence: Divergence | None
+) -> Iterator[str]:
+    """What was changed, before anything that only may differ."""
+    place = ""
+    if divergence is not None and divergence.item not in traces.NOT_FINGERPRINTS:
+        place = f" Look for what computes {divergence.item}, the first to differ."
+    missing = _unrecorded(differences)
+    keys = _changed_keys(differences)
+    if missing is not None:
+        yield f"The code of {' and '.join(missing)} was not recorded, so it may be another one."
+    elif _code_differs(differences):
+        yield f"The code differs: {diff_command(*sides)} shows what was changed between them.{place}"
+    if keys:
+        more = f" and {len(keys) - _NAMED} more keys" if len(keys) > _NAMED else ""
+        yield f"The configuration differs in {', '.join(keys[:_NAMED])}{more}."
+    counts = Counter(one.section for one in differences)
+    others = [f"{name} ({counts[name]})" for name in SECTIONS[2:] if counts[name]]
+    if others:
+        named = " and ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+        when = "next" if keys or _code_differs(differences) else "first"
+        yield f"What differs in {named} is listed below; examine it {when}."
 
 
 # --- The report ------------------------------------------------------------------------------------------
 
 _WIDTH = 110
+_NO_BREAK = "\u00a0"
 _LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
 _EVENTS = {
     "init": "initial weights",
@@ -471,8 +522,9 @@ def report(comparison: Comparison) -> str:
             lines += _wrapped(", ".join(names), f"  {title:7}") if names else []
     if comparison.look_at:
         lines += ["", "look at"]
+        command = diff_command(comparison.a, comparison.b)
         for i, text in enumerate(comparison.look_at, start=1):
-            lines += _wrapped(text, f"  {i}. ")
+            lines += _wrapped(text, f"  {i}. ", command)
     lines += ["", *_list_of(comparison.differences)]
     return "\n".join(lines)
 
@@ -511,6 +563,16 @@ def _text(value: Any) -> str:
     return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else str(value)
 
 
-def _wrapped(text: str, start: str) -> list[str]:
+def _wrapped(text: str, start: str, whole: str = "") -> list[str]:
+    """Lines of `text`; `whole`, a part of it that is to be copied, stays on one of them."""
     indent = " " * min(len(start), 40)
-    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+    text = text.replace(whole, whole.replace(" ", _NO_BREAK)) if whole else text
+    lines = textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=not whole,
+    )
+    return [line.replace(_NO_BREAK, " ") for line in lines]

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rltemplate.run.git import Git, GitError, attempt, shown
 from rltemplate.run.snapshot import CONFIG_PATH
@@ -103,16 +103,26 @@ def _tree(git: Git, name: str) -> str | None:
     return tree or None
 
 
+def commits(side: Mapping[str, Any]) -> Iterator[str]:
+    """Names of commits that hold the code of a run; `side` is `git` of its record.
+
+    Where nothing was changed and nothing left out, the base commit is the code, and every clone has that.
+    """
+    names = [side.get("commit")]
+    if side.get("dirty") is False and not side.get("skipped_count") and not side.get("dirty_submodules"):
+        names.append(side.get("base_commit"))
+    yield from filter(_is_name, names)
+
+
 def _objects(side: Mapping[str, Any]) -> Iterator[str]:
     """Names of trees and commits that hold the code of a run, the barest first.
 
-    No ref holds `tree`, only a commit that adds the configuration to it. Where nothing was changed and
-    nothing left out, the base commit is the code, and every clone has that.
+    No ref holds `tree`, only a commit that adds the configuration to it.
     """
-    names = [side.get("tree"), side.get("commit")]
-    if side.get("dirty") is False and not side.get("skipped_count") and not side.get("dirty_submodules"):
-        names.append(side.get("base_commit"))
-    for name in names:
-        # A record may come from anywhere, and git would take a word with a dash for an option.
-        if isinstance(name, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name):
-            yield name
+    yield from filter(_is_name, [side.get("tree")])
+    yield from commits(side)
+
+
+def _is_name(name: Any) -> TypeGuard[str]:
+    """A record may come from anywhere, and git would take a word with a dash for an option."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name))
