@@ -77,6 +77,8 @@ LONGEST_EVALUATION = 10_000
 # A scheduler signals all processes of a job, of which one may pass the signal on to another: what comes again
 # so soon is the same request, unless somebody presses Ctrl-C twice.
 _SAME_REQUEST_S = 2.0
+# Seconds between attempts to get out of a compiler.
+_ABANDON_EVERY_S = 0.5
 
 
 class Stop:
@@ -98,6 +100,25 @@ class Stop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def abandoning(self, compiling: bool) -> Iterator[None]:
+        """While `compiling`, leave the block with the first request, instead of when the iteration ends.
+
+        What is raised in a destructor or a callback is lost there, and a compiler has many of both. So it is
+        raised again and again until the block is left.
+        """
+        before = signal.signal(signal.SIGALRM, self._insist)
+        try:
+            with contextlib.suppress(_Abandoned):
+                self.compiling = compiling
+                try:
+                    yield
+                finally:
+                    self.compiling = False
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
     @property
     def exit_status(self) -> int:
         """Of a process that was asked to end: 130 for Ctrl-C, 143 for everything else."""
@@ -110,10 +131,15 @@ class Stop:
             # From now on even a process that is busy elsewhere than in Python ends with the next one.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             if self.compiling:
+                signal.setitimer(signal.ITIMER_REAL, _ABANDON_EVERY_S, _ABANDON_EVERY_S)
                 raise _Abandoned
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _insist(self, _number: int, _frame: FrameType | None) -> None:
+        if self.compiling:
+            raise _Abandoned
 
 
 class _Abandoned(BaseException):
@@ -462,8 +488,7 @@ def run(job: Job) -> int:
                 for note in continuation.notes:
                     logger.message(note)
                 observers.go_on(continuation)
-            with contextlib.suppress(_Abandoned):
-                stop.compiling = config.compile
+            with stop.abandoning(config.compile):
                 train(algorithm, config.total_env_steps, stop, observers.after_iteration)
                 if fault is not None and not fault.done:
                     raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")

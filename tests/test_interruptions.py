@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, git
+from conftest import ROOT, SHRUNK, git
 
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
@@ -289,6 +289,31 @@ def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
     again = start("resume", f"run={run_dir}", **caches)  # from its beginning
     again.until(lambda: bool(record(run_dir)["resumed"]))
     again.process.kill()
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_request_that_a_compiler_swallows_is_made_again(compiling: bool) -> None:
+    program = f"""
+import os, signal, time
+from rltemplate.train import Stop
+
+class Deaf:
+    def __del__(self):  # what is raised in here is lost
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+
+stop = Stop()
+with stop.listening(), stop.abandoning({compiling}):
+    Deaf()
+    began = time.monotonic()
+    while time.monotonic() - began < 3.0:
+        time.sleep(0.01)
+    print("to its end")
+print(stop.exit_status, signal.getitimer(signal.ITIMER_REAL))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [*([] if compiling else ["to its end"]), "143 (0.0, 0.0)"]
+    assert ("_Abandoned" in done.stderr) == compiling
 
 
 def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> None:
