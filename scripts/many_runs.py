@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
         page = Path(folder) / "report.html"
         for words in (
             ["runs"],
-            ["runs", "algo.gamma=>0.95", "return=>100", "sort=-return", "show=algo.gamma"],
+            ["runs", "algo.gamma=>0.95", "sort=-return", "show=algo.gamma"],
             ["diff", f"a={ids[0]}", f"b={ids[-1]}"],
             ["stats", f"runs={runs_dir}/*/*", "by=algo.gamma"],
             ["report", f"runs={runs_dir}/*/*", f"out={page}"],
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
             took_s, said = _timed(
                 words if words[0] in ("stats", "report") else [*words, f"runs_dir={runs_dir}"]
             )
-            shown = " ".join(words).replace(f"{runs_dir}", "runs").replace(f"{page}", "report.html")
+            shown = shlex.join(words).replace(f"{runs_dir}", "runs").replace(f"{page}", "report.html")
             size = f"{page.stat().st_size / 1e6:.1f} MB" if words[0] == "report" else f"{said:,} lines"
             lines.append(f"| `make {shown}` | {took_s:.1f} s | {size} |")
             print(lines[-1], flush=True)
