@@ -22,11 +22,11 @@ from urllib.parse import quote
 import xxhash
 
 from rltemplate.analysis import diff, stats, targets
-from rltemplate.analysis.runs import Run, load_run, load_runs
+from rltemplate.analysis.runs import Run, experiment_of, load_run, load_runs
 from rltemplate.baseline import difference, find_baseline
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text, to_stderr
-from rltemplate.types import ASIDE, OBSERVING, ConfigError
+from rltemplate.types import ConfigError
 
 _HEADER = """\
 # Journal
@@ -59,10 +59,8 @@ def write_noise(document: Mapping[str, Any], runs_dir: Path) -> None:
     """Add the entry of a measurement of noise, with what it stored."""
 
     def entry() -> tuple[str, str]:
-        started, words = (
-            str(document["date"])[:16].replace("T", " "),
-            " ".join(document["asked"]["overrides"]),
-        )
+        started = str(document["date"])[:16].replace("T", " ")
+        words = " ".join(document["asked"]["overrides"])
         lines = [
             f"## {started} · noise of {document['algo']} on {document['env']}, "
             f"{document['between_seeds']['seeds']} seeds",
@@ -133,6 +131,8 @@ def _digest(text: str) -> str:
 
 
 # --- What an entry says ----------------------------------------------------------------------------------
+
+
 def _run_entry(run: Run, runs_dir: Path, project: Path) -> tuple[str, str]:
     config = run.config
     started = f"{run.record.get('started_at')}"[:16].replace("T", " ")
@@ -244,19 +244,18 @@ def _seeds_so_far(run: Run) -> list[str]:
     """What all seeds of this experiment say together; nothing while there is only this one."""
     folders = sorted((path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")), reverse=True)
     by_seed: dict[Any, Run] = {}
+    code, experiment = run.value("git.tree"), experiment_of(run.config)
     for other in load_runs(folders[:_LOOKED_AT])[0]:  # of two with one seed the newer
-        if other.record.get("status") == "finished" and _experiment(other) == _experiment(run):
+        if (
+            other.record.get("status") == "finished"
+            and other.value("git.tree") == code
+            and experiment_of(other.config) == experiment
+        ):
             by_seed.setdefault(other.value("seed"), other)
     if len(by_seed) < 2 or run.id not in {each.id for each in by_seed.values()}:
         return []
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     return [f"* **Seeds so far** {_group_result('', runs)}", *_cautions([runs])]
-
-
-def _experiment(run: Run) -> tuple[Any, dict[str, Any]]:
-    """Code and configuration, but for the seed and what changes nothing of what is computed."""
-    aside = ("seed", *ASIDE, *OBSERVING)
-    return run.value("git.tree"), {key: value for key, value in run.config.items() if key not in aside}
 
 
 def _standing(run: Run, value: float) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from rltemplate.algos import ALGORITHMS
-from rltemplate.analysis.run_files import read_config, value_of
+from rltemplate.analysis.run_files import leaves, read_config, value_of
 from rltemplate.config import Config, load_config, to_dict, to_yaml
 from rltemplate.launch import Job
 from rltemplate.run import paths
+from rltemplate.run.changes import files_between
 from rltemplate.run.checkpoint import Checkpoint, forget_after, newest_checkpoint
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.lines import replace_text
@@ -28,7 +29,7 @@ from rltemplate.run.logger import cut_metrics
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks import rows_so_far
-from rltemplate.run.snapshot import GitRecord, Snapshot, changed_since
+from rltemplate.run.snapshot import GitRecord, Snapshot
 from rltemplate.types import ASIDE, ConfigError
 
 ACCEPT = "changes"
@@ -197,7 +198,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
-    left, right = _flat(before), _flat(now)
+    left, right = dict(leaves(before)), dict(leaves(now))
     for key in {**left, **right}:
         if key.partition(".")[0] in (*ASIDE, *free) or left.get(key) == right.get(key):
             continue
@@ -211,18 +212,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
 def deciding(config: Config) -> dict[str, Any]:
     """What decides a run, by dotted key: everything but where it lies and what it is for."""
-    return {key: value for key, value in _flat(to_dict(config)).items() if key not in ASIDE}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    values_by_key: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            values_by_key |= _flat(value, f"{prefix}{key}.")
-        else:
-            values_by_key[f"{prefix}{key}"] = value
-    return values_by_key
+    return {key: value for key, value in leaves(to_dict(config)) if key not in ASIDE}
 
 
 def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
@@ -230,7 +220,8 @@ def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
     before = GitRecord.from_dict(record["git"]) if record.get("git") else None
     if before is None or None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
         return []  # without git nobody knows
-    changed = changed_since(before, snapshot)
+    now = {"tree": snapshot.tree}
+    changed = None if snapshot.top is None else files_between(Path(snapshot.top), asdict(before), now)
     if changed is None:
         return ["what it was is not in this repository"]
     return [path for path in changed if file_matters(path)]

@@ -292,6 +292,9 @@ class Sweep:
         The first signal asks the runs to end, which may take them an iteration; the second reaches them
         again; the third ends everything at once.
         """
+        # Needed when the sweep ends, and by then the files may hold other code than what runs here.
+        import rltemplate.journal  # noqa: F401
+
         passed = 0
         while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
             for number in self._received[passed:]:
@@ -485,7 +488,7 @@ class Sweep:
                 refused = bool(jobs) and all(job["status"] == "refused" for job in jobs)
                 index["status"], exit_status = "failed", _REFUSED if refused else 1
             index["end_time"] = _now()
-        from rltemplate.journal import write_sweep  # what it needs is not needed to start a run
+        from rltemplate.journal import write_sweep
 
         write_sweep(self.folder, index, self.folder.parent.parent, launch.PROJECT)
         self.show()

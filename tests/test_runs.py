@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 from rltemplate.analysis import run_table
-from rltemplate.analysis.runs import Run
+from rltemplate.analysis.runs import Run, experiment_of
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
@@ -321,3 +321,29 @@ def test_ids_are_whole_on_a_narrow_terminal(runs_dir: Path) -> None:
     assert process.wait() == 0
     assert all(f"20261121-00{i:02d}00-seed{i}-abcdef".encode() in seen for i in range(1, 6))
     assert b"\x1b[31mfailed" in seen  # in colour: it is the terminal's form
+
+
+def test_an_experiment_is_what_its_seeds_share() -> None:
+    config: dict[str, Any] = {
+        "algo": {"name": "ppo", "gamma": 0.9},
+        "seed": 1,
+        "trace": "iteration",
+        "eval_every": 100,
+    }
+    shared = experiment_of(config)
+    kept: list[dict[str, Any]] = [
+        {"seed": 2},
+        {"trace": "step"},
+        {"checkpoints_kept": 1},
+        {"note": "why"},
+        {"logger": {}},
+    ]
+    changed: list[dict[str, Any]] = [
+        {"eval_every": 50},
+        {"algo": {"name": "ppo", "gamma": 0.8}},
+        {"num_threads": 2},
+    ]
+    for same in kept:
+        assert experiment_of(config | same) == shared
+    for other in changed:
+        assert experiment_of(config | other) != shared

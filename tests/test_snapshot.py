@@ -19,6 +19,7 @@ import pytest
 
 from rltemplate.run import exclusions, paths
 from rltemplate.run import snapshot as snapshot_module
+from rltemplate.run.changes import files_between
 from rltemplate.run.snapshot import (
     CONFIG_PATH,
     ENDED_PATHS,
@@ -30,8 +31,6 @@ from rltemplate.run.snapshot import (
     DuplicateRunError,
     GitRecord,
     Snapshot,
-    changed_paths,
-    changed_since,
     commit_outcome,
     commit_run,
     continue_run,
@@ -47,6 +46,15 @@ REF = "refs/runs/run-1"
 IDENTITY = ("-c", "user.name=Someone", "-c", "user.email=someone@example.org")
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
+
+
+def changed_paths(project: Path, old: str, new: str) -> list[str] | None:
+    return files_between(project, {"tree": old}, {"tree": new})
+
+
+def changed_since(before: GitRecord, snapshot: Snapshot) -> list[str] | None:
+    known = asdict(before), {"tree": snapshot.tree}
+    return None if snapshot.top is None else files_between(Path(snapshot.top), *known)
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis.run_files import nearest_key, read_config, read_metrics, value_of
-from rltemplate.analysis.runs import COLUMNS, MISSING, Run
+from rltemplate.analysis.runs import COLUMNS, MISSING, Run, experiment_of
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, ConfigError
+from rltemplate.types import ConfigError
 
 
 class Point(NamedTuple):
@@ -80,10 +80,6 @@ def value_by(run: Run, key: str) -> Any:
     return value
 
 
-# What may differ between runs that are seeds of one experiment.
-_NOT_COMPARED = ("seed", *ASIDE, "logger", "log_every", "video_every", "checkpoint_every")
-
-
 def check_comparable(
     config: dict[str, Any],
     algo: str,
@@ -93,7 +89,7 @@ def check_comparable(
     seen: dict[tuple[str, str, int], str],
 ) -> None:
     """Refuse to average what is not one experiment: another configuration, or a seed that stands twice."""
-    compared = {key: value for key, value in config.items() if key not in _NOT_COMPARED}
+    compared = experiment_of(config)
     other, expected = first.setdefault((algo, env), (run, compared))
     for key in expected:
         if compared.get(key) != expected[key]:

@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rltemplate.analysis.compare import ABSENT
-from rltemplate.analysis.runs import MISSING, Run, leaves, text_of
+from rltemplate.analysis.run_files import leaves
+from rltemplate.analysis.runs import MISSING, Run, text_of
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.types import ASIDE, OBSERVING
 

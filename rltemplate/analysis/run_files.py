@@ -97,17 +97,18 @@ def value_of(values: Mapping[str, Any], key: str, where: str) -> Any:
 
 def nearest_key(wrong: str, values: Mapping[str, Any]) -> str | None:
     """The dotted key with a single value that is most like `wrong`, or has the same last part."""
-    keys = list(_keys(values, ""))
+    keys = [key for key, _ in leaves(values)]
     same_end = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
     return next(iter([*same_end, *difflib.get_close_matches(wrong[:100], keys, n=1)]), None)
 
 
-def _keys(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Single values with their dotted keys."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _keys(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", value
 
 
 def _reason(error: BaseException) -> str:

@@ -18,10 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.run_files import read_config, read_metrics
+from rltemplate.analysis.run_files import leaves, read_config, read_metrics
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ConfigError
+from rltemplate.types import ASIDE, OBSERVING, ConfigError
 
 MISSING = object()  # no such value; None is a value
 # The last row of a run is no longer than this, in bytes.
@@ -153,13 +153,14 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Single values with their dotted keys."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+# What may differ between runs of one experiment: the seed, and what neither computes nor decides at which
+# steps and how well a run is evaluated.
+_NO_EXPERIMENT = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
+
+
+def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run as far as all runs of one experiment share it."""
+    return {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
 
 
 def text_of(value: Any) -> str:

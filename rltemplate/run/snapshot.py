@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.run.exclusions import SkippedFile
-from rltemplate.run.git import Git, GitError, attempt, shown
+from rltemplate.run.git import Git, GitError, attempt
 from rltemplate.run.paths import METRICS, RECORD, REF_PREFIX, TRACE, safe_name
 from rltemplate.run.work_tree import WorkTree, read_work_tree
 from rltemplate.types import ConfigError
@@ -278,46 +278,6 @@ def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
         else:
             files[path] = run_dir / name
     return files, left_out
-
-
-def changed_since(before: GitRecord, snapshot: Snapshot) -> list[str] | None:
-    """Names of the files that differ between a run's recorded code and `snapshot`, None if nobody can tell.
-
-    No ref holds `before.tree`, only a commit that adds the configuration to it. So `git gc` may have removed
-    the tree, and another clone may never have had it, while the commit is there; or the other way round.
-    """
-    if snapshot.top is None or snapshot.tree is None:
-        return None
-    for old in (before.tree, before.commit):
-        found = None if old is None else changed_paths(Path(snapshot.top), old, snapshot.tree)
-        if found is not None:
-            return found
-    return None
-
-
-def changed_paths(project: Path, old_tree: str, new_tree: str) -> list[str] | None:
-    """Names of the files that differ between two trees or commits, relative to the top of the repository.
-
-    None if the repository around `project` does not have both. The reserved paths are no code and never
-    differ: in a checkout of a run's commit they are part of the work tree.
-    """
-    if old_tree == new_tree:
-        return []
-
-    def compare(git: Git) -> bytes | None:
-        for tree in (old_tree, new_tree):
-            if not git("rev-parse", "--quiet", "--verify", f"{tree}^{{tree}}", fine=1):
-                return None
-        options = ("-r", "-z", "--name-only", "--no-renames", "--ignore-submodules=none")
-        return git("diff-tree", *options, old_tree, new_tree)
-
-    try:
-        names = attempt(project, compare)
-    except (GitError, OSError):
-        return None
-    if names is None:
-        return None
-    return [name for name in map(shown, names.split(b"\0")[:-1]) if name not in RESERVED_PATHS]
 
 
 def _ref(name: str) -> str:

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.figures import thinned
-from rltemplate.analysis.run_files import read_metrics
-from rltemplate.analysis.runs import Run, leaves, text_of
+from rltemplate.analysis.run_files import leaves, read_metrics
+from rltemplate.analysis.runs import Run, experiment_of, text_of
 from rltemplate.run import paths
 from rltemplate.run.influence import file_matters
-from rltemplate.types import ASIDE, OBSERVING, ConfigError
+from rltemplate.types import ConfigError
 
 # Of `git` of two records the names of the files that differ between them; None if nobody can tell.
 ChangedFiles = Callable[[Mapping[str, Any], Mapping[str, Any]], list[str] | None]
 Points = tuple[list[int], list[float]]  # environment steps and values of one metric
 
-# What looks at a run, without deciding at which steps or how well it is evaluated, makes no other experiment.
-_NOT_COMPARED = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
 _FINISHED = "finished"
 _LARGEST = 1e300  # beyond it, or not a number, a value is none that can be drawn or averaged
 _LABEL_KEYS = 3  # values in the name of an experiment
@@ -127,7 +125,7 @@ def find_experiments(runs: Iterable[Run], changed_files: ChangedFiles) -> list[E
     """Put runs together that differ only in the seed; by environment, algorithm and first start."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=_started):
-        groups[json.dumps(_compared(run), sort_keys=True, default=str)].append(run)
+        groups[json.dumps(experiment_of(run.config), sort_keys=True, default=str)].append(run)
     apart = [part for group in groups.values() for part in _by_code(group, changed_files)]
     apart.sort(key=lambda group: (group[0].env, str(group[0].config["algo"]["name"]), _started(group[0])))
     experiments = [Experiment(number, group) for number, group in enumerate(apart, start=1)]
@@ -151,10 +149,6 @@ def before(experiment: Experiment, experiments: Sequence[Experiment]) -> Experim
 
 def _started(run: Run) -> tuple[str, str]:
     return run.record.get("started_at") or "", run.id
-
-
-def _compared(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in _NOT_COMPARED}
 
 
 def _by_code(group: list[Run], changed_files: ChangedFiles) -> Iterator[list[Run]]:
@@ -185,7 +179,9 @@ def _give_labels(group: list[Experiment]) -> None:
     """Name what differs between experiments of one algorithm and environment."""
     if len(group) < 2:
         return
-    flat = [{key: text_of(value) for key, value in leaves(_compared(each.runs[0]))} for each in group]
+    flat = [
+        {key: text_of(value) for key, value in leaves(experiment_of(each.runs[0].config))} for each in group
+    ]
     keys = sorted({key for values in flat for key in values})
     # What most of them have, or the first of them, goes without saying.
     usual = {key: Counter(values.get(key) for values in flat).most_common(1)[0][0] for key in keys}
