@@ -51,12 +51,8 @@ _PARTS = {
 class Vector(Protocol):
     """As much of a vector environment as states need."""
 
-    def call(self, name: str) -> Sequence[Any]:
-        """The results of a method of every environment, in order."""
-        ...
-
-    def set_attr(self, name: str, values: list[Any]) -> None:
-        """Set an attribute of every environment."""
+    def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """The results of a method of every environment, in order, called with one argument each or none."""
         ...
 
 
@@ -226,7 +222,6 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
         super().__init__(env)
         self.name = name  # for messages
-        self.to_restore: Mapping[str, Any] | None = None  # what `restore` goes back to
         self._check_obs = _obs_check(env.observation_space)
         self._summed, self._shape = self._check_obs.summed, env.observation_space.shape
         self._replaying = False
@@ -347,9 +342,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             "episode": self._begun,
         }
 
-    def restore(self) -> tuple[bool, float]:
-        """Go to where `to_restore` was recorded: whether all came out the same, and the return there."""
-        recorded, self.to_restore = self.to_restore, None
+    def restore(self, recorded: Mapping[str, Any] | None) -> tuple[bool, float]:
+        """Go to where something was recorded: whether all came out the same, and the return there."""
         self._forget()
         if recorded is None:
             return True, 0.0
@@ -413,8 +407,7 @@ def restore_states(
     """
     # Workers replay at the same time, and tell what they found instead of raising it.
     recordings = [state and {**state, "actions": state["actions"].numpy()} for state in states]
-    vector.set_attr("to_restore", recordings)
-    reached = vector.call("restore")
+    reached = vector.call("restore", recordings)
     for state, (same, episode_return), expected, length in zip(
         states, reached, returns, lengths, strict=True
     ):

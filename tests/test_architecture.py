@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "optim": ("types", "kernels"),
     "buffers": ("types", "rng"),
     "env_state": ("types",),
-    "envs": ("types", "rng", "env_state"),
+    "vector": ("types", "env_state"),
+    "envs": ("types", "rng", "vector"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.

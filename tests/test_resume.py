@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,8 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
     following, path = interrupted(config, tmp_path, 12)
     restore = Recorder.restore
 
-    def forgetful(self: Recorder) -> tuple[bool, float]:
-        result = restore(self)
+    def forgetful(self: Recorder, recorded: Mapping[str, Any] | None) -> tuple[bool, float]:
+        result = restore(self, recorded)
         data: Any = self.env.unwrapped.data  # type: ignore[attr-defined]
         if lost == "warm start":
             assert np.abs(data.qacc_warmstart).max() > 0
