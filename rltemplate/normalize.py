@@ -47,9 +47,19 @@ class RunningNorm(nn.Module):
         self.count.copy_(total)
         self._refresh()
 
+    @property
+    def scaling(self) -> tuple[Tensor, Tensor]:
+        """Mean and inverse deviation (size,) in float32, for `scaled`."""
+        return self._shift, self._scale
+
+    def scaled(self, x: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
+        """`forward` with its statistics as an argument, for functions that may use nothing that changes."""
+        shift, scale = scaling
+        return ((x - shift) * scale).clamp(-self.clip, self.clip)
+
     def forward(self, x: Tensor) -> Tensor:
         """(x - mean) / sqrt(var + epsilon), clipped; shape (..., size)."""
-        return ((x - self._shift) * self._scale).clamp(-self.clip, self.clip)
+        return self.scaled(x, self.scaling)
 
     def scale_only(self, x: Tensor) -> Tensor:
         """x / sqrt(var + epsilon), clipped: for rewards, whose mean carries meaning."""

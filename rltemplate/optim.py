@@ -33,7 +33,7 @@ class FlatModule:
     """A module together with all its parameters as one vector.
 
     The module's own parameters become views of `self.flat`, so that acting uses the module as it is, and
-    `assign` updates it with a single copy.
+    `assign` updates it with a single copy. Vectors that are given to it must not be written to afterwards.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -46,6 +46,7 @@ class FlatModule:
         for p, view in zip(named.values(), self.flat.split(self.sizes), strict=True):
             p.data = view.view(p.shape)
             p.requires_grad_(False)
+        self.current = self.flat  # the vector whose values they have
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` (P,) as named tensors, without copying."""
@@ -54,8 +55,10 @@ class FlatModule:
             name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
-    def call(self, flat: Tensor, *inputs: Tensor) -> Any:
+    def call(self, flat: Tensor, *inputs: Any) -> Any:
         """The module's output with `flat` in place of its own parameters."""
+        if flat is self.current:
+            return self.module(*inputs)  # the same, in less time
         return functional_call(self.module, self.unflatten(flat), inputs)
 
     def show(self, probe: Probe, prefix: str = "") -> None:
@@ -66,6 +69,7 @@ class FlatModule:
     def assign(self, flat: Tensor) -> None:
         """Make `flat` the module's parameters."""
         self.flat.copy_(flat)
+        self.current = flat
 
 
 def adam_init(flat: Tensor) -> AdamState:
@@ -97,10 +101,9 @@ def polyak(target: Tensor, online: Tensor, tau: float) -> Tensor:
 def gradient(loss: Callable[..., tuple[Tensor, Any]], flat: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
     """The gradient (P,) of `loss(flat, *inputs) -> (scalar, aux)`, and aux detached.
 
-    Compiled, the functional transform lets the whole update become one graph; run eagerly that transform
-    costs twice what the autograd tape does, so the eager form uses the tape.
+    Under `vmap` there is only the functional transform; elsewhere the autograd tape takes half its time.
     """
-    if torch.compiler.is_compiling():
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         grad, (_, aux) = grad_and_value(loss, has_aux=True)(flat, *inputs)
         return grad, aux
     with torch.enable_grad():
@@ -121,8 +124,3 @@ def _detach(aux: Any) -> Any:
 def shown(show: Show, item: str, state: AdamState) -> AdamState:
     """An optimiser's two moments, each handed through `show`."""
     return AdamState(show(f"{item}/mu", state.mu), show(f"{item}/nu", state.nu), state.steps)
-
-
-def compiled(update: Callable[..., Any], enabled: bool) -> Callable[..., Any]:
-    """`update` as one compiled program without graph breaks, or unchanged."""
-    return torch.compile(update, fullgraph=True, dynamic=False) if enabled else update

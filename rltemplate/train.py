@@ -29,6 +29,7 @@ from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.journal import write_run
 from rltemplate.launch import PROJECT, Job
+from rltemplate.programs import Programs
 from rltemplate.resume import Continuation, check_same_run, config_digest, cut_back, find_continuation, take
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
@@ -161,8 +162,9 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     envs = Envs(env_spec(config), num_envs, env_seeds(config.seed, "env", num_envs), config.env.async_envs)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
+    programs = Programs(config.compile)
     try:
-        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, config.compile)
+        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, programs)
     except ConfigError:
         envs.close()
         raise

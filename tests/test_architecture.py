@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kernels": (),
     "networks": ("types", "kernels"),
     "normalize": ("types",),
+    "programs": (),
     "optim": ("types", "kernels"),
     "buffers": ("types", "rng"),
     "env_state": ("types",),
@@ -42,7 +43,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
-    "algos.*": ("algos", "types", "rng", "networks", "optim", "normalize", "buffers", "envs", "kernels"),
+    "algos.*": (
+        "algos",
+        "types",
+        "rng",
+        "networks",
+        "optim",
+        "programs",
+        "normalize",
+        "buffers",
+        "envs",
+        "kernels",
+    ),
     # Applies a level and reads it back, also from the package's own kernels.
     "run.determinism": ("types", "run", "run.*", "kernels"),
     "run.profile": ("types", "run", "run.*", "kernels"),
@@ -66,6 +78,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "types",
         "rng",
         "kernels",
+        "programs",
         "foreign_rng",
         "envs",
         "env_state",

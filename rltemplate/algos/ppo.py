@@ -35,10 +35,10 @@ from rltemplate.optim import (
     adam,
     adam_init,
     clip_by_norm,
-    compiled,
     gradient,
     shown,
 )
+from rltemplate.programs import Programs
 from rltemplate.rng import Streams
 from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
 
@@ -67,9 +67,9 @@ class ActorCritic(nn.Module):
         """Expected discounted (and scaled) return (B,)."""
         return self.critic(obs).squeeze(-1)  # type: ignore[no-any-return]
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Policy parameters (B, P) and value (B,)."""
-        return self.policy(obs), self.value(obs)
+    def forward(self, obs: Tensor, policy_only: bool = False) -> Any:
+        """Policy parameters (B, P) and value (B,), or the former alone."""
+        return self.policy(obs) if policy_only else (self.policy(obs), self.value(obs))
 
 
 class Rollout(NamedTuple):
@@ -96,6 +96,7 @@ class Minibatch(NamedTuple):
     value: Tensor  # (B,) estimate when the target was made
 
 
+DECISION = ("normalized_obs", "policy", "noise", "action", "log_prob")
 METRICS = (
     "loss/policy",
     "loss/value",
@@ -160,7 +161,7 @@ class PPO:
     """The algorithm over N environments."""
 
     def __init__(
-        self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, compile_update: bool
+        self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, programs: Programs
     ) -> None:
         self.config = config
         self.envs = envs
@@ -169,7 +170,7 @@ class PPO:
         self.total_env_steps = total_env_steps
         self.env_steps = 0
         self.probe = Probe()
-        self.compiles = compile_update
+        self.programs = programs
         codec = envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
@@ -178,7 +179,8 @@ class PPO:
         self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
         self.return_norm = RunningNorm(1, config.reward_clip).to(self.device)
         self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
-        self._update = compiled(self._one_update, compile_update)
+        self._decide = programs(self._one_decision)
+        self._update = programs(self._one_update)
         self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
 
     @property
@@ -231,21 +233,24 @@ class PPO:
         if self._obs is None:
             self._obs = self._begin()
         self.streams.show(probe)
-        raw_obs = torch.empty(num_steps, num_envs, codec.obs_size, device=self.device)
-        obs = torch.empty_like(raw_obs)
-        action_type = torch.float32 if codec.continuous else torch.int64
-        action = torch.empty(num_steps, num_envs, codec.action_size, dtype=action_type, device=self.device)
-        log_prob = torch.empty(num_steps, num_envs, device=self.device)
+        flat = self.net.current
+        scaling = self.obs_norm.scaling if self.config.normalize_obs else ()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
+        raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
+        decisions: list[tuple[Tensor, ...]] = []  # observation, action, log-probability of each step
         final_obs, episodes = [], []
         for t in range(num_steps):
             probe.event("step", t)
-            raw_obs[t] = probe("obs", self._obs)
-            obs[t] = probe("normalized_obs", self._normalized(raw_obs[t]))
-            params = probe("policy", self.agent.policy(obs[t]))
-            action[t] = probe("action", self.dist.sample(params, probe("noise", self._noise(noise_stream))))
-            log_prob[t] = probe("log_prob", self.dist.log_prob(params, action[t]))
-            step = self.envs.step(action[t].cpu().numpy())
+            raw_obs.append(probe("obs", self._obs))
+            decision = self._decide(flat, scaling, raw_obs[-1], self._noise(noise_stream))
+            obs, action, log_prob = decision[0], *decision[-2:]
+            if self.programs.compiles:
+                for item, value in zip(DECISION, decision, strict=True):
+                    probe(item, value)
+            decisions.append((obs, action, log_prob))
+            self.envs.begin_step(action.cpu().numpy())
+            self.programs.pause()
+            step = self.envs.end_step()
             scalars[0, t] = probe("reward", step.reward.astype(np.float32))
             scalars[1, t] = probe("terminated", step.terminated)
             scalars[2, t] = probe("truncated", step.truncated)
@@ -256,12 +261,28 @@ class PPO:
                 episodes += step.episodes
             self._obs = self._to_device(step.obs)
         self.env_steps += num_steps * num_envs
+        obs, action, log_prob = (torch.stack(values) for values in zip(*decisions, strict=True))
         reward, terminated, truncated = self._to_device(scalars).unbind(0)
         ends = np.concatenate(final_obs) if final_obs else np.empty((0, codec.obs_size), np.float32)
         last = self._normalized(self._obs)
         final = self._normalized(self._to_device(ends))
         truncated = truncated * (1.0 - terminated)  # an end that is both is an end
-        return Rollout(obs, action, log_prob, reward, terminated, truncated, last, final), raw_obs, episodes
+        rollout = Rollout(obs, action, log_prob, reward, terminated, truncated, last, final)
+        return rollout, torch.stack(raw_obs), episodes
+
+    def _one_decision(
+        self, flat: Tensor, scaling: tuple[Tensor, ...], obs: Tensor, noise: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What DECISION names, for observations (N, O) as they came from the environments."""
+        show = self._inside
+        if scaling:
+            obs = self.obs_norm.scaled(obs, (scaling[0], scaling[1]))
+        obs = show("normalized_obs", obs)
+        params = show("policy", self.net.call(flat, obs, True))
+        noise = show("noise", noise)
+        action = show("action", self.dist.sample(params, noise))
+        log_prob = show("log_prob", self.dist.log_prob(params, action))
+        return obs, params, noise, action, log_prob
 
     def _noise(self, stream: torch.Generator) -> Tensor:
         return self.dist.noise(self.envs.num_envs, stream)
@@ -329,7 +350,7 @@ class PPO:
             for parts in zip(*shuffled, strict=True):
                 probe.event("update", len(reports))
                 flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-                reports.append(probe("loss", report) if self.compiles else report)
+                reports.append(probe("loss", report) if self.programs.compiles else report)
                 state = shown(probe, "optimizer", state)
                 flat = probe("params", flat)
             if config.target_kl is not None:
@@ -360,7 +381,7 @@ class PPO:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if torch.compiler.is_compiling() else self.probe(item, value)
+        return value if self.programs.compiles else self.probe(item, value)
 
     # Acting and state
 

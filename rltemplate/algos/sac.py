@@ -29,7 +29,8 @@ from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.envs import Envs
 from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
-from rltemplate.optim import AdamState, FlatModule, Show, adam, adam_init, compiled, gradient, polyak, shown
+from rltemplate.optim import AdamState, FlatModule, Show, adam, adam_init, gradient, polyak, shown
+from rltemplate.programs import Programs
 from rltemplate.rng import Streams
 from rltemplate.types import Episode, Experience, ForwardPass, IterationResult, Probe
 
@@ -156,7 +157,7 @@ class SAC:
     """The algorithm over N environments."""
 
     def __init__(
-        self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, compile_update: bool
+        self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, programs: Programs
     ) -> None:
         codec = envs.codec
         check_actions(config.name, codec)
@@ -167,7 +168,7 @@ class SAC:
         self.total_env_steps = total_env_steps
         self.env_steps = 0
         self.probe = Probe()
-        self.compiles = compile_update
+        self.programs = programs
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
         dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
         actor = FlatModule(Actor(config, codec.obs_size, dist.param_size, init).to(self.device))
@@ -187,9 +188,10 @@ class SAC:
         self.target_entropy = -float(codec.action_size) if chosen is None else chosen
         self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
         self.replay = ReplayBuffer(config.buffer_size, codec.obs_size, codec.action_size, self.device)
-        self._update_critic = compiled(self._one_critic_update, compile_update)
-        self._update_both = compiled(self._one_full_update, compile_update)
-        self._compiled = not compile_update or total_env_steps <= config.learning_starts
+        self._decide = programs(self._one_decision)
+        self._update_critic = programs(self._one_critic_update)
+        self._update_both = programs(self._one_full_update)
+        self._compiled = not programs.compiles or total_env_steps <= config.learning_starts
         self._num_updates = 0
         self._updates_due = 0.0
         self._obs: np.ndarray | None = None  # (N, O) unscaled, to act on next
@@ -217,7 +219,9 @@ class SAC:
                 probe.event("step", k)
                 obs = probe("obs", self._obs)
                 action = probe("action", self._explore(obs))
-                step = self.envs.step(action)
+                self.envs.begin_step(action)
+                self.programs.pause()
+                step = self.envs.end_step()
                 reward = probe("reward", step.reward.astype(np.float32))
                 terminated = probe("terminated", step.terminated)
                 truncated = probe("truncated", step.truncated)
@@ -275,7 +279,7 @@ class SAC:
     def _compile(self, rates: Rates) -> None:
         """Have the programs made now, on rows that mean nothing, and drop what they return.
 
-        It takes a minute, and a signal that arrives in it costs nothing as long as nothing is under way.
+        It takes a while, and a signal that arrives in it costs nothing as long as nothing is under way.
         """
         rows, delay = self.config.batch_size, self.config.policy_delay
         batch = self._batch(torch.zeros(rows, dtype=torch.int64, device=self.device))
@@ -283,6 +287,9 @@ class SAC:
         self._update_both(self.learner, batch, noise[-1], noise[:-1], rates)
         if delay > 1:
             self._update_critic(self.learner, batch, noise[0], rates)
+        codec, num_envs = self.envs.codec, self.envs.num_envs
+        obs, draw = (torch.zeros(num_envs, n, device=self.device) for n in (codec.obs_size, codec.action_size))
+        self._decide(self.nets.actor.current, self._scaling(), obs, draw)
         self._compiled = True
 
     # Collecting
@@ -294,9 +301,26 @@ class SAC:
             stream = self.streams.torch("warmup", device="cpu")
             noise = self.probe("noise", torch.rand(len(obs), codec.action_size, generator=stream))
             return (2.0 * noise - 1.0).numpy()
-        params = self.probe("policy", self._policy(obs))
-        noise = self.probe("noise", self.nets.dist.noise(len(obs), self.streams.torch("action")))
-        return self.nets.dist.sample(params, noise)[0].cpu().numpy()
+        noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
+        rows = torch.from_numpy(obs).to(self.device)
+        params, noise, action = self._decide(self.nets.actor.current, self._scaling(), rows, noise)
+        if self.programs.compiles:
+            self.probe("policy", params)
+            self.probe("noise", noise)
+        return action.cpu().numpy()
+
+    def _one_decision(
+        self, flat: Tensor, scaling: tuple[Tensor, ...], obs: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The policy's parameters, the noise and the actions, for observations (N, O) as they came."""
+        if scaling:
+            obs = self.obs_norm.scaled(obs, (scaling[0], scaling[1]))
+        params = self._inside("policy", self.nets.actor.call(flat, obs))
+        noise = self._inside("noise", noise)
+        return params, noise, self.nets.dist.sample(params, noise)[0]
+
+    def _scaling(self) -> tuple[Tensor, ...]:
+        return self.obs_norm.scaling if self.config.normalize_obs else ()
 
     def _policy(self, obs: np.ndarray) -> Tensor:
         return self.nets.actor.module(self._normalized(torch.from_numpy(obs).to(self.device)))  # type: ignore[no-any-return]
@@ -324,13 +348,13 @@ class SAC:
             self.learner, report, actor_report = self._update_both(
                 self.learner, batch, draws[-1], draws[:-1], rates
             )
-            if self.compiles:
+            if self.programs.compiles:
                 report, actor_report = probe("critic/loss", report), probe("actor/loss", actor_report)
             seen.actor.append(actor_report)
         else:
             self.learner, report = self._update_critic(self.learner, batch, draws[0], rates)
-            report = probe("critic/loss", report) if self.compiles else report
-        if self.compiles:
+            report = probe("critic/loss", report) if self.programs.compiles else report
+        if self.programs.compiles:
             self._show_learner(probe)
         if both:
             self.nets.actor.assign(self.learner.actor)
@@ -392,7 +416,7 @@ class SAC:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if torch.compiler.is_compiling() else self.probe(item, value)
+        return value if self.programs.compiles else self.probe(item, value)
 
     # Acting and state
 

@@ -498,7 +498,7 @@ def _events(file: Path) -> Iterator[Any]:
     A record is the length of the data (8 bytes), a checksum of it (4), the data and its checksum (4). Only
     the length is checked: that finds a torn end, in a fraction of the time.
     """
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import masked_crc32c
 

@@ -1,0 +1,86 @@
+"""Functions as compiled programs: the same values, for every shape, with nothing kept between two calls."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rltemplate.optim import AdamState, adam, adam_init, gradient
+from rltemplate.programs import Program, Programs
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def mixed(pair: Pair, rest: list[Tensor]) -> tuple[Pair, Tensor, list[Tensor]]:
+    total = pair.first @ pair.second + sum(rest)
+    return Pair(total.tanh(), pair.second), total.mean(), [total.sum(1), *rest]
+
+
+def arguments(rows: int, seed: int = 0) -> tuple[Pair, list[Tensor]]:
+    rng = torch.Generator().manual_seed(seed)
+    first, second = torch.randn(rows, 4, generator=rng), torch.randn(4, 3, generator=rng)
+    return Pair(first, second), [torch.randn(rows, 3, generator=rng), torch.randn(3, generator=rng)]
+
+
+def step(flat: Tensor, state: AdamState, x: Tensor, rate: Tensor) -> tuple[Tensor, AdamState, Tensor]:
+    """One step of Adam down a slope."""
+    grad, loss = gradient(lambda w: (((x @ w).tanh() - 1.0).square().mean(),) * 2, flat)
+    flat, state = adam(flat, grad, state, rate, 1e-5)
+    return flat, state, loss
+
+
+def test_a_program_gives_what_its_function_gives_in_the_same_nesting() -> None:
+    programs = Programs(compiles=True)
+    program = programs(mixed)
+    for rows in (5, 1, 5, 8):  # each number of rows has strides of its own
+        torch.testing.assert_close(program(*arguments(rows)), mixed(*arguments(rows)))
+    assert type(program(*arguments(5))[0]) is Pair
+    assert programs.made == 3
+
+
+def test_rows_that_lie_otherwise_in_memory_are_not_mistaken() -> None:
+    program = Programs(compiles=True)(lambda x: x.cumsum(0) * 2.0)
+    x = torch.arange(12.0).view(3, 4)
+    for given in (x, x.T, x[:, ::2], x.T.contiguous().T):
+        torch.testing.assert_close(program(given), given.cumsum(0) * 2.0)
+
+
+def test_results_stay_what_they_are_and_arguments_too() -> None:
+    program = Program(mixed)
+    pair, rest = arguments(5)
+    copies = [x.clone() for x in (*pair, *rest)]
+    first = program(pair, rest)
+    kept = first[0].first.clone()
+    program(*arguments(5, seed=1))
+    assert torch.equal(first[0].first, kept)
+    assert all(torch.equal(x, copy) for x, copy in zip((*pair, *rest), copies, strict=True))
+
+
+def test_a_whole_update_is_one_program() -> None:
+    programs = Programs(compiles=True)
+    rng = torch.Generator().manual_seed(3)
+    flat, x, rate = torch.randn(6, generator=rng), torch.randn(32, 6, generator=rng), torch.tensor(0.01)
+    plain = fast = (flat, adam_init(flat), torch.zeros(()))
+    update = programs(step)
+    for _ in range(30):
+        plain, fast = step(*plain[:2], x, rate), update(*fast[:2], x, rate)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+    assert (plain[0] - flat).abs().min() > 0.05
+    assert programs.made == 1
+
+
+def test_a_function_that_uses_what_may_change_is_refused() -> None:
+    """Its value of today would be in the program for good."""
+    hidden = torch.ones(3)
+    with pytest.raises(AssertionError, match="FakeTensor"):
+        Program(lambda x: x + hidden)(torch.zeros(3))
+
+
+def test_without_compiling_a_function_is_itself() -> None:
+    assert Programs()(mixed) is mixed
