@@ -287,9 +287,11 @@ class SAC:
         self._update_both(self.learner, batch, noise[-1], noise[:-1], rates)
         if delay > 1:
             self._update_critic(self.learner, batch, noise[0], rates)
-        codec, num_envs = self.envs.codec, self.envs.num_envs
-        obs, draw = (torch.zeros(num_envs, n, device=self.device) for n in (codec.obs_size, codec.action_size))
-        self._decide(self.nets.actor.current, self._scaling(), obs, draw)
+        obs, action = (
+            torch.zeros(self.envs.num_envs, size, device=self.device)
+            for size in (self.envs.codec.obs_size, self.envs.codec.action_size)
+        )
+        self._decide(self.nets.actor.current, self._scaling(), obs, action)
         self._compiled = True
 
     # Collecting
