@@ -91,7 +91,7 @@ class EnvConfig:
 
     id: str = field()
     num_envs: int = count()
-    async_envs: bool = field()
+    num_workers: int = number(0)
     max_episode_steps: int | None = count()
     kwargs: dict[str, Any] = field()
 
@@ -210,7 +210,10 @@ def check(config: Config) -> None:
     """Raise `ConfigError` for the first value out of its range or out of step with the others."""
     for problem in _out_of_range(config, ""):
         raise ConfigError(problem)
-    for problem in config.algo.problems(config.env.num_envs):
+    num_envs, num_workers = config.env.num_envs, config.env.num_workers
+    if num_workers > num_envs:
+        raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
+    for problem in config.algo.problems(num_envs):
         raise ConfigError(problem)
     level, products = config.determinism.level, config.determinism.products
     if config.compile and (products is not Products.plain or level in (Level.invariant, Level.profile)):

@@ -40,7 +40,7 @@ from rltemplate.types import ConfigError, RunError
 # Algorithms compute in float32: what is greater becomes infinite there.
 _LARGEST = float(np.finfo(np.float32).max)
 _FORGETFUL = "gymnasium.envs.mujoco."  # modules whose environments keep nothing across episodes
-# Up to so many components Python's own sum is faster than NumPy's.
+# Up to so many components Python's own sum is faster than NumPy's functions.
 _FEW = 32
 _PARTS = {
     "reset": "2 parts (observation, info)",
@@ -69,22 +69,18 @@ class _BoxCheck:
     def __init__(self, space: spaces.Box) -> None:
         self._shape, self._dtype = space.shape, space.dtype
         self._fitting = {space.dtype}  # and what has turned out to cast to it
-        few = len(space.shape) == 1 and 1 <= space.shape[0] <= _FEW
-        self._few = few and space.dtype.kind == "f"
-        # Arrays of this type and the shape are fine if their sum is. NaN and infinities stay in it, and so
-        # few numbers of float32 make none in Python's floats.
-        self.summed = space.dtype if few and space.dtype == np.float32 else None
+        few = len(space.shape) == 1 and space.shape[0] <= _FEW
+        # Arrays of this type and the shape are fine if what their components have without sign does not sum
+        # up to more than one of them may have: NaN and infinities stay in a sum.
+        self.summed = space.dtype if few and space.dtype.kind == "f" else None
 
     def __call__(self, obs: Any) -> np.ndarray:
         """The observation as an array; `_Unfit` if it is none, or not finite."""
         array: np.ndarray = obs
         if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype not in self._fitting:
             array = self._as_array(obs)
-        if self._few:
-            values = array.tolist()
-            total = sum(values)
-            if total - total == 0.0 and min(values) >= -_LARGEST and max(values) <= _LARGEST:
-                return array
+        if self.summed is not None and sum(map(abs, array.tolist())) <= _LARGEST:
+            return array
         if array.dtype.kind == "f":
             finite = np.abs(array) <= np.float64(_LARGEST)
             if not finite.all():
@@ -282,7 +278,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
                 obs.__class__ is np.ndarray
                 and obs.dtype is self._summed
                 and obs.shape == self._shape
-                and (total := sum(obs.tolist())) - total == 0.0
+                and sum(map(abs, obs.tolist())) <= _LARGEST
             ):
                 fitting = obs
             else:

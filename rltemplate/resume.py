@@ -17,7 +17,7 @@ import xxhash
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.run_files import leaves, read_config, value_of
-from rltemplate.config import Config, load_config, to_dict, to_yaml
+from rltemplate.config import Config, check, load_config, to_dict, to_yaml
 from rltemplate.launch import Job
 from rltemplate.run import paths
 from rltemplate.run.changes import files_between
@@ -30,7 +30,7 @@ from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot
-from rltemplate.types import ASIDE, ConfigError
+from rltemplate.types import ASIDE, MEANS, ConfigError
 
 ACCEPT = "changes"
 
@@ -85,7 +85,11 @@ def recorded_config(run_dir: Path) -> Config:
 
 
 def resume_job(
-    run_dir: Path, command: Sequence[str], total_env_steps: int | None = None, accept: bool = False
+    run_dir: Path,
+    command: Sequence[str],
+    total_env_steps: int | None = None,
+    accept: bool = False,
+    num_workers: int | None = None,
 ) -> Job | None:
     """The job that goes on with the run of a folder; None if it has finished and no more is wanted.
 
@@ -101,6 +105,9 @@ def resume_job(
                 f"total_env_steps={total_env_steps}: can only grow, and the run has {config.total_env_steps}"
             )
         config = replace(config, total_env_steps=total_env_steps)
+    if num_workers is not None:
+        config = replace(config, env=replace(config.env, num_workers=num_workers))
+        check(config)
     if record["status"] == "finished" and total_env_steps in (None, recorded):
         return None
     lock = RunLock(run_dir)
@@ -153,8 +160,10 @@ def find_continuation(job: Job, config: Config, snapshot: Snapshot) -> Continuat
                 )
     changed: dict[str, Any] = {"code": code, "libraries": libraries}
     changed |= _changed_machine(record)
-    recorded = load_config(run_dir / paths.CONFIG).total_env_steps
-    before = recorded if checkpoint is None else checkpoint.config["total_env_steps"]
+    recorded = load_config(run_dir / paths.CONFIG)
+    then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
+    changed |= {key: [then[key], now[key]] for key in MEANS if then[key] != now[key]}
+    before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
     if before != config.total_env_steps:
         changed["total_env_steps"] = [before, config.total_env_steps]
         notes += [
@@ -191,7 +200,7 @@ def config_digest(config: Config) -> str:
 def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
     """Raise ConfigError unless a checkpoint made with the values `before` fits `config`.
 
-    `free` names root keys that may differ beside those that say where a run lies.
+    `free` names root keys that may differ beside those that say where a run lies and by what means.
     """
     now = to_dict(config)
     algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
@@ -200,7 +209,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
     left, right = dict(leaves(before)), dict(leaves(now))
     for key in {**left, **right}:
-        if key.partition(".")[0] in (*ASIDE, *free) or left.get(key) == right.get(key):
+        if key.partition(".")[0] in (*ASIDE, *free) or key in MEANS or left.get(key) == right.get(key):
             continue
         if key == "total_env_steps" and right[key] > left[key]:
             continue
@@ -211,8 +220,8 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """What decides a run, by dotted key: everything but where it lies and what it is for."""
-    return {key: value for key, value in leaves(to_dict(config)) if key not in ASIDE}
+    """What decides a run, by dotted key: all but where it lies, what it is for and by what means."""
+    return {key: value for key, value in leaves(to_dict(config)) if key not in (*ASIDE, *MEANS)}
 
 
 def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:

@@ -159,7 +159,8 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
         )
     streams = Streams(config.seed, determinism.resolve_device(config.device.name))
     num_envs = config.env.num_envs
-    envs = Envs(env_spec(config), num_envs, env_seeds(config.seed, "env", num_envs), config.env.async_envs)
+    seeds = env_seeds(config.seed, "env", num_envs)
+    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     programs = Programs(config.compile)
@@ -185,7 +186,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVING, "total_env_steps"))
-    env = dataclasses.replace(config.env, num_envs=1, async_envs=False)
+    env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
     algorithm.load_state_dict({**checkpoint.state, "streams": {}})

@@ -34,6 +34,13 @@ OBSERVING = (
     *("logger", "trace", "log_every", "eval_every", "eval_episodes", "video_every"),
     *("checkpoint_every", "checkpoints_kept"),
 )
+# Single keys, in dotted form, that say by what means a run is computed: the numbers are the same.
+MEANS = ("env.num_workers",)
+
+
+def may_decide(key: str) -> bool:
+    """Whether a key of the configuration, in dotted form, may change what is computed (see also `ASIDE`)."""
+    return key.partition(".")[0] not in OBSERVING and key not in MEANS
 
 
 class ConfigError(Exception):

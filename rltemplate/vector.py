@@ -42,9 +42,12 @@ from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 # How long workers that were told to end may take to close their environments.
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
-# So long whoever waits stays awake. To be woken costs some 50 us, which is as much as small environments take
-# for a step, and a policy answers within this time; what takes longer is worth the sleep.
+# So long whoever waits stays awake. To be woken costs some 50 us, as much as small environments take for a
+# step, and a policy chooses actions within this time; what takes longer is worth the sleep.
 _AWAKE_S = 1e-3
+# Whoever is gone for longer between two looks had to leave the core to others, and leaves it for a while.
+_GONE_S = 5e-5
+_LEAVE_S = 0.05
 # How often it is looked after workers that say nothing.
 _LOOK_AFTER_S = 1.0
 # What is said most often needs no words.
@@ -469,33 +472,45 @@ def _cores() -> int:
 class _Wait:
     """Waits for word from others: awake for a short time, and then asleep.
 
-    Who had to sleep long the last time goes to sleep at once, so that nobody keeps a core busy who is waited
-    for by nobody, such as a worker beside a learner that learns at length after each step.
+    Whoever had to sleep long the last time goes to sleep at once, so that nobody keeps a core busy who has
+    nothing to do, such as a worker beside a learner that learns at length after each step. So does, for a
+    while, whoever finds that others want the core too: these may be the ones that are waited for.
     """
 
     def __init__(self, pipes: Sequence[Connection], may_spin: bool) -> None:
-        """`may_spin` says that there is a core for everyone: else whoever stays awake is in the way."""
+        """`may_spin` says that there is a core for everyone."""
         self._poll = select.poll()
         for pipe in pipes:
             self._poll.register(pipe.fileno(), select.POLLIN)
         self._by_fd = {pipe.fileno(): number for number, pipe in enumerate(pipes)}
-        self._may_spin = self._awake = may_spin
+        self._may_spin = self._short = may_spin
+        self._wanted_until = 0.0  # the core, by others, as far as is known
 
     def __call__(self, limit_s: float | None) -> list[int]:
         """The numbers of the pipes that have something to say; none if nothing came until the limit."""
         ready = self._poll.poll(0)
         if not ready:
-            ready = self._later(limit_s)
+            began = time.perf_counter()
+            if self._short and began >= self._wanted_until:
+                ready = self._awake(began)
+            if not ready:
+                ready = self._poll.poll(None if limit_s is None else 1000 * limit_s)
+                self._short = self._may_spin and time.perf_counter() - began < _AWAKE_S
         return [self._by_fd[fd] for fd, _ in ready]
 
-    def _later(self, limit_s: float | None) -> list[tuple[int, int]]:
-        began = time.perf_counter()
-        while self._awake and time.perf_counter() - began < _AWAKE_S:
-            if ready := self._poll.poll(0):
+    def _awake(self, began: float) -> list[tuple[int, int]]:
+        last = began
+        while last - began < _AWAKE_S:
+            os.sched_yield()  # comes back at once unless another process waits for the core
+            ready = self._poll.poll(0)
+            now = time.perf_counter()
+            if now - last > _GONE_S:
+                self._wanted_until = now + _LEAVE_S
                 return ready
-        ready = self._poll.poll(None if limit_s is None else 1000 * limit_s)
-        self._awake = self._may_spin and time.perf_counter() - began < _AWAKE_S
-        return ready
+            if ready:
+                return ready
+            last = now
+        return []
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """Kill runs at random moments, go on with them, and compare with runs that nobody interrupted.
 
 `python scripts/prove_resume.py [times=25] [works=ppo-CartPole,sac-Hopper] [num_envs=1,4]
-[async_envs=false,true] [compile=false,true] [at_once=1] [seed=1] [out=results/resume]`
+[num_workers=0,1] [compile=false,true] [at_once=1] [seed=1] [out=results/resume]`
 
-A case is a work with so many environments, in one process or one each, compiled or not. Its run is killed by
+A case is a work with so many environments, so many processes beside the learner's for them, compiled or not;
+there are none with more processes than environments. Its run is killed by
 SIGKILL `times` times, at moments drawn between its start and some seconds after its first new iteration, and
 continued with `scripts/resume.py` each time; where it gets to its end before, another one is begun. At the
 end its trace must be the uninterrupted run's, byte for byte, and so must every tensor of its last checkpoint
@@ -77,13 +78,12 @@ class Case:
 
     work: str
     num_envs: int
-    async_envs: bool
+    num_workers: int
     compile: bool
 
     @property
     def words(self) -> list[str]:
         """Its overrides."""
-        choice = {True: "true", False: "false"}
         several = self.num_envs > 1
         length = LENGTHS[self.work][several]
         if self.compile and self.work.startswith("ppo"):  # or it would be over before it can be killed often
@@ -91,13 +91,13 @@ class Case:
         fewer = ["algo.updates_per_step=0.25"] if several and self.work == "sac-Humanoid" else []
         return [
             *(*WORKS[self.work], *fewer, f"total_env_steps={length}", "video_every=0"),
-            *(f"env.num_envs={self.num_envs}", f"env.async_envs={choice[self.async_envs]}"),
-            f"compile={choice[self.compile]}",
+            *(f"env.num_envs={self.num_envs}", f"env.num_workers={self.num_workers}"),
+            f"compile={str(self.compile).lower()}",
         ]
 
     def __str__(self) -> str:
-        how = ("async" if self.async_envs else "sync", "compiled" if self.compile else "eager")
-        return f"{self.work}, {self.num_envs} {how[0]}, {how[1]}"
+        form = "compiled" if self.compile else "eager"
+        return f"{self.work}, {self.num_envs} in {self.num_workers} workers, {form}"
 
 
 def main(argv: list[str]) -> int:
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
         "times": whole(1),
         "at_once": whole(1, 64),
         "seed": whole(0),
-        **dict.fromkeys(("works", "num_envs", "async_envs", "compile", "out"), str),
+        **dict.fromkeys(("works", "num_envs", "num_workers", "compile", "out"), str),
     }
     try:
         given = parse_words(argv, kinds)
@@ -146,12 +146,13 @@ def _cases(given: dict[str, Any]) -> Iterator[Case]:
     kinds: Kinds = {
         "works": one_of(*WORKS),
         "num_envs": whole(1, 1024),
-        **dict.fromkeys(("async_envs", "compile"), one_of("false", "true")),
+        "num_workers": whole(0, 1024),
+        "compile": one_of("false", "true"),
     }
     defaults = {
         "works": ",".join(WORKS),
         "num_envs": "1,4",
-        "async_envs": "false,true",
+        "num_workers": "0,1",
         "compile": "false,true",
     }
     chosen: dict[str, list[Any]] = {}
@@ -162,9 +163,10 @@ def _cases(given: dict[str, Any]) -> Iterator[Case]:
                 chosen[key].append(kind(text))
             except ConfigError as error:
                 raise ConfigError(f"{key}={text}: {error}") from error
-    orders = (chosen[key] for key in ("compile", "works", "num_envs", "async_envs"))
-    for form, work, number, manner in itertools.product(*orders):
-        yield Case(work, number, manner == "true", form == "true")
+    orders = (chosen[key] for key in ("compile", "works", "num_envs", "num_workers"))
+    for form, work, number, workers in itertools.product(*orders):
+        if workers <= number:
+            yield Case(work, number, workers, form == "true")
 
 
 def _prove(case: Case, times: int, seed: int, folder: Path, inverse: bool) -> dict[str, Any]:
@@ -296,7 +298,11 @@ def _unequal_tensors(straight: Path, killed: Path) -> list[str]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    for case in (result["case"] for result in results):
+        if "async_envs" in case:  # of the time when each environment had a process of its own, or none had
+            case["num_workers"] = case["num_envs"] if case.pop("async_envs") else 0
+    return results
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
@@ -314,13 +320,13 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
         "replay of episodes), the others from the seconds of training, checkpoints and evaluations after it.",
         f"Made with `make prove-resume` on {'; '.join(machines)}; every kill is in `resume.jsonl`.",
         "",
-        "| work | environments | update | kills | of them after a start's time | runs | identical |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| work | environments | workers | update | kills | after a start's time | runs | identical |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         case = Case(**result["case"])
         lines.append(
-            f"| {case.work} | {case.num_envs} {'async' if case.async_envs else 'sync'} "
+            f"| {case.work} | {case.num_envs} | {case.num_workers} "
             f"| {'compiled' if case.compile else 'eager'} | {result['kills']} "
             f"| {sum(moment > result['startup_s'] for moment in result['moments_s'])} | {result['runs']} "
             f"| {'yes' if result['identical'] else 'NO'} |"

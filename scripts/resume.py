@@ -3,6 +3,7 @@
 
 The run goes on in its folder from its newest whole checkpoint, and becomes the run that it would have been.
 `total_env_steps` may grow. `accept=changes` goes on although code or libraries have changed since it began.
+`env.num_workers=N` steps its environments in that many processes beside its own: the numbers are the same.
 
 Exit status: as of training; 0 also for a run that has finished already.
 """
@@ -43,7 +44,14 @@ def find(text: str, runs_dir: Path) -> Path:
         raise
 
 
-KINDS: Kinds = {"run": str, "total_env_steps": whole(1), "accept": changes, "runs_dir": str}
+WORKERS = "env.num_workers"
+KINDS: Kinds = {
+    "run": str,
+    "total_env_steps": whole(1),
+    "accept": changes,
+    WORKERS: whole(0),
+    "runs_dir": str,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +59,9 @@ def main(argv: list[str]) -> int:
     try:
         given = parse_words(argv, KINDS, required=["run"])
         run_dir = find(given["run"], Path(given.get("runs_dir", "runs")))
-        job = resume_job(run_dir, sys.argv, given.get("total_env_steps"), accept="accept" in given)
+        job = resume_job(
+            run_dir, sys.argv, given.get("total_env_steps"), "accept" in given, given.get(WORKERS)
+        )
         if job is None:
             print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
             return 0

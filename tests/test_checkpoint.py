@@ -261,6 +261,7 @@ def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configur
     check_same_run(made, configure("algo=ppo", "env=CartPole", "runs_dir=/elsewhere"), "step_8.pt")
     check_same_run(made, configure("algo=ppo", "env=CartPole", "total_env_steps=200000"), "step_8.pt")
     check_same_run(made, configure("algo=ppo", "env=CartPole", "log_every=1"), "step_8.pt", ["log_every"])
+    check_same_run(made, configure("algo=ppo", "env=CartPole", "env.num_workers=2"), "step_8.pt")
     for words, message in (
         (["algo.gamma=0.9"], "algo.gamma=0.9: step_8.pt was made with 0.98"),
         (["seed=2"], "seed=2: step_8.pt was made with 1"),

@@ -241,6 +241,8 @@ def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         ("algo.num_minibatches", 7),
         ("algo.name", "scc"),
         ("env.num_envs", 0),
+        ("env.num_workers", -1),
+        ("env.num_workers", 9),
         ("unknown", 1),
         ("algo.unknown", 1),
     ],

@@ -22,7 +22,7 @@ from rltemplate.analysis.runs import Run, load_run
 from rltemplate.run import changes, paths
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.snapshot import commit_outcome, commit_run, take_snapshot
-from rltemplate.types import ASIDE, OBSERVING
+from rltemplate.types import ASIDE, MEANS, OBSERVING
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
 SAC = {"name": "sac", "gamma": 0.98, "tau": 0.005, "hidden_sizes": [256, 256]}
@@ -130,8 +130,9 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("debug=fast", {"total_env_steps": 2048, "algo.gamma": 0.9, "trace": "step"}, ["debug"]),
         ("debug=fast algo=sac", SAC_VALUES | {"total_env_steps": 2048}, ["algo", "debug"]),
         ("debug=fast total_env_steps=9", {"total_env_steps": 9}, ["total_env_steps"]),
-        # what only looks at a run is none, nor is what says where it lies, whoever is added to them
-        ("", dict.fromkeys((*ASIDE, *OBSERVING), "another"), []),
+        # what only looks at a run is none, nor is what says where it lies or by what means it is computed,
+        # whoever is added to them
+        ("", dict.fromkeys((*ASIDE, *OBSERVING, *MEANS), "another"), []),
     ],
 )
 def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], expected: list[str]) -> None:

@@ -258,8 +258,8 @@ def build() -> Iterator[Callable[..., Envs]]:
     """Make environments and close them in the end, when none of their processes may be left."""
     made: list[Envs] = []
 
-    def make(num: int = 2, async_envs: bool = False, limit: int | None = None, **kwargs: Any) -> Envs:
-        made.append(Envs(EnvSpec("Breaks-v0", limit, kwargs), num, list(range(num)), async_envs))
+    def make(num: int = 2, workers: int = 0, limit: int | None = None, **kwargs: Any) -> Envs:
+        made.append(Envs(EnvSpec("Breaks-v0", limit, kwargs), num, list(range(num)), workers))
         return made[-1]
 
     yield make
@@ -275,7 +275,7 @@ def steps(envs: Envs, count: int) -> list[Any]:
 
 
 Build = Callable[..., Envs]
-modes = pytest.mark.parametrize("async_envs", [False, True], ids=["here", "in workers"])
+modes = pytest.mark.parametrize("workers", [0, 1, 2])
 
 # --- What an environment gives ----------------------------------------------------------------------------
 
@@ -323,9 +323,9 @@ OF_CHOICES = ("half", "six", "one", "one in a row", "three", "three of int8", "t
 @modes
 @pytest.mark.parametrize("act", FAULTS)
 def test_what_is_no_step_is_named_with_its_place(
-    act: str, async_envs: bool, build: Build, capfd: pytest.CaptureFixture[str]
+    act: str, workers: int, build: Build, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    envs = build(async_envs=async_envs, act=act, at=27, choices=act in OF_CHOICES)
+    envs = build(workers=workers, act=act, at=27, choices=act in OF_CHOICES)
     envs.reset()
     steps(envs, 26)
     with pytest.raises(RunError) as trouble:
@@ -346,8 +346,8 @@ def test_what_is_no_step_is_named_with_its_place(
     ],
 )
 @pytest.mark.parametrize("at", [0, -2])
-def test_what_is_no_reset_is_named(act: str, words: str, at: int, async_envs: bool, build: Build) -> None:
-    envs = build(async_envs=async_envs, act=act, at=at)
+def test_what_is_no_reset_is_named(act: str, words: str, at: int, workers: int, build: Build) -> None:
+    envs = build(workers=workers, act=act, at=at)
     if at:
         envs.reset()
         steps(envs, 19)
@@ -365,9 +365,9 @@ def test_one_environment_alone_needs_no_number(build: Build) -> None:
 
 @modes
 @pytest.mark.parametrize("act", ["four parts", "six parts", "no parts"])
-def test_a_time_limit_does_not_hide_how_many_parts_came(act: str, async_envs: bool, build: Build) -> None:
+def test_a_time_limit_does_not_hide_how_many_parts_came(act: str, workers: int, build: Build) -> None:
     # Gymnasium's wrapper takes the step apart, and fails, before anything else sees it.
-    envs = build(async_envs=async_envs, limit=20, act=act)
+    envs = build(workers=workers, limit=20, act=act)
     envs.reset()
     with pytest.raises(
         RunError, match=r"step\(\) did not give 5 parts \(observation, .*, but .*unpack"
@@ -403,9 +403,9 @@ LEGAL = {
 
 @modes
 @pytest.mark.parametrize("act", LEGAL)
-def test_what_is_odd_but_legal_passes_as_what_it_means(act: str, async_envs: bool, build: Build) -> None:
+def test_what_is_odd_but_legal_passes_as_what_it_means(act: str, workers: int, build: Build) -> None:
     expected, of_reward = LEGAL[act]
-    envs = build(async_envs=async_envs, act=act, at=3, choices=act in OF_CHOICES)
+    envs = build(workers=workers, act=act, at=3, choices=act in OF_CHOICES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         envs.reset()
@@ -430,11 +430,11 @@ def test_a_replayed_environment_passes_the_same_checks(build: Build, tmp_path: P
     state = envs.state_dict()
     build(**kwargs).load_state_dict(state)
     (tmp_path / "now").touch()
-    for async_envs in (False, True):
+    for workers in (0, 1, 2):
         with pytest.raises(
             RunError, match=r"2 of 2, step 3 of its episode, replayed: the observation has nan"
         ):
-            build(async_envs=async_envs, **kwargs).load_state_dict(state)
+            build(workers=workers, **kwargs).load_state_dict(state)
 
 
 # --- What an environment raises -----------------------------------------------------------------------------
@@ -453,15 +453,15 @@ RAISED: dict[str, tuple[type[Exception], str]] = {
 @modes
 @pytest.mark.parametrize("act", RAISED)
 def test_an_exception_of_its_own_arrives_with_traceback_and_place(
-    act: str, async_envs: bool, build: Build, capfd: pytest.CaptureFixture[str]
+    act: str, workers: int, build: Build, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kind, message = RAISED[act]
-    envs = build(num=3, async_envs=async_envs, act=act, at=27)
+    envs = build(num=3, workers=workers, act=act, at=27)
     envs.reset()
     steps(envs, 26)
     with pytest.raises(kind) as trouble:
         steps(envs, 1)
-    if act == "raises unpicklable" and async_envs:
+    if act == "raises unpicklable" and workers:
         assert type(trouble.value) is RuntimeError
         assert "Local: of a function" in str(trouble.value)
     else:
@@ -478,8 +478,8 @@ def test_an_exception_of_its_own_arrives_with_traceback_and_place(
 
 
 @modes
-def test_the_first_of_several_is_named(async_envs: bool, build: Build) -> None:
-    envs = build(num=4, async_envs=async_envs, act="nan", who=(3, 1, 2), at=5)
+def test_the_first_of_several_is_named(workers: int, build: Build) -> None:
+    envs = build(num=4, workers=workers, act="nan", who=(3, 1, 2), at=5)
     envs.reset()
     with pytest.raises(RunError, match=r"environment 2 of 4, step 5"):
         steps(envs, 5)
@@ -494,11 +494,11 @@ def test_a_raising_reset_is_placed(build: Build) -> None:
 
 
 @modes
-def test_episodes_are_counted_on_after_a_restart(async_envs: bool, build: Build) -> None:
+def test_episodes_are_counted_on_after_a_restart(workers: int, build: Build) -> None:
     first = build(act="raises", at=47)
     first.reset()
     steps(first, 33)
-    again = build(async_envs=async_envs, act="raises", at=47 - 20)  # it replays this episode and the last
+    again = build(workers=workers, act="raises", at=47 - 20)  # it replays this episode and the last
     again.load_state_dict(first.state_dict())
     with pytest.raises(ValueError, match="two lines") as trouble:
         steps(again, 14)
@@ -507,7 +507,7 @@ def test_episodes_are_counted_on_after_a_restart(async_envs: bool, build: Build)
 
 def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> None:
     with pytest.raises(OSError, match="no room for a simulator") as trouble:
-        build(async_envs=True, making="fails")
+        build(workers=2, making="fails")
     assert trouble.value.__notes__ == ["Breaks-v0, environment 1 of 2, when it was made"]
     assert "in fails" in "".join(traceback.format_exception(trouble.value))
     assert multiprocessing.active_children() == []
@@ -528,7 +528,7 @@ def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> Non
 def test_a_worker_that_dies_ends_the_wait(
     act: str, how: str, at: int, build: Build, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    envs = build(num=3, async_envs=True, act=act, at=at)
+    envs = build(num=3, workers=3, act=act, at=at)
     started = time.monotonic()
     words = rf"^Breaks-v0, environment 2 of 3: its worker process died \({how}\)$"
     if at:
@@ -545,7 +545,7 @@ def test_a_worker_that_dies_ends_the_wait(
 
 @pytest.mark.parametrize("call", ["reset", "step", "state_dict", "load_state_dict"])
 def test_a_worker_that_was_killed_in_between_is_noticed(call: str, build: Build) -> None:
-    envs = build(num=3, async_envs=True)
+    envs = build(num=3, workers=3)
     envs.reset()
     state = envs.state_dict()
     worker = next(each for each in multiprocessing.active_children() if "environment 3 of 3" in each.name)
@@ -563,18 +563,18 @@ def test_a_worker_that_was_killed_in_between_is_noticed(call: str, build: Build)
 
 def test_a_worker_that_dies_while_it_replays(build: Build, tmp_path: Path) -> None:
     kwargs: dict[str, Any] = {"act": "exits", "at": 13, "once": str(tmp_path / "now")}
-    envs = build(async_envs=True, **kwargs)
+    envs = build(workers=2, **kwargs)
     envs.reset()
     steps(envs, 15)
     state = envs.state_dict()
     (tmp_path / "now").touch()
     with pytest.raises(RunError, match=r"environment 2 of 2: its worker process died \(exit status 3\)"):
-        build(async_envs=True, **kwargs).load_state_dict(state)
+        build(workers=2, **kwargs).load_state_dict(state)
 
 
 def test_a_worker_that_dies_while_it_is_made(build: Build) -> None:
     with pytest.raises(RunError, match=r"environment \d of 3: its worker process died \(exit status 4\)"):
-        build(num=3, async_envs=True, making="exits")
+        build(num=3, workers=3, making="exits")
     assert multiprocessing.active_children() == []
 
 
@@ -582,7 +582,7 @@ def test_a_death_is_told_although_another_never_answers(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector_module, "_GRACE_S", 0.2)
-    envs = build(num=2, async_envs=True, act="sleeps", at=3, who=(0,))
+    envs = build(num=2, workers=2, act="sleeps", at=3, who=(0,))
     envs.reset()
     steps(envs, 2)
     worker = next(each for each in multiprocessing.active_children() if "environment 2 of 2" in each.name)
@@ -599,7 +599,7 @@ def test_a_death_is_told_although_another_never_answers(
 
 
 def test_workers_take_no_notice_of_what_the_run_is_asked(build: Build) -> None:
-    envs = build(async_envs=True)
+    envs = build(workers=2)
     envs.reset()
     workers = multiprocessing.active_children()
     bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -619,7 +619,7 @@ def test_no_request_is_lost_or_held_back_while_workers_start(build: Build) -> No
     before = signal.signal(signal.SIGUSR1, lambda number, _: arrived.append(number))
     try:
         # Each worker also sends itself all of them before it has said a word.
-        envs = build(async_envs=True, making="notifies")
+        envs = build(workers=2, making="notifies")
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert signal.SIGUSR1 in arrived
@@ -637,7 +637,7 @@ from rltemplate.envs import Envs, EnvSpec
 gym.register("Breaks-v0", entry_point=t.Breaks)
 
 def start(**kwargs):
-    return Envs(EnvSpec("Breaks-v0", None, kwargs), 3, [0, 1, 2], async_envs=True)
+    return Envs(EnvSpec("Breaks-v0", None, kwargs), 3, [0, 1, 2], num_workers=3)
 
 def say_workers():
     print(*[process.pid for process in multiprocessing.active_children()], flush=True)
@@ -772,11 +772,11 @@ def test_workers_that_nobody_closes_do_not_keep_the_process(end: str, program: P
 
 def test_what_the_user_can_mend_stays_a_refusal(build: Build) -> None:
     with pytest.raises(ConfigError, match=r"env.kwargs=.*wheels"):
-        build(async_envs=True, wheels=4)
+        build(workers=2, wheels=4)
 
 
 def test_environments_end_at_once_although_later_ones_hold_their_pipes(build: Build) -> None:
-    first, second = build(async_envs=True), build(async_envs=True)
+    first, second = build(workers=2), build(workers=2)
     started = time.monotonic()
     first.close()
     assert time.monotonic() - started < 2

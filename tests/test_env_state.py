@@ -50,16 +50,16 @@ class Case(NamedTuple):
     env_id: str
     num_envs: int
     moment: str
-    save_async: bool = False
-    load_async: bool = False
+    save_workers: int = 0
+    load_workers: int = 0
 
     @property
     def file(self) -> str:
         return "-".join(map(str, self)).replace(" ", "_") + ".pt"
 
-    def envs(self, async_envs: bool, seed: int) -> Envs:
+    def envs(self, num_workers: int, seed: int) -> Envs:
         spec = EnvSpec(self.env_id, LIMITS[self.env_id], {})
-        return Envs(spec, self.num_envs, env_seeds(seed, "env", self.num_envs), async_envs)
+        return Envs(spec, self.num_envs, env_seeds(seed, "env", self.num_envs), num_workers)
 
 
 def action(envs: Envs, t: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def reach(envs: Envs, moment: str) -> int:
 
 def save(case: Case, folder: Path) -> None:
     """Write the state at the case's moment."""
-    envs = case.envs(case.save_async, seed=1)
+    envs = case.envs(case.save_workers, seed=1)
     t = reach(envs, case.moment)
     torch.save({"t": t, "envs": envs.state_dict()}, folder / case.file)
     envs.close()
@@ -109,7 +109,7 @@ def go_on(folder: Path, cases: list[Case]) -> None:
     """What the other process does: load, step on and write what came."""
     for case in cases:
         state = torch.load(folder / case.file, weights_only=True)
-        envs = case.envs(case.load_async, seed=2)  # whose own seed leads elsewhere
+        envs = case.envs(case.load_workers, seed=2)  # whose own seed leads elsewhere
         envs.load_state_dict(state["envs"])
         torch.save(play(envs, state["t"], FURTHER), folder / f"trail-{case.file}")
         envs.close()
@@ -131,7 +131,7 @@ def in_another_process(folder: Path, cases: list[Case]) -> None:
 def parted(case: Case, folder: Path) -> str:
     """Where the other process first left the course of a run without interruption or snapshot."""
     start = torch.load(folder / case.file, weights_only=True)["t"]
-    whole = case.envs(False, seed=1)
+    whole = case.envs(0, seed=1)
     whole.reset()
     expected = play(whole, 0, start + FURTHER)[start:]
     whole.close()
@@ -166,9 +166,9 @@ def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
             Case("HalfCheetah-v5", 1, "just ended"),
             Case("Humanoid-v5", 1, "mid-episode"),
             Case("Ant-v5", 1, "mid-episode"),
-            Case("CartPole-v1", 3, "just ended", save_async=True, load_async=True),
-            Case("Hopper-v5", 3, "mid-episode", save_async=True, load_async=False),
-            Case("Pendulum-v1", 1, "first episode", save_async=False, load_async=True),
+            Case("CartPole-v1", 3, "just ended", save_workers=3, load_workers=1),
+            Case("Hopper-v5", 3, "mid-episode", save_workers=2, load_workers=0),
+            Case("Pendulum-v1", 1, "first episode", save_workers=0, load_workers=1),
         ],
         tmp_path,
     )
@@ -177,7 +177,7 @@ def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", LIMITS)
 def test_every_environment_goes_on_from_every_moment(env_id: str, tmp_path: Path) -> None:
-    kinds = itertools.product((1, 3), MOMENTS, ((False, False), (True, True)))
+    kinds = itertools.product((1, 3), MOMENTS, ((0, 0), (1, 1)))
     check([Case(env_id, num, moment, *modes) for num, moment, modes in kinds], tmp_path)
 
 
@@ -281,7 +281,7 @@ def test_a_state_without_one_of_its_pieces_is_refused(harm: Any) -> None:
 def test_workers_refuse_without_a_trace(capfd: pytest.CaptureFixture[str]) -> None:
     state = running().state_dict()
     another_action(state)
-    envs = Envs(EnvSpec("CartPole-v1", None, {}), 2, [0, 1], async_envs=True)
+    envs = Envs(EnvSpec("CartPole-v1", None, {}), 2, [0, 1], num_workers=1)
     with pytest.raises(ConfigError, match="does not repeat itself"):
         envs.load_state_dict(state)
     envs.close()

@@ -16,8 +16,8 @@ from rltemplate.types import ConfigError, Episode
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def scripted(num: int = 2, async_envs: bool = False, **kwargs: Any) -> Envs:
-    return Envs(EnvSpec("Scripted-v0", None, kwargs), num, list(range(num)), async_envs)
+def scripted(num: int = 2, **kwargs: Any) -> Envs:
+    return Envs(EnvSpec("Scripted-v0", None, kwargs), num, list(range(num)))
 
 
 def codec(obs: spaces.Space[Any] = BOX, action: spaces.Space[Any] = BOX) -> Codec:

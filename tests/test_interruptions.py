@@ -671,18 +671,18 @@ def test_numbers_that_are_none_stop_the_run_at_once(start: Start, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "manner", "message"),
+    ("kind", "workers", "message"),
     [
-        ("nan", "false", "of its episode: the observation has nan in place 1 of 4"),
-        ("dies", "true", "its worker process died (exit status 3)"),
+        ("nan", 0, "of its episode: the observation has nan in place 1 of 4"),
+        ("dies", 2, "its worker process died (exit status 3)"),
         pytest.param(
-            *("shape", "true", "of its episode: the observation has the shape (2,)"), marks=pytest.mark.slow
+            *("shape", 2, "of its episode: the observation has the shape (2,)"), marks=pytest.mark.slow
         ),
-        pytest.param("raises", "true", "OSError: the pole broke", marks=pytest.mark.slow),
+        pytest.param("raises", 1, "OSError: the pole broke", marks=pytest.mark.slow),
     ],
 )
 def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
-    start: Start, tmp_path: Path, kind: str, manner: str, message: str
+    start: Start, tmp_path: Path, kind: str, workers: int, message: str
 ) -> None:
     (tmp_path / "fragile.py").write_text(FRAGILE)
     (tmp_path / "trouble").write_text(kind)
@@ -690,7 +690,7 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     words += [
         "total_env_steps=1920",
         "env=fragile:Fragile-v0",
-        f"env.async_envs={manner}",
+        f"env.num_workers={workers}",
         "logger=none",
         "algo.gamma=0.98",
     ]
@@ -706,8 +706,10 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
         assert begun.said.strip().splitlines()[-1].startswith("error: fragile:Fragile-v0, environment ")
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] > 1000
     (tmp_path / "trouble").unlink()
-    again = start("resume", f"run={run_dir}", **path)
+    again = start("resume", f"run={run_dir}", "env.num_workers=1", **path)
     assert again.end() == 0, again.said
+    others = {} if workers == 1 else {"env.num_workers": [workers, 1]}
+    assert record(run_dir)["resumed"][-1]["changed"] == others
     unbroken = start("train", *words, f"run_dir={tmp_path / 'unbroken'}", **path)
     assert unbroken.end() == 0, unbroken.said
     assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()

@@ -15,7 +15,7 @@ from conftest import ROOT
 def test_kills_are_counted_and_differences_are_seen(tmp_path: Path) -> None:
     """The result of one case; then a table made from one that was not identical, which is tried again."""
     out = tmp_path / "resume"
-    words = ["works=ppo-CartPole", "num_envs=4", "async_envs=false", "compile=false", "times=2", f"out={out}"]
+    words = ["works=ppo-CartPole", "num_envs=4", "num_workers=0", "compile=false", "times=2", f"out={out}"]
     command = [sys.executable, str(ROOT / "scripts" / "prove_resume.py"), *words]
 
     def prove() -> tuple[int, str, list[dict[str, object]]]:

@@ -70,6 +70,18 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     again.close()
 
 
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_other_processes_go_on_with_the_same_run(configure: Configure, tmp_path: Path, algo: str) -> None:
+    words = [f"algo={algo}", *SETTINGS, *SHRUNK[algo], "env.num_envs=3"]
+    following, checkpoint = interrupted(configure(*words, "env.num_workers=2"), tmp_path)
+    for workers in (0, 1):
+        config = configure(*words, f"env.num_workers={workers}")
+        again, _ = build_algorithm(config)
+        assert go_on(again, config, load_checkpoint(checkpoint)) == 3
+        assert digests(again, tmp_path / f"again{workers}", 3) == following
+        again.close()
+
+
 def leaves(node: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
     """The places of all values in a nested state."""
     if isinstance(node, dict | list):

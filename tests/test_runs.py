@@ -326,6 +326,7 @@ def test_ids_are_whole_on_a_narrow_terminal(runs_dir: Path) -> None:
 def test_an_experiment_is_what_its_seeds_share() -> None:
     config: dict[str, Any] = {
         "algo": {"name": "ppo", "gamma": 0.9},
+        "env": {"id": "Hopper-v5", "num_workers": 0},
         "seed": 1,
         "trace": "iteration",
         "eval_every": 100,
@@ -337,11 +338,14 @@ def test_an_experiment_is_what_its_seeds_share() -> None:
         {"checkpoints_kept": 1},
         {"note": "why"},
         {"logger": {}},
+        {"env": {"id": "Hopper-v5", "num_workers": 2}},
+        {"env": {"id": "Hopper-v5"}},
     ]
     changed: list[dict[str, Any]] = [
         {"eval_every": 50},
         {"algo": {"name": "ppo", "gamma": 0.8}},
         {"num_threads": 2},
+        {"env": {"id": "Hopper-v4", "num_workers": 0}},
     ]
     for same in kept:
         assert experiment_of(config | same) == shared

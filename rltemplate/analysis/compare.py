@@ -15,7 +15,7 @@ from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, OBSERVING, ConfigError
+from rltemplate.types import ASIDE, ConfigError, may_decide
 
 IDENTICAL: Literal["identical"] = "identical"
 DIVERGED: Literal["diverged"] = "diverged"
@@ -94,7 +94,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 _ENVIRONMENT = (
     "The environment itself: versions of gymnasium and of the simulator; the C library's sin, cos and pow, "
     "which differ by its version and with or without fused multiply-add; BLAS behind np.linalg.norm, as in "
-    "rewards of Reacher and Pusher; sums over a Python set, whose order is that of hashes; env.async_envs."
+    "rewards of Reacher and Pusher; sums over a Python set, whose order is that of hashes."
 )
 
 # By event and item, by item, and by the parts of an item's name between slashes, the first part first and
@@ -173,7 +173,7 @@ LOOK_AT: dict[str, str] = {
     "return_norm": "The running variance of returns: sums over parallel environments, episode ends.",
     "replay_index": (
         "The stream 'replay': a draw more or less, or another number of stored transitions (buffer_size, "
-        "batch_size, env.num_envs); with env.async_envs the order in which they arrive."
+        "batch_size, env.num_envs)."
     ),
     "update_noise": (
         "The stream 'update': a draw more or less, or of another size (batch_size). torch.randn gives other "
@@ -428,7 +428,7 @@ def _unrecorded(differences: list[Difference]) -> tuple[str, ...] | None:
 def _changed_keys(differences: list[Difference]) -> list[str]:
     """Keys of the configuration that do more than look at the run."""
     keys = (one.key for one in differences if one.section == "configuration")
-    return [key for key in keys if key.partition(".")[0] not in OBSERVING]
+    return [key for key in keys if may_decide(key)]
 
 
 def _first_of_all(

@@ -16,7 +16,7 @@ A factor is one thing that was changed and that can change what a run computes:
   of the other factors explains them.
 
 The seed is no factor, nor is what says where a run lies and what it is for (`types.ASIDE`) or what only looks
-at it (`types.OBSERVING`).
+at it (`types.OBSERVING`) or says by what means it is computed (`types.MEANS`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rltemplate.analysis.compare import ABSENT
 from rltemplate.analysis.run_files import leaves
 from rltemplate.analysis.runs import MISSING, Run, text_of
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
-from rltemplate.types import ASIDE, OBSERVING
+from rltemplate.types import ASIDE, may_decide
 
 SEED = "seed"
 # By the group, the key of the configuration whose value is the choice.
@@ -149,7 +149,7 @@ def _config_factors(
     given: tuple[Mapping[str, str], Mapping[str, str]], config: Sequence[Pair], code: bool
 ) -> tuple[list[Factor], list[str]]:
     """The factors among the keys, and keys that came with other code, if `code` says that there may be."""
-    pairs = {key: (x, y) for key, x, y in config if key != SEED and _root(key) not in OBSERVING}
+    pairs = {key: (x, y) for key, x, y in config if key != SEED and may_decide(key)}
     explicit = {key for key in pairs if any(_names(words, key) for words in given)}
     # Choices that differ, the ones that carry others along first.
     chosen: dict[str, tuple[str, str]] = {
@@ -406,7 +406,7 @@ def verdict(difference: Difference) -> str:
 
 def report(difference: Difference, code: str | None = None) -> str:
     """All of it for a terminal, the verdict last. `code` is shown where the names of the files would be."""
-    aside = {key for key, _, _ in difference.config if key == SEED or _root(key) in OBSERVING}
+    aside = {key for key, _, _ in difference.config if key == SEED or not may_decide(key)}
     config = sorted(difference.config, key=lambda pair: pair[0] in aside)
     aside |= {pair[0] for pair in difference.versions if not _version_matters(*pair)}
     lines = [f"a  {difference.a}", f"b  {difference.b}", "", *_section("configuration", config, aside), ""]

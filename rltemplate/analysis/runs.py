@@ -21,7 +21,7 @@ from typing import Any
 from rltemplate.analysis.run_files import leaves, read_config, read_metrics
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, OBSERVING, ConfigError
+from rltemplate.types import ASIDE, MEANS, OBSERVING, ConfigError
 
 MISSING = object()  # no such value; None is a value
 # The last row of a run is no longer than this, in bytes.
@@ -160,7 +160,11 @@ _NO_EXPERIMENT = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswi
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run as far as all runs of one experiment share it."""
-    return {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
+    shared = {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
+    for group, _, name in (key.partition(".") for key in MEANS):
+        if isinstance(shared.get(group), Mapping):
+            shared[group] = {key: value for key, value in shared[group].items() if key != name}
+    return shared
 
 
 def text_of(value: Any) -> str:

@@ -41,6 +41,7 @@ _KEYS_ELSEWHERE = {
     "env_name": ("env",),
     "gym_id": ("env",),
     "env.name": ("env",),
+    "async_envs": ("env.num_workers",),
     "cuda": ("device",),
     "gpu": ("device",),
     "level": ("determinism",),
