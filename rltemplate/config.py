@@ -44,6 +44,16 @@ class Level(Enum):
     profile = "profile"
 
 
+class Backend(Enum):
+    """Who simulates the environments that a run learns in; evaluation and videos stay with Gymnasium.
+
+    Their random numbers and their rounding differ, so that this is another experiment.
+    """
+
+    gymnasium = "gymnasium"
+    envpool = "envpool"
+
+
 class Products(Enum):
     """How matrix products are computed; see `rltemplate/kernels.py`. `auto`: what suits this machine."""
 
@@ -92,6 +102,7 @@ class EnvConfig:
     id: str = field()
     num_envs: int = count()
     num_workers: int = number(0)
+    backend: Backend = field()
     max_episode_steps: int | None = count()
     kwargs: dict[str, Any] = field()
 
@@ -223,6 +234,11 @@ def check(config: Config) -> None:
         )
     if level is Level.profile and config.determinism.profile is None:
         raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
+    if config.determinism.profile is not None and config.env.backend is Backend.envpool:
+        raise ConfigError(
+            f"env.backend=envpool: no digest of determinism.profile={config.determinism.profile} covers what "
+            "it simulates; use env.backend=gymnasium, or determinism=invariant"
+        )
     for name, instead in _SET_BY_THE_PROJECT.items():
         if name in config.env.kwargs:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")

@@ -128,6 +128,15 @@ def _obs_check(space: spaces.Space[Any]) -> _BoxCheck | _DiscreteCheck:
     return _BoxCheck(space)
 
 
+def unfit_observation(space: spaces.Space[Any], obs: Any) -> str | None:
+    """What is wrong with an observation of one environment; None if it is one of its space, and finite."""
+    try:
+        _obs_check(space)(obs)
+    except _Unfit as unfit:
+        return str(unfit)
+    return None
+
+
 def _not_finite(values: np.ndarray, finite: np.ndarray) -> str:
     place = int(np.argmin(finite))
     value = values[place]

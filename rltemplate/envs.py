@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate.pool import Pool, find_model
 from rltemplate.types import ConfigError, Episode
 from rltemplate.vector import Kind, Serial, VectorEnv, Workers
 
@@ -191,11 +192,28 @@ class Step(NamedTuple):
     episodes: list[Episode]  # episodes that ended in this step
 
 
-def _open(spec: EnvSpec, num_envs: int, num_workers: int) -> tuple[Codec, VectorEnv]:
+def check_env(spec: EnvSpec, backend: str = "gymnasium") -> Codec:
+    """Make an environment once, and what translates for it; `ConfigError` if it cannot be had.
+
+    `backend` is who is to simulate it in training: `gymnasium`, or `envpool` (pool.py).
+    """
+    env = make_env(spec)
+    codec = Codec(spec.id, env.observation_space, env.action_space)
+    env.close()
+    if backend == "envpool":
+        find_model(spec.id, codec.obs_space, codec.action_space, spec.kwargs)
+    return codec
+
+
+def _open(spec: EnvSpec, num_envs: int, num_workers: int, backend: str) -> tuple[Codec, VectorEnv]:
     """Environments, and what translates for them: the one place that knows who steps which."""
     first = make_env(spec)  # refuses, as the codec does, before any worker starts
     codec = Codec(spec.id, first.observation_space, first.action_space)
     kind = Kind(partial(make_env, spec), spec.id, num_envs, first.observation_space, first.action_space)
+    if backend == "envpool":
+        limit = None if first.spec is None else first.spec.max_episode_steps
+        first.close()
+        return codec, Pool(kind, spec.kwargs, limit, num_workers + 1)
     if num_workers:
         return codec, Workers(kind, num_workers, first)
     return codec, Serial(kind, kind.members(range(num_envs), first))
@@ -208,12 +226,19 @@ class Envs:
     where its worker process dies; what an environment raises passes. None of them is fit for use then.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, seeds: Sequence[int], num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        seeds: Sequence[int],
+        num_workers: int = 0,
+        backend: str = "gymnasium",
+    ) -> None:
         if len(seeds) != num_envs:
             raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec
         self.num_envs = num_envs
-        self.codec, self._vector = _open(spec, num_envs, num_workers)
+        self.codec, self._vector = _open(spec, num_envs, num_workers, backend)
         self._seeds = [int(seed) for seed in seeds]
         self._stepping = False  # between `begin_step` and `end_step`
         self._returns = np.zeros(num_envs)

@@ -131,12 +131,10 @@ def take_out(key: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def check_environment(config: Config) -> None:
     """Raise ConfigError if there is no such environment here or the algorithm cannot act in it."""
-    from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
+    from rltemplate.envs import EnvSpec, check_env  # too long for the answer to a mistyped word
 
     spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the runs give them again
-        env = make_env(spec)
-    codec = Codec(spec.id, env.observation_space, env.action_space)
-    env.close()
+        codec = check_env(spec, config.env.backend.name)
     check_actions(config.algo.name, codec)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
+from rltemplate.config import Backend, Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.journal import write_run
@@ -160,7 +160,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     streams = Streams(config.seed, determinism.resolve_device(config.device.name))
     num_envs = config.env.num_envs
     seeds = env_seeds(config.seed, "env", num_envs)
-    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers)
+    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, config.env.backend.name)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     programs = Programs(config.compile)
@@ -186,7 +186,8 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVING, "total_env_steps"))
-    env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
+    # A policy is looked at in Gymnasium's environments, wherever it has learned.
+    env = dataclasses.replace(config.env, num_envs=1, num_workers=0, backend=Backend.gymnasium)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
     algorithm.load_state_dict({**checkpoint.state, "streams": {}})
@@ -217,9 +218,11 @@ class Observers:
         self.trace: Trace | None = None
         self.iterations = 0
         self._codec = envs.codec
-        self._evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
+        # Gymnasium's environments, whatever simulates those of training: returns stay comparable.
+        spec = envs.spec  # which can be sent to another process, unlike the environments
+        self._evaluator = Evaluator(lambda: make_env(spec), envs.codec)
         self._video = VideoRecorder(
-            lambda render_mode, **extra: make_env(envs.spec, render_mode, **extra),
+            lambda render_mode, **extra: make_env(spec, render_mode, **extra),
             lambda obs: self._codec.decode_action(self._act(self._codec.encode_obs([obs])))[0],
             seed=config.seed,
             note=logger.message,

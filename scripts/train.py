@@ -51,18 +51,18 @@ def check_environments(configs: Sequence[Config]) -> None:
     """
     if not configs:
         return
-    from rltemplate.envs import Codec, EnvSpec, make_env  # too long for the answer to a mistyped word
+    from rltemplate.envs import Codec, EnvSpec, check_env  # too long for the answer to a mistyped word
 
     made: dict[str, Codec] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run gives them again
         for config in configs:
             spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-            if repr(spec) not in made:
-                env = make_env(spec)
-                made[repr(spec)] = Codec(spec.id, env.observation_space, env.action_space)
-                env.close()
-            check_actions(config.algo.name, made[repr(spec)])
+            backend = config.env.backend.name
+            name = f"{spec} {backend}"
+            if name not in made:
+                made[name] = check_env(spec, backend)
+            check_actions(config.algo.name, made[name])
 
 
 def compare_with_baseline(plan: cli.Plan) -> None:

@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "buffers": ("types", "rng"),
     "env_state": ("types",),
     "vector": ("types", "env_state"),
-    "envs": ("types", "rng", "vector"),
+    "pool": ("types", "env_state", "vector"),
+    "envs": ("types", "rng", "vector", "pool"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
@@ -172,6 +173,7 @@ LIBRARY_USERS: dict[str, tuple[str, ...]] = {
     "wandb": ("run.sinks", "run.wandb_sink", "run.wandb_files"),
     "tensorboard": ("run.sinks",),
     "torch.utils.tensorboard": (),
+    "envpool": ("pool",),
 }
 
 # Which modules may start git: one, so that no harm can come of it, renaming, which runs alone, and the proof
