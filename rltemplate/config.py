@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -193,6 +192,8 @@ _SET_BY_THE_PROJECT = {
 
 def register_schemas() -> None:
     """Give Hydra the types, under names with a leading underscore that the YAML files build on."""
+    from hydra.core.config_store import ConfigStore  # a tenth of a second, which a run can do without
+
     store = ConfigStore.instance()
     store.store(name="_config", node=Config)
     store.store(group="env", name="_env", node=EnvConfig)

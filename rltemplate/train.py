@@ -520,8 +520,9 @@ def _begin(
     made = _make_run_dir(run_dir, lock)
     try:
         snapshot = _snapshot(job)
-        git = commit_run(snapshot, job.run_id, to_yaml(config))
-        (run_dir / paths.CONFIG).write_text(to_yaml(config))
+        text = to_yaml(config)
+        git = commit_run(snapshot, job.run_id, text)
+        (run_dir / paths.CONFIG).write_text(text)
         record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
     except OSError as error:
         if git is not None:

@@ -4,15 +4,21 @@
 The command of a sweep with `sweep=resume` (or `sweep=ID`) added to it goes on with that sweep.
 """
 
+from __future__ import annotations
+
+import gc
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+# Nothing that is imported is garbage, and to look for some meanwhile takes a tenth of the start.
+gc.disable()
 # The code that lies beside this file, whichever copy is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,13 +28,19 @@ from omegaconf import DictConfig  # noqa: E402
 from rltemplate import cli, launch  # noqa: E402
 from rltemplate.algos import check_actions  # noqa: E402
 from rltemplate.config import Config, to_dict  # noqa: E402
-from rltemplate.sweep import Sweep, find_sweep, sweeps_dir  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
+
+gc.enable()
+
+if TYPE_CHECKING:
+    from rltemplate.sweep import Sweep
 
 
 @hydra.main(version_base="1.3", config_path=str(cli.CONF), config_name="config")
 def train(composed: DictConfig) -> float | None:
     """One job, in this process until it is known what to run, then in its own."""
+    from rltemplate.sweep import Sweep
+
     choices, overrides, number, console = cli.job_context()
     sweep = Sweep.from_environment()
     try:
@@ -42,6 +54,18 @@ def train(composed: DictConfig) -> float | None:
             sys.exit(2)
         sweep.refuse(number, overrides, error)
         return None
+
+
+def is_known(plan: cli.Plan) -> bool:
+    """Whether a single run has the recipe of its pair, and the environment as it is: the two fit each other.
+
+    What the machine may lack for it is found by the run's own process, a second later in the same words.
+    """
+    if plan.alone is None:
+        return False
+    config, choices, overrides, _ = plan.alone
+    touched = any(word.lstrip("+~").startswith(("env.kwargs", "env.id", "env.max_")) for word in overrides)
+    return config.experiment == f"{choices['algo']}-{choices['env']}" and not touched
 
 
 def check_environments(configs: Sequence[Config]) -> None:
@@ -88,6 +112,8 @@ def note_doubts(configs: Sequence[Config]) -> None:
 
 def begin(plan: cli.Plan) -> Sweep:
     """A new sweep, or the one that is to go on; `ConfigError` if it is not there or must not."""
+    from rltemplate.sweep import Sweep, find_sweep, sweeps_dir  # which a single run has no use for
+
     config = plan.configs[0]
     if plan.resume is None:
         return Sweep.create(config, COMMAND, plan.words, plan.num_jobs)
@@ -102,9 +128,13 @@ def main() -> int:
     os.environ.pop(launch.SWEEP_VARIABLE, None)
     try:
         plan = cli.preflight(sys.argv[1:])
-        check_environments(plan.configs)
+        if not is_known(plan):
+            check_environments(plan.configs)
         compare_with_baseline(plan)
         note_doubts(plan.configs)
+        if plan.alone is not None:
+            config, choices, overrides, _ = plan.alone
+            launch.run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
         sweep = begin(plan) if plan.sweep else None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -127,6 +127,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "analysis",
         "analysis.*",
     ),
+    # Starts commands, and looks at them from outside.
+    "startup": ("types", "launch", "run", "run.*"),
     # Several runs for one question, each in a process of its own.
     "series": ("types", "algos", "children", "config", "envs", "launch", "run", "run.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override, ValueType
 
 from rltemplate import launch
 from rltemplate.cli.command_line import as_prose, parse_override, split_words, take_resumption
-from rltemplate.cli.composition import compose_config, compose_with_hydra, typed
+from rltemplate.cli.composition import Composed, compose_config, compose_job, compose_with_hydra, typed
 from rltemplate.cli.groups import CONF, NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
 from rltemplate.config import Config, register_schemas
@@ -48,6 +48,7 @@ class Plan:
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
     resume: str | None = None  # the sweep that goes on, as the user named it
     accept: bool = False  # it may with changed code and libraries
+    alone: Composed | None = None  # a single run that Hydra need not compose and start once more
 
 
 def preflight(argv: Sequence[str]) -> Plan:
@@ -84,9 +85,16 @@ def _plan(argv: Sequence[str]) -> Plan:
         if arguments.help or arguments.hydra_help or arguments.shell_completion:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
-            config = compose_config(plain)
-            launch.check_folder(config)
-            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=1, configs=[config], overrides=[plain])
+            job = compose_job(plain)
+            launch.check_folder(job.config)
+            return Plan(
+                argv=[*plain, *flags],
+                sweep=False,
+                num_jobs=1,
+                configs=[job.config],
+                overrides=[plain],
+                alone=job if job.plain and not flags else None,
+            )
         jobs, exact = _jobs(overrides, plain, loader)
         chosen = _sample(jobs)
         configs = [compose_config(job, sweep=True) for job in chosen]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose
@@ -18,16 +18,40 @@ from rltemplate.config import Config, choose, to_config
 from rltemplate.types import ConfigError
 
 
+class Composed(NamedTuple):
+    """The job that Hydra would start.
+
+    `plain` says that all Hydra would do is to call it: without files, variables, callbacks and a folder of
+    Hydra's.
+    """
+
+    config: Config
+    choices: dict[str, Any]  # by group
+    overrides: list[str]  # without those of Hydra's own settings
+    plain: bool
+
+
 def compose_config(words: Sequence[str], *, sweep: bool = False) -> Config:
     """The configuration that Hydra would hand to the job with these overrides."""
+    return compose_job(words, sweep=sweep).config
+
+
+def compose_job(words: Sequence[str], *, sweep: bool = False) -> Composed:
+    """The job that Hydra would start with these overrides."""
     try:
         composed = compose_with_hydra(words)
-        choices = dict(composed.hydra.runtime.choices)
-        # Hydra's own settings were needed for the choices only; the schema has no place for them.
+        hydra = composed.hydra
+        choices = dict(hydra.runtime.choices)
+        # What a fork adds to conf/config.yaml, or a machine in conf/local/, is Hydra's to do.
+        job, log = hydra.job, hydra.job_logging
+        asked = (hydra.output_subdir, hydra.callbacks, job.env_set, job.chdir, log.root)
+        plain = not any(asked) and hydra.run.dir == "."
+        # Hydra's own settings were needed for these only; the schema has no place for them.
         OmegaConf.set_struct(composed, False)
         del composed["hydra"]
         OmegaConf.set_struct(composed, True)
-        return typed(composed, choices)
+        config = typed(composed, choices)  # says first what a ${...} does not stand for
+        return Composed(config, choices, list(hydra.overrides.task), plain)
     except ConfigError as error:
         where = ""
         if isinstance(error.__cause__, InterpolationResolutionError):

@@ -11,7 +11,6 @@ import platform
 import re
 import subprocess
 import sys
-from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,8 @@ def package_versions() -> dict[str, str]:
                 continue
             name, _, version = stem.partition("-")
             if not version:  # a checkout installed in place by an old tool
+                from importlib.metadata import PathDistribution  # loads a library of mail for its headers
+
                 version = PathDistribution(folder / file_name).metadata["Version"] or ""
             if suffix == "egg-info":
                 version = re.sub(r"-py\d.*$", "", version)
