@@ -35,6 +35,7 @@ from rltemplate.words import one_of, parse_words
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("checkpoints", "signals", "starts")
 TRANSITIONS, NEW = 1_000_000, 100_000
+LENGTH = 100  # transitions to an episode
 QUIET = ["logger=none", "video_every=0", "eval_every=0", "log_every=0", "total_env_steps=100000000"]
 
 
@@ -80,25 +81,28 @@ def _checkpoints() -> Iterator[str]:
         # A recipe with large observations saves more often.
         new = NEW // 4 if obs_size > 300 else NEW
         with tempfile.TemporaryDirectory(dir=PROJECT) as folder:
-            buffer = ReplayBuffer(TRANSITIONS, obs_size, action_size, torch.device("cpu"))
+            device = torch.device("cpu")
+            # One step of so many environments adds at once what is new.
+            buffer = ReplayBuffer(TRANSITIONS, obs_size, action_size, device, num_envs=new)
             rng = np.random.default_rng(0)
             writer = Checkpoints(Path(folder), {}, keep=3)
             weights = {"net": torch.zeros(3 * (obs_size + action_size) * 256 + 3 * 256 * 256)}
             times = []
+            obs = rng.standard_normal((new, obs_size), np.float32)
+            ends = np.arange(new) % LENGTH == 0
             for added in range(new, TRANSITIONS + 3 * new, new):
-                rows = rng.standard_normal((new, 2 * obs_size + action_size + 1), np.float32)
-                obs, next_obs, action, reward = np.split(
-                    rows, [obs_size, 2 * obs_size, 2 * obs_size + action_size], axis=1
-                )
-                buffer.add(obs, action, reward[:, 0], next_obs, np.zeros(new))
+                rows = rng.standard_normal((new, obs_size + action_size + 1), np.float32)
+                next_obs, action, reward = np.split(rows, [obs_size, obs_size + action_size], axis=1)
+                buffer.add(obs, action, reward[:, 0], next_obs, ends, np.zeros(new, np.bool_))
+                obs = next_obs
                 began = time.perf_counter()
                 writer.save(added, {**weights, "env_steps": added}, buffer.since)
                 times.append(time.perf_counter() - began)
             size = sum(path.stat().st_size for path in (Path(folder) / paths.CHECKPOINTS).iterdir())
             began = time.perf_counter()
-            again = ReplayBuffer(TRANSITIONS, obs_size, action_size, torch.device("cpu"))
+            again = ReplayBuffer(TRANSITIONS, obs_size, action_size, device, num_envs=new)
             checkpoint = load_checkpoint(list_checkpoints(Path(folder))[-1])
-            again.restore(added, load_experience(checkpoint, added - TRANSITIONS, added))
+            again.restore(added, load_experience(checkpoint, added - TRANSITIONS, added), obs)
             read_s = time.perf_counter() - began
         median, worst = np.median(times), max(times)
         waits = f"{median:.2f} s for {new:,} new ones ({worst:.2f} s at most)"

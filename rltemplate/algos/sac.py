@@ -187,7 +187,9 @@ class SAC:
         chosen = config.target_entropy
         self.target_entropy = -float(codec.action_size) if chosen is None else chosen
         self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
-        self.replay = ReplayBuffer(config.buffer_size, codec.obs_size, codec.action_size, self.device)
+        self.replay = ReplayBuffer(
+            config.buffer_size, codec.obs_size, codec.action_size, self.device, envs.num_envs
+        )
         self._decide = programs(self._one_decision)
         self._update_critic = programs(self._one_critic_update)
         self._update_both = programs(self._one_full_update)
@@ -226,7 +228,7 @@ class SAC:
                 terminated = probe("terminated", step.terminated)
                 truncated = probe("truncated", step.truncated)
                 next_obs = probe("next_obs", step.next_obs)
-                self.replay.add(obs, action, reward, next_obs, terminated)
+                self.replay.add(obs, action, reward, next_obs, terminated, truncated)
                 seen.steps.append((obs, action, reward, terminated, truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
@@ -489,7 +491,7 @@ class SAC:
         if state:
             self.envs.load_state_dict(state["envs"])
             self._obs = state["obs"].numpy()
-            self.replay.restore(int(state["added"]), experience)
+            self.replay.restore(int(state["added"]), experience, self._obs)
 
     def experience(self, first: int) -> Experience | None:
         """Transitions from number `first` on."""

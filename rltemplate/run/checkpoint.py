@@ -27,7 +27,8 @@ from rltemplate.types import ConfigError, Experience
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT, VERSION = "rltemplate-checkpoint", 1
+FORMAT, VERSION = "rltemplate-checkpoint", 2
+_READABLE = (1, VERSION)  # version 1 had nothing apart in its chunks
 _BLOCK = 1 << 20  # bytes that are read at once
 # Of chunks that were written earlier, so many bytes are read again each time, in turn.
 _READ_AGAIN = 1 << 27
@@ -114,7 +115,9 @@ class Checkpoints:
         chunks = {n: entry for n, entry in known.items() if _range(n)[1] > came.last - came.capacity}
         if came.last > came.first:
             path = folder / f"experience_{came.first}_{came.last}.pt"
-            chunks[path.name] = _write(path, lambda file: _save(file, came.rows))
+            chunks[path.name] = _write(
+                path, lambda file: _save(file, {"rows": dict(came.rows), "apart": dict(came.apart)})
+            )
         return chunks
 
     def _in_turn(self) -> set[str]:
@@ -258,8 +261,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path.with_suffix('.json')} is damaged") from None
     if _sealed(manifest) != text or manifest.get("format") != FORMAT:
         raise Damaged(f"{path.with_suffix('.json')} is damaged")
-    if version != VERSION:
-        raise ConfigError(f"{path} has format {version}; this version of the code reads format {VERSION}")
+    if version not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise ConfigError(f"{path} has format {version}; this version of the code reads formats {known}")
     assert isinstance(manifest, dict)
     return manifest
 
@@ -341,7 +345,8 @@ def newest_checkpoint(
 def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[dict[str, Tensor]]:
     """Transitions `first` to `last` (excluded) in parts, oldest first, each read when it is asked for.
 
-    Raises ConfigError at once if some of them are not there.
+    What a chunk has apart comes whole, beside the rows. Raises ConfigError at once if some transitions are
+    not there.
     """
     wanted: list[tuple[Path, slice]] = []
     reached = first
@@ -360,5 +365,6 @@ def _parts(wanted: Iterable[tuple[Path, slice]]) -> Iterator[dict[str, Tensor]]:
 
     for path, taken in wanted:
         # Mapped, not read: it is copied once, to where it is wanted.
-        rows = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        yield {key: value[taken] for key, value in rows.items()}
+        chunk = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        rows, apart = (chunk["rows"], chunk["apart"]) if "apart" in chunk else (chunk, {})
+        yield {key: value[taken] for key, value in rows.items()} | apart
