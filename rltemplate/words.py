@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,6 +96,30 @@ def one_of(*names: str) -> Callable[[str], str]:
         raise ConfigError(f"{hint}expected {', '.join(names[:-1])} or {names[-1]}")
 
     return convert
+
+
+def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """The kind of a list of words with commas between them, each of this kind and none twice."""
+
+    def convert(text: str) -> list[Any]:
+        values = [kind(word) for word in text.split(",")]
+        twice = [word for word, value in zip(text.split(","), values, strict=True) if values.count(value) > 1]
+        if twice:
+            raise ConfigError(f"{shown(twice[0])} is given twice")
+        return values
+
+    return convert
+
+
+def finite(text: str) -> float:
+    """The kind of a number above zero, and below infinity."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError("expected a number") from None
+    if not 0 < value < math.inf:
+        raise ConfigError("must be greater than 0, and finite")
+    return value
 
 
 def folder(text: str) -> Path:

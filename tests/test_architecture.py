@@ -165,6 +165,27 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run",
         "run.*",
     ),
+    # Measures the others, and shows what it measured without loading what it takes to measure.
+    "bench.works": (),
+    "bench.timeline": ("bench.works",),
+    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train"),
+    "bench.measure": (
+        *(
+            "types",
+            "config",
+            "launch",
+            "startup",
+            "train",
+            "bench.contenders",
+            "bench.timeline",
+            "bench.works",
+        ),
+        "run.*",
+    ),
+    "bench.plan": ("types", "bench.contenders", "bench.works"),
+    "bench.session": ("types", "children", "bench.contenders", "bench.plan", "bench.works", "run.*"),
+    "bench.tables": ("bench.contenders", "bench.plan", "bench.timeline", "bench.works"),
+    "bench.plots": ("bench.plan", "bench.tables", "bench.timeline", "bench.works"),
     "scripts/*": ("*",),
 }
 
