@@ -39,7 +39,9 @@ def draw(measured: Mapping[str, Any], stem: Path) -> list[Path]:
         return []
     figure = Figure(figsize=(200 * _MM, (sum(heights) + 8) * _MM), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    # Each with a layout of its own, as long names beside one would make the others narrow.
+    panels = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    grid = [panel.subplots() for panel in panels]
     for axes, number in zip(grid, cores, strict=False):
         _race(axes, [cell for cell in racing if cell.cores == number], number)
     if timed:
@@ -67,15 +69,26 @@ def _race(axes: Axes, here: list[Cell], cores: int) -> None:
                 at.append(number + (place - (len(contenders) - 1) / 2) * width)
                 values.append(value)
         bars = axes.bar(at, values, width * 0.94, color=COLORS[contender], label=contender)
-        axes.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=6, padding=1)
+        if contender != base:
+            axes.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=6, padding=1)
         highest = max([highest, *values])
     axes.axhline(1.0, color="#333333", linewidth=0.6)
     axes.set_ylim(0, highest * 1.12)
-    axes.set_xticks(range(len(works)), [WORKS[work].title.replace(", ", ",\n") for work in works], fontsize=7)
+    axes.set_xticks(
+        range(len(works)),
+        [WORKS[work].title.replace(", ", " ").replace(" ", "\n", 2) for work in works],
+        fontsize=7,
+    )
     axes.set_ylabel(f"times {base}", fontsize=8)
     axes.set_title(f"Training speed on {cores} core{'s' if cores > 1 else ''}", fontsize=9, loc="left")
     axes.tick_params(axis="y", labelsize=7)
-    axes.legend(fontsize=6.5, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    axes.legend(
+        fontsize=6.5,
+        ncols=min(3, -(-len(contenders) // 2)),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.26),
+        frameon=False,
+    )
     axes.spines[["top", "right"]].set_visible(False)
 
 
