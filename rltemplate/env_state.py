@@ -213,8 +213,15 @@ class _Episode:
     seed: int | None
     options: dict[str, Any] | None
     generator: Any  # its state before the reset; None where the seed decides, or where there is none
-    actions: list[np.ndarray]
-    outcome: str = ""  # of the last step, once the episode is over
+    actions: list[np.ndarray]  # one by one; one array of all of them in the end
+    last: tuple[Any, ...] = ()  # what the last step gave and the generator's state, once the episode is over
+    outcome: str = ""  # a digest of that in the end
+
+    def close(self) -> None:
+        """Put it into the form that it is kept in. Most episodes are forgotten before."""
+        if not self.outcome:
+            self.actions = [np.stack(self.actions)] if self.actions else []
+            self.outcome, self.last = _digest(*self.last), ()
 
 
 class Recorder(gym.Wrapper[Any, Any, Any, Any]):
@@ -244,15 +251,15 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin an episode, and remember from what."""
-        worlds = _worlds(self.env)
+        worlds = [] if seed is None else _worlds(self.env)
         generator = None if seed is not None else _generator_state(self.env)
         begun = _Episode(seed, copy.deepcopy(options), generator, [])
         if seed is None and self._episodes and not self._forgetful:
             ended = self._episodes[-1]
-            ended.outcome = self._outcome(generator)
-            # One array for many small ones: with whole runs these are all the actions there ever were.
-            ended.actions = [np.stack(ended.actions)] if ended.actions else []
-            if not self._whole:
+            ended.last = (np.array(self._last[0]), *self._last[1:], generator)
+            if self._whole:
+                ended.close()  # or there would be many small arrays
+            else:
                 del self._episodes[:-1]
         else:
             self._episodes = []
@@ -318,19 +325,17 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             raise RunError(f"{self.name}, {briefly}{replayed}: {parts}") from error
         error.add_note(f"{self.name}, {exactly}{replayed}")
 
-    def _outcome(self, generator: Any) -> str:
-        """A digest of what the last step gave, and of the generator's state after it."""
-        obs, reward, terminated, truncated = self._last[:4]
-        obs = np.asarray(obs)
-        plain = (obs.dtype.str, obs.shape, obs.tobytes(), np.float64(reward).tobytes())
-        flags = (bool(terminated), bool(truncated), _to_text(generator))
-        return hashlib.sha256(repr((plain, flags)).encode()).hexdigest()
+    def _outcome(self) -> str:
+        obs, reward, terminated, truncated = self._last
+        return _digest(obs, reward, terminated, truncated, _generator_state(self.env))
 
     def recording(self) -> dict[str, Any] | None:
         """All that `restore` needs, as numbers, strings and an array; None before the first reset."""
         if not self._episodes:
             return None
         first, running = self._episodes[0], self._episodes[-1]
+        for episode in self._episodes[:-1]:
+            episode.close()
         past = [episode.actions[0] for episode in self._episodes[:-1] if episode.actions]
         parts = [*past, np.stack(running.actions)] if running.actions else past
         lengths = [sum(map(len, episode.actions)) for episode in self._episodes[:-1]]
@@ -343,7 +348,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             "options": [episode.options for episode in self._episodes],
             "actions": np.concatenate(parts) if parts else np.zeros(0),  # of all episodes, end to end
             "lengths": [*lengths, len(running.actions)],
-            "outcomes": [*outcomes, self._outcome(_generator_state(self.env))],
+            "outcomes": [*outcomes, self._outcome()],
             "episode": self._begun,
         }
 
@@ -383,9 +388,17 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
                     return False, episode_return
                 episode_return += float(self.step(action.copy())[1])
             done += length
-            if self._outcome(_generator_state(self.env)) != outcome:
+            if self._outcome() != outcome:
                 return False, episode_return
         return done == len(recorded["actions"]), episode_return
+
+
+def _digest(obs: Any, reward: float, terminated: bool, truncated: bool, generator: Any) -> str:
+    """Of what a step gave, and of the generator's state after it."""
+    obs = np.asarray(obs)
+    plain = (obs.dtype.str, obs.shape, obs.tobytes(), np.float64(reward).tobytes())
+    flags = (bool(terminated), bool(truncated), _to_text(generator))
+    return hashlib.sha256(repr((plain, flags)).encode()).hexdigest()
 
 
 def read_states(vector: Vector) -> list[dict[str, Any] | None]:

@@ -460,7 +460,7 @@ def _groups(num_envs: int, count: int) -> list[range]:
 
 
 def _cores() -> int:
-    """How many cores processes of this one's kind can keep busy."""
+    """How many cores this process and its workers can keep busy."""
     affinity = hasattr(os, "sched_getaffinity")  # not everywhere
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # a container may have fewer than it sees

@@ -428,6 +428,23 @@ class ChangesItsActions(Walk):
         return action
 
 
+class SameArray(Walk):
+    """Gives the same array each time, and writes into it."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.given = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.given[:] = super().reset(seed=seed)[0]
+        return self.given, {}
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        self.given[:] = obs
+        return self.given, *rest
+
+
 class DiscreteKind(Walk):
     """Moves by the type of its action as well as its value."""
 
@@ -528,6 +545,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[str]:
         OlderGenerator,
         NoGenerator,
         ChangesItsActions,
+        SameArray,
         DiscreteKind,
         SeveralDiscrete,
         SignedZeros,

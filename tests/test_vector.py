@@ -166,6 +166,15 @@ def test_groups_follow_the_order_and_are_as_even_as_possible(build: Build) -> No
     assert groups(1, 1) == ["CartPole-v1"]
 
 
+def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trail(build("CartPole-v1", 3, 0, 12), 30)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    envs = build("CartPole-v1", 3, 1, 12)
+    (worker,) = multiprocessing.active_children()
+    assert type(worker).__name__ == "SpawnProcess"
+    assert trail(envs, 30) == expected
+
+
 def test_a_group_that_lies_elsewhere_is_noticed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trail(build("CartPole-v1", NUM, 2, 12))
     part = vector._Arrays.part
