@@ -13,35 +13,78 @@ looked at again: `torch.compile` checks on every call whether any object that it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-F = TypeVar("F", bound=Callable[..., Any])
 Function = Callable[..., Any]
 
 
 class Programs:
-    """Runs the functions of an algorithm one after the other; compiled, or as they are written."""
+    """Runs the functions of one algorithm; compiled, or as they are written.
+
+    Where several algorithms that differ in their seed alone are trained together, `group` takes over.
+    """
 
     def __init__(self, compiles: bool = False) -> None:
         self.compiles = compiles
         self.made = 0  # programs so far
+        self.group: Group | None = None
+        self._functions: list[Shared] = []
 
-    def __call__(self, function: F) -> F:
-        """`function`, in the way in which functions are run here.
+    def __call__(self, function: Function) -> Shared:
+        """`function`, to be called in the way in which functions are run here.
 
         It takes and returns tensors, in tuples and lists however nested, draws no random numbers, changes
         none of its arguments, and uses no other tensor that may change.
         """
-        return Program(function, self._count) if self.compiles else function  # type: ignore[return-value]
+        shared = Shared(self, len(self._functions), function)
+        self._functions.append(shared)
+        return shared
+
+    @property
+    def opaque(self) -> bool:
+        """Whether nothing can be seen of a function while it works."""
+        return self.compiles or (self.group is not None and self.group.joint)
 
     def pause(self) -> None:
         """Something that takes a while has been begun elsewhere: whoever has work may do it now."""
+        if self.group is not None:
+            self.group.pause()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """There is one program more."""
         self.made += 1
+
+
+class Group(Protocol):
+    """Who decides what is computed when, for several algorithms."""
+
+    joint: bool  # whether functions are computed for all members at once
+
+    def call(self, function: Shared, args: tuple[Any, ...]) -> Any:
+        """What `function` returns for `args`."""
+        ...
+
+    def pause(self) -> None:
+        """Let other members go on first."""
+        ...
+
+
+class Shared:
+    """A function of an algorithm, which the others of its group have under the same number."""
+
+    def __init__(self, programs: Programs, number: int, function: Function) -> None:
+        self.programs = programs
+        self.number = number
+        self.function = function
+        self.alone = Program(function, programs.count) if programs.compiles else function
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns for `args`."""
+        group = self.programs.group
+        return self.alone(*args) if group is None else group.call(self, args)
 
 
 class Program:
@@ -65,7 +108,7 @@ class Program:
 
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
         graph, like = traced(self._function, args, leaves)
-        program = compiled(graph, leaves)
+        program = ready(graph, leaves)
         self._tell()
         return lambda values: rebuild(like, iter(program(values)))
 
@@ -87,8 +130,13 @@ def rebuild(like: Any, values: Iterator[Tensor]) -> Any:
     return next(values)
 
 
-def traced(function: Function, args: Any, leaves: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, Any]:
-    """All operations of `function(*args)`, a graph from `leaves` to its results; and how these are nested."""
+def traced(
+    function: Function, args: Any, leaves: Sequence[Tensor], decompose: bool = True
+) -> tuple[torch.fx.GraphModule, Any]:
+    """All operations of `function(*args)`, a graph from `leaves` to its results; and how these are nested.
+
+    With `decompose`, operations that the compiler knows as several simpler ones are written as these.
+    """
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -102,8 +150,8 @@ def traced(function: Function, args: Any, leaves: Sequence[Tensor]) -> tuple[tor
         return results
 
     with torch.no_grad():
-        graph = make_fx(flat, select_decomp_table(), tracing_mode="fake")(*leaves)
-    return graph, _skeleton(like)
+        graph = make_fx(flat, select_decomp_table() if decompose else None, tracing_mode="fake")(*leaves)
+    return graph, skeleton(like)
 
 
 def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -122,9 +170,57 @@ def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[
         return compile_fx_inner(graph, fakes, cpp_wrapper=on_cpu)
 
 
-def _skeleton(like: Any) -> Any:
+def ready(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
+    """The graph as one program; on CUDA without anything that the CPU has to do between its kernels."""
+    program = compiled(graph, leaves)
+    return Captured(program, leaves, cuda_graph) if any(x.is_cuda for x in leaves) else program
+
+
+class Captured:
+    """A program whose arguments and results lie in memory of its own, so that it can be replayed as it is.
+
+    Results are copied out: the next replay overwrites them.
+    """
+
+    def __init__(
+        self,
+        program: Callable[[list[Tensor]], Any],
+        leaves: Sequence[Tensor],
+        capture: Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]],
+    ) -> None:
+        """`capture` gives for a function what does the same again, and the results that it writes to."""
+        self._arguments = [x.clone() for x in leaves]
+        self._replay, results = capture(lambda: program(list(self._arguments)))
+        self._results = list(results)
+
+    def __call__(self, leaves: list[Tensor]) -> list[Tensor]:
+        """The results for `leaves`."""
+        torch._foreach_copy_(self._arguments, leaves)
+        self._replay()
+        copies = [torch.empty_like(x) for x in self._results]
+        torch._foreach_copy_(copies, self._results)
+        return copies
+
+
+def cuda_graph(
+    function: Callable[[], Sequence[Tensor]],
+) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    """All kernels of `function` as a CUDA graph, after a few calls in which libraries choose their own."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph.replay, results
+
+
+def skeleton(like: Any) -> Any:
     """`like` without its tensors, which would be kept alive."""
     if isinstance(like, tuple | list):
-        parts = [_skeleton(part) for part in like]
+        parts = [skeleton(part) for part in like]
         return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
     return None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from rltemplate.programs import Programs
+
 V = TypeVar("V")
 
 # Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
@@ -105,6 +107,8 @@ class Probe:
     is what it goes on with: the same value, unless a test has asked for a fault.
     """
 
+    step_by_step = False  # whether it looks at single steps and updates, or at whole iterations
+
     def event(self, name: str, index: int = 0) -> None:
         """The items that follow belong to this event, such as step 17 of a rollout."""
 
@@ -118,6 +122,7 @@ class Algorithm(Protocol):
 
     env_steps: int
     probe: Probe
+    programs: Programs
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""

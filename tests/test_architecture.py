@@ -27,7 +27,7 @@ PACKAGE = "rltemplate"
 # last lines know both.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": (),
-    "types": (),
+    "types": ("programs",),  # for its types
     "words": ("types",),
     "rng": ("types",),
     "foreign_rng": ("rng",),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure
+from conftest import SHRUNK, Configure, unreadable
 
 from rltemplate.algos.ppo import PPO, Minibatch, compute_gae, ppo_loss
 from rltemplate.config import Config
@@ -176,6 +176,20 @@ def test_policy_noise_has_the_configured_initial_deviation(configure: Configure)
     params = ppo.agent.policy(torch.zeros(1, 3))
     assert isinstance(ppo.dist, DiagGaussian)
     assert params[0, 1].item() == pytest.approx(-0.7)
+    ppo.close()
+
+
+def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
+    """A CUDA graph has no `.item()`, no `if tensor`, and no number from the CPU in between."""
+    ppo = pendulum(configure)
+    rows = torch.zeros(6)
+    mb = Minibatch(torch.zeros(6, 3), torch.zeros(6, 1), rows, rows, rows, rows)
+    flat, _, report = ppo._one_update(*unreadable((ppo.net.flat, ppo.adam, mb, torch.tensor(0.1))))
+    assert flat.device.type == report.device.type == "meta"
+    assert report.shape == (7,)
+    scaling = (torch.zeros(3), torch.ones(3))
+    decision = ppo._one_decision(*unreadable((ppo.net.flat, scaling, torch.zeros(2, 3), torch.zeros(2, 1))))
+    assert decision[-2].shape == (2, 1)
     ppo.close()
 
 

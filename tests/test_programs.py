@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rltemplate.optim import AdamState, adam, adam_init, gradient
-from rltemplate.programs import Program, Programs
+from rltemplate.programs import Captured, Program, Programs
 
 
 class Pair(NamedTuple):
@@ -83,4 +84,31 @@ def test_a_function_that_uses_what_may_change_is_refused() -> None:
 
 
 def test_without_compiling_a_function_is_itself() -> None:
-    assert Programs()(mixed) is mixed
+    programs = Programs()
+    torch.testing.assert_close(programs(mixed)(*arguments(5)), mixed(*arguments(5)), rtol=0, atol=0)
+    assert programs.made == 0
+
+
+def in_place(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    """What a CUDA graph does: every replay reads and writes the same memory."""
+    results = [x.clone() for x in function()]
+
+    def replay() -> None:
+        for kept, new in zip(results, function(), strict=True):
+            kept.copy_(new)
+
+    return replay, results
+
+
+def test_a_captured_program_reads_new_arguments_and_keeps_old_results() -> None:
+    def run(values: list[Tensor]) -> list[Tensor]:
+        return [values[0] * values[1], values[0]]
+
+    captured = Captured(run, [torch.zeros(3), torch.zeros(3)], in_place)
+    x = torch.arange(3.0)
+    first = captured([x, x])
+    x += 1.0
+    second = captured([x, x])
+    torch.testing.assert_close(first, [torch.tensor([0.0, 1.0, 4.0]), torch.tensor([0.0, 1.0, 2.0])])
+    torch.testing.assert_close(second, [torch.tensor([1.0, 4.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])])
+    assert torch.equal(captured(second)[0], torch.tensor([1.0, 8.0, 27.0]))

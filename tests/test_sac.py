@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Configure
+from conftest import SHRUNK, Configure, unreadable
 
-from rltemplate.algos.sac import SAC, Seen, actor_loss, alpha_loss, critic_loss
-from rltemplate.buffers import Batch
+from rltemplate.algos.sac import SAC, Rates, Seen, actor_loss, alpha_loss, critic_loss
+from rltemplate.buffers import Batch, ReplayBuffer
+from rltemplate.envs import Step
 from rltemplate.optim import gradient
 from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError, Probe
@@ -126,10 +128,96 @@ def test_the_policy_moves_only_every_policy_delay_updates(configure: Configure) 
     changes, rates = [], sac.rates()
     for _ in range(6):
         before = sac.learner.actor
-        sac._learn(rates, Seen())
+        sac._learn(rates, Seen(), None)
         changes.append(not torch.equal(sac.learner.actor, before))
     assert changes == [False, False, True] * 2
     sac.close()
+
+
+class Close(Probe):
+    """Sees single steps, which have to come in their order."""
+
+    step_by_step = True
+
+
+def learned(configure: Configure, probe: Probe, *words: str) -> tuple[SAC, list[torch.Tensor], list[bool]]:
+    """After 96 steps: the algorithm, all that it drew, and which updates were computed during a step."""
+    sac = build(configure, "algo.batch_size=4", "algo.learning_starts=8", *words)
+    sac.probe = probe
+    stepping, meanwhile = False, []
+    begin, end, learn = sac.envs.begin_step, sac.envs.end_step, sac._learn
+
+    def begin_step(action: np.ndarray) -> None:
+        nonlocal stepping
+        stepping = True
+        begin(action)
+
+    def end_step() -> Step:
+        nonlocal stepping
+        stepping = False
+        return end()
+
+    def noted(rates: Rates, seen: Seen, index: torch.Tensor | None) -> None:
+        meanwhile.append(stepping)
+        learn(rates, seen, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sac.envs, "begin_step", begin_step)
+        patch.setattr(sac.envs, "end_step", end_step)
+        patch.setattr(sac, "_learn", noted)
+        drawn = [sac.train_iteration().probes["replay_index"] for _ in range(4)][1:]
+    sac.close()
+    return sac, drawn, meanwhile
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env.num_envs=1"],
+        ["env.num_envs=1", "env.num_workers=1"],
+        ["env.num_envs=3", "env.num_workers=1", "algo.updates_per_step=1.5", "algo.policy_delay=2"],
+        ["env.num_envs=2", "algo.buffer_size=11"],  # full most of the time
+    ],
+)
+def test_to_learn_while_environments_step_changes_nothing(configure: Configure, words: list[str]) -> None:
+    plain, plain_drawn, in_turn = learned(configure, Close(), *words)
+    ahead, drawn, meanwhile = learned(configure, Probe(), *words)
+    assert not any(in_turn)
+    assert any(meanwhile)
+    assert not all(meanwhile)
+    assert len(meanwhile) == len(in_turn)
+    for one, other in zip(drawn, plain_drawn, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(ahead.learner.critic, plain.learner.critic)
+    assert torch.equal(ahead.learner.actor, plain.learner.actor)
+
+
+def test_what_is_still_to_come_cannot_be_learned_from(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inverse: were nobody to wait for the newest transitions, other numbers would come out."""
+    words = ["env.num_envs=2", "algo.buffer_size=11"]
+    plain, _, _ = learned(configure, Close(), *words)
+    # Before the buffer is full there would be nothing at all in their places.
+    monkeypatch.setattr(ReplayBuffer, "needs", lambda replay, *_: replay.added < replay.capacity)
+    hasty, _, _ = learned(configure, Probe(), *words)
+    assert not torch.equal(hasty.learner.critic, plain.learner.critic)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_several_updates_as_one_program_are_the_same_updates(configure: Configure, delay: int) -> None:
+    """Drawn numbers too: this is what a GPU computes from one launch."""
+    words = ["env.num_envs=4", f"algo.policy_delay={delay}", "algo.learning_starts=8", "algo.batch_size=4"]
+    results = []
+    for joins in (False, True):
+        sac = build(configure, *words)
+        sac.joins_updates = joins
+        results.append(([sac.train_iteration().metrics for _ in range(3)][-1], sac.learner, sac._num_updates))
+        sac.close()
+    (metrics, learner, updates), (joined_metrics, joined_learner, joined_updates) = results
+    assert updates == joined_updates > 10
+    torch.testing.assert_close(joined_metrics, metrics, rtol=0, atol=0)
+    torch.testing.assert_close(joined_learner, learner, rtol=0, atol=0)
 
 
 def test_a_fixed_temperature_stays_fixed(configure: Configure) -> None:
@@ -193,6 +281,20 @@ def test_nothing_is_compiled_where_nothing_is_learned(configure: Configure) -> N
     sac = build(configure, "compile=true", "algo.learning_starts=100000000")
     sac.train_iteration()
     assert sac.programs.made == 0
+    sac.close()
+
+
+def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
+    """Such as `.item()`, `if tensor`, or a number from the CPU in between: a CUDA graph has none of these."""
+    sac = build(configure, "algo.policy_delay=2")
+    noise = torch.zeros(6, 1)
+    given = unreadable((sac.learner, batch(), noise, [noise, noise], sac.rates()))
+    learner, report, actor_report = sac._one_full_update(*given)
+    assert learner.critic.device.type == report.device.type == actor_report.device.type == "meta"
+    decided = sac._one_decision(*unreadable((sac.learner.actor, (), torch.zeros(1, 3), torch.zeros(1, 1))))
+    assert decided[2].shape == (1, 1)
+    with pytest.raises(RuntimeError):  # that it would be noticed
+        report.mean().item()
     sac.close()
 
 

@@ -243,8 +243,8 @@ class PPO:
             probe.event("step", t)
             raw_obs.append(probe("obs", self._obs))
             decision = self._decide(flat, scaling, raw_obs[-1], self._noise(noise_stream))
-            obs, action, log_prob = decision[0], *decision[-2:]
-            if self.programs.compiles:
+            obs, _, _, action, log_prob = decision
+            if self.programs.opaque:
                 for item, value in zip(DECISION, decision, strict=True):
                     probe(item, value)
             decisions.append((obs, action, log_prob))
@@ -350,7 +350,7 @@ class PPO:
             for parts in zip(*shuffled, strict=True):
                 probe.event("update", len(reports))
                 flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-                reports.append(probe("loss", report) if self.programs.compiles else report)
+                reports.append(probe("loss", report) if self.programs.opaque else report)
                 state = shown(probe, "optimizer", state)
                 flat = probe("params", flat)
             if config.target_kl is not None:
@@ -381,7 +381,7 @@ class PPO:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.programs.compiles else self.probe(item, value)
+        return value if self.programs.opaque else self.probe(item, value)
 
     # Acting and state
 
