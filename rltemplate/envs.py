@@ -4,6 +4,9 @@ From the inside out: gymnasium.make (with its time limit), in training `Recorder
 (vector.py), then `Codec`, which is the only place that knows spaces. Episodes begin where an explicit mask
 says so, and never by themselves, so that no phantom step enters a buffer; the observation in which an episode
 ended is kept apart from the one that the next episode starts with.
+
+Where EnvPool simulates in training (pool.py), Gymnasium's environment of the same id still says what the
+spaces and the time limit are, and is what a policy is evaluated and filmed in.
 """
 
 from __future__ import annotations
