@@ -13,12 +13,15 @@ looked at again: `torch.compile` checks on every call whether any object that it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., Any]
+# Gives for a function what does the same again, without Python, and the results that it then writes to.
+Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
 
 
 class Programs:
@@ -27,8 +30,11 @@ class Programs:
     Where several algorithms that differ in their seed alone are trained together, `group` takes over.
     """
 
-    def __init__(self, compiles: bool = False) -> None:
+    def __init__(self, compiles: bool = False, capture: Capture | None = None) -> None:
+        """With `capture`, whatever can be is held in memory of its own and replayed: `cuda_graph`."""
         self.compiles = compiles
+        self.capture = capture
+        self.capturing = False  # whether what runs now becomes part of something that will be replayed
         self.made = 0  # programs so far
         self.group: Group | None = None
         self._functions: list[Shared] = []
@@ -42,6 +48,10 @@ class Programs:
         shared = Shared(self, len(self._functions), function)
         self._functions.append(shared)
         return shared
+
+    def joined(self, function: Function) -> Function:
+        """`function`, which calls many of those that are run here; started as one where that saves time."""
+        return Joined(self, function)
 
     @property
     def opaque(self) -> bool:
@@ -79,7 +89,7 @@ class Shared:
         self.programs = programs
         self.number = number
         self.function = function
-        self.alone = Program(function, programs.count) if programs.compiles else function
+        self.alone = Program(programs, function) if programs.compiles else function
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
@@ -90,11 +100,10 @@ class Shared:
 class Program:
     """A function as one compiled program for each combination of shapes that it is called with."""
 
-    def __init__(self, function: Function, made: Callable[[], None] = lambda: None) -> None:
-        """`made` is called whenever there is a new one."""
+    def __init__(self, programs: Programs, function: Function) -> None:
+        self._programs = programs
         self._function = function
-        self._tell = made
-        self._made: dict[Any, Callable[[list[Tensor]], Any]] = {}
+        self._made: dict[Any, Function] = {}
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
@@ -106,11 +115,52 @@ class Program:
             run = self._made[key] = self._make(args, leaves)
         return run(leaves)
 
-    def _make(self, args: Any, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:
         graph, like = traced(self._function, args, leaves)
-        program = ready(graph, leaves)
-        self._tell()
-        return lambda values: rebuild(like, iter(program(values)))
+        program, programs = compiled(graph, leaves), self._programs
+        programs.count()
+        if programs.capture is None:
+            return lambda values: rebuild(like, iter(program(values)))
+        replayed: Captured | None = None
+
+        def run(values: list[Tensor]) -> Any:
+            nonlocal replayed
+            if programs.capturing:
+                return rebuild(like, iter(program(list(values))))
+            if replayed is None:
+                replayed = Captured(programs, program, values)
+            return rebuild(like, iter(replayed(values)))
+
+        return run
+
+
+class Joined:
+    """A function that calls others many times in a row, as a single launch for each combination of shapes."""
+
+    def __init__(self, programs: Programs, function: Function) -> None:
+        self._programs = programs
+        self._function = function
+        self._made: dict[Any, tuple[Captured, list[Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns for `args`."""
+        if self._programs.capture is None or self._programs.group is not None:
+            return self._function(*args)
+        leaves: list[Tensor] = []
+        flatten(args, leaves)
+        key = tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
+        if key not in self._made:
+            like: list[Any] = []
+            self._made[key] = Captured(self._programs, partial(self._results, args, like), leaves), like
+        captured, like = self._made[key]
+        return rebuild(like[0], iter(captured(leaves)))
+
+    def _results(self, args: Any, like: list[Any], values: list[Tensor]) -> list[Tensor]:
+        results = self._function(*rebuild(args, iter(values)))
+        like[:] = [skeleton(results)]
+        leaves: list[Tensor] = []
+        flatten([results], leaves)
+        return leaves
 
 
 def flatten(value: Any, leaves: list[Tensor]) -> None:
@@ -170,27 +220,21 @@ def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[
         return compile_fx_inner(graph, fakes, cpp_wrapper=on_cpu)
 
 
-def ready(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
-    """The graph as one program; on CUDA without anything that the CPU has to do between its kernels."""
-    program = compiled(graph, leaves)
-    return Captured(program, leaves, cuda_graph) if any(x.is_cuda for x in leaves) else program
-
-
 class Captured:
     """A program whose arguments and results lie in memory of its own, so that it can be replayed as it is.
 
     Results are copied out: the next replay overwrites them.
     """
 
-    def __init__(
-        self,
-        program: Callable[[list[Tensor]], Any],
-        leaves: Sequence[Tensor],
-        capture: Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]],
-    ) -> None:
-        """`capture` gives for a function what does the same again, and the results that it writes to."""
+    def __init__(self, programs: Programs, program: Function, leaves: Sequence[Tensor]) -> None:
+        """`program` takes and returns lists of tensors; `leaves` are its first arguments."""
+        assert programs.capture is not None
         self._arguments = [x.clone() for x in leaves]
-        self._replay, results = capture(lambda: program(list(self._arguments)))
+        programs.capturing = True
+        try:
+            self._replay, results = programs.capture(lambda: program(list(self._arguments)))
+        finally:
+            programs.capturing = False
         self._results = list(results)
 
     def __call__(self, leaves: list[Tensor]) -> list[Tensor]:
@@ -202,9 +246,7 @@ class Captured:
         return copies
 
 
-def cuda_graph(
-    function: Callable[[], Sequence[Tensor]],
-) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def cuda_graph(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """All kernels of `function` as a CUDA graph, after a few calls in which libraries choose their own."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

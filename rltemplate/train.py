@@ -29,7 +29,7 @@ from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
 from rltemplate.journal import write_run
 from rltemplate.launch import PROJECT, Job
-from rltemplate.programs import Programs
+from rltemplate.programs import Programs, cuda_graph
 from rltemplate.resume import Continuation, check_same_run, config_digest, cut_back, find_continuation, take
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
@@ -163,7 +163,8 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, config.env.backend.name)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
-    programs = Programs(config.compile)
+    captures = config.compile and streams.device.type == "cuda"
+    programs = Programs(config.compile, cuda_graph if captures else None)
     try:
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, programs)
     except ConfigError:

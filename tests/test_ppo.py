@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure, unreadable
+from conftest import SHRUNK, Configure, replayed, unreadable
 
 from rltemplate.algos.ppo import PPO, Minibatch, compute_gae, ppo_loss
 from rltemplate.config import Config
@@ -191,6 +191,17 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     decision = ppo._one_decision(*unreadable((ppo.net.flat, scaling, torch.zeros(2, 3), torch.zeros(2, 1))))
     assert decision[-2].shape == (2, 1)
     ppo.close()
+
+
+def test_an_epoch_as_one_launch_is_the_same_epoch(configure: Configure) -> None:
+    """This is what a GPU computes, down to the last bit."""
+    results = []
+    for capture in (None, replayed):
+        ppo = pendulum(configure)
+        ppo.programs.capture = capture
+        results.append(([ppo.train_iteration().metrics for _ in range(2)][-1], ppo.net.flat, ppo.adam))
+        ppo.close()
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def test_eager_and_compiled_updates_agree(configure: Configure) -> None:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from conftest import replayed
 from torch import Tensor
 
 from rltemplate.optim import AdamState, adam, adam_init, gradient
-from rltemplate.programs import Captured, Program, Programs
+from rltemplate.programs import Captured, Programs
 
 
 class Pair(NamedTuple):
@@ -46,14 +47,14 @@ def test_a_program_gives_what_its_function_gives_in_the_same_nesting() -> None:
 
 
 def test_rows_that_lie_otherwise_in_memory_are_not_mistaken() -> None:
-    program = Program(lambda x: x.cumsum(0) * 2.0)
+    program = Programs(compiles=True)(lambda x: x.cumsum(0) * 2.0)
     x = torch.arange(12.0).view(3, 4)
     for given in (x, x.T, x[:, ::2], x.T.contiguous().T):
         torch.testing.assert_close(program(given), given.cumsum(0) * 2.0)
 
 
 def test_results_stay_what_they_are_and_arguments_too() -> None:
-    program = Program(mixed)
+    program = Programs(compiles=True)(mixed)
     pair, rest = arguments(5)
     copies = [x.clone() for x in (*pair, *rest)]
     first = program(pair, rest)
@@ -80,7 +81,7 @@ def test_a_function_that_uses_what_may_change_is_refused() -> None:
     """Its value of today would be in the program for good."""
     hidden = torch.ones(3)
     with pytest.raises(AssertionError, match="FakeTensor"):
-        Program(lambda x: x + hidden)(torch.zeros(3))
+        Programs(compiles=True)(lambda x: x + hidden)(torch.zeros(3))
 
 
 def test_without_compiling_a_function_is_itself() -> None:
@@ -89,22 +90,11 @@ def test_without_compiling_a_function_is_itself() -> None:
     assert programs.made == 0
 
 
-def in_place(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """What a CUDA graph does: every replay reads and writes the same memory."""
-    results = [x.clone() for x in function()]
-
-    def replay() -> None:
-        for kept, new in zip(results, function(), strict=True):
-            kept.copy_(new)
-
-    return replay, results
-
-
 def test_a_captured_program_reads_new_arguments_and_keeps_old_results() -> None:
     def run(values: list[Tensor]) -> list[Tensor]:
-        return [values[0] * values[1], values[0]]
+        return [values[0] * values[1], values[0] + 0.0]
 
-    captured = Captured(run, [torch.zeros(3), torch.zeros(3)], in_place)
+    captured = Captured(Programs(capture=replayed), run, [torch.zeros(3), torch.zeros(3)])
     x = torch.arange(3.0)
     first = captured([x, x])
     x += 1.0
@@ -112,3 +102,33 @@ def test_a_captured_program_reads_new_arguments_and_keeps_old_results() -> None:
     torch.testing.assert_close(first, [torch.tensor([0.0, 1.0, 4.0]), torch.tensor([0.0, 1.0, 2.0])])
     torch.testing.assert_close(second, [torch.tensor([1.0, 4.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])])
     assert torch.equal(captured(second)[0], torch.tensor([1.0, 8.0, 27.0]))
+
+
+def test_compiled_programs_within_a_capture_are_not_captured_by_themselves() -> None:
+    captures = 0
+
+    def counted(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+        nonlocal captures
+        captures += 1
+        return lambda: None, function()
+
+    programs = Programs(compiles=True, capture=counted)
+    halved = programs(lambda x: (x * 0.5,))
+    twice = programs.joined(lambda x: halved(*halved(x)))
+    assert torch.equal(twice(torch.full((2,), 8.0))[0], torch.full((2,), 2.0))
+    assert (captures, programs.made) == (1, 1)
+    assert torch.equal(halved(torch.full((2,), 4.0))[0], torch.full((2,), 2.0))
+    assert (captures, programs.made) == (2, 1)
+
+
+def test_what_a_captured_function_does_outside_of_tensors_is_done_once() -> None:
+    """The inverse: a stand-in that ran Python again would not show what a CUDA graph forgets."""
+    calls: list[int] = []
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        calls.append(1)
+        return (x + len(calls),)
+
+    joined = Programs(capture=replayed).joined(function)
+    assert joined(torch.zeros(1))[0].item() == joined(torch.zeros(1))[0].item()
+    assert len(calls) == 1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Configure, unreadable
+from conftest import SHRUNK, Configure, replayed, unreadable
 
 from rltemplate.algos.sac import SAC, Rates, Seen, actor_loss, alpha_loss, critic_loss
 from rltemplate.buffers import Batch, ReplayBuffer
@@ -205,13 +205,13 @@ def test_what_is_still_to_come_cannot_be_learned_from(
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_several_updates_as_one_program_are_the_same_updates(configure: Configure, delay: int) -> None:
+def test_several_updates_as_one_launch_are_the_same_updates(configure: Configure, delay: int) -> None:
     """Drawn numbers too: this is what a GPU computes from one launch."""
     words = ["env.num_envs=4", f"algo.policy_delay={delay}", "algo.learning_starts=8", "algo.batch_size=4"]
     results = []
     for joins in (False, True):
         sac = build(configure, *words)
-        sac.joins_updates = joins
+        sac.programs.capture = replayed if joins else None
         results.append(([sac.train_iteration().metrics for _ in range(3)][-1], sac.learner, sac._num_updates))
         sac.close()
     (metrics, learner, updates), (joined_metrics, joined_learner, joined_updates) = results

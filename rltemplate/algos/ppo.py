@@ -181,6 +181,8 @@ class PPO:
         self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
         self._decide = programs(self._one_decision)
         self._update = programs(self._one_update)
+        self._epoch = programs.joined(self._one_epoch)
+        self._num_updates = 0  # in this iteration
         self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
 
     @property
@@ -337,6 +339,7 @@ class PPO:
         flat, state = self.net.flat.clone(), self.adam
         reports: list[Tensor] = []
         orders: list[Tensor] = []
+        self._num_updates = 0
         explained = 1.0 - advantage.var() / ((advantage + value).var() + 1e-8)
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
@@ -346,13 +349,10 @@ class PPO:
             probe.event("epoch", epoch)
             order = probe("order", torch.randperm(total, generator=shuffle).to(self.device))
             orders.append(order)
-            shuffled = [x.flatten(0, 1).index_select(0, order).split(size) for x in data]
-            for parts in zip(*shuffled, strict=True):
-                probe.event("update", len(reports))
-                flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-                reports.append(probe("loss", report) if self.programs.opaque else report)
-                state = shown(probe, "optimizer", state)
-                flat = probe("params", flat)
+            shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
+            run = self._one_epoch if probe.step_by_step else self._epoch
+            flat, state, seen = run(flat, state, Minibatch(*shuffled), rate)
+            reports += seen
             if config.target_kl is not None:
                 recent = torch.stack(reports[-config.num_minibatches :])[:, METRICS.index("policy/approx_kl")]
                 if recent.mean().item() > config.target_kl:
@@ -368,6 +368,21 @@ class PPO:
         metrics["value/explained_variance"] = explained
         probes |= {"order": torch.stack(orders), "loss": table}
         return metrics, probes | {"optimizer/mu": state.mu, "optimizer/nu": state.nu, "params": flat}
+
+    def _one_epoch(
+        self, flat: Tensor, state: AdamState, minibatches: Minibatch, rate: Tensor
+    ) -> tuple[Tensor, AdamState, list[Tensor]]:
+        """One update after the other, from minibatches (M, B, ...)."""
+        probe = self.probe
+        reports = []
+        for parts in zip(*minibatches, strict=True):
+            probe.event("update", self._num_updates)
+            self._num_updates += 1
+            flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
+            reports.append(probe("loss", report) if self.programs.opaque else report)
+            state = shown(probe, "optimizer", state)
+            flat = probe("params", flat)
+        return flat, state, reports
 
     def _one_update(
         self, flat: Tensor, state: AdamState, mb: Minibatch, rate: Tensor

@@ -194,8 +194,6 @@ class SAC:
         self._update_critic = programs(self._one_critic_update)
         self._update_both = programs(self._one_full_update)
         self._compiled = not programs.compiles or total_env_steps <= config.learning_starts
-        # To make one program of eight updates takes eight times as long, and on the CPU it gains nothing.
-        self.joins_updates = self.device.type == "cuda" and programs.compiles
         self._several: dict[tuple[bool, ...], Function] = {}
         self._num_updates = 0
         self._updates_due = 0.0
@@ -237,7 +235,7 @@ class SAC:
                 seen.steps.append((obs, action, reward, terminated, truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
-                if self.joins_updates and due > 1 and not probe.step_by_step:
+                if self._joins(due):
                     self._learn_several(due, rates, seen)
                     due = 0
                 for _ in range(due):
@@ -353,7 +351,7 @@ class SAC:
         Returns how many updates are left, and what the first of them drew. It changes nothing of what is
         computed. Step by step it would be seen before the step that it follows.
         """
-        if self.probe.step_by_step or (self.joins_updates and due > 1):
+        if self.probe.step_by_step or self._joins(due):
             return due, None
         coming = self.envs.num_envs
         for left in range(due, 0, -1):
@@ -362,6 +360,10 @@ class SAC:
                 return left, index
             self._learn(rates, seen, index)
         return 0, None
+
+    def _joins(self, due: int) -> bool:
+        """Whether so many updates are started as one."""
+        return due > 1 and self.programs.capture is not None and not self.probe.step_by_step
 
     def _draw(self, coming: int = 0) -> Tensor:
         return self.replay.draw(self.config.batch_size, self.streams.torch("replay"), coming=coming)
@@ -402,12 +404,12 @@ class SAC:
         return both, [self.probe("update_noise", self.nets.dist.noise(rows, stream)) for _ in draws]
 
     def _learn_several(self, num: int, rates: Rates, seen: Seen) -> None:
-        """As many updates as one program: on a GPU, starting them takes longer than they do."""
+        """As many updates as one launch: on a GPU, starting them takes longer than they do."""
         index = self.replay.draw(self.config.batch_size, self.streams.torch("replay"), num)  # (U, B)
         drawn = [self._next_update() for _ in range(num)]
         pattern = tuple(both for both, _ in drawn)
         if pattern not in self._several:
-            self._several[pattern] = self.programs(partial(self._several_updates, pattern))
+            self._several[pattern] = self.programs.joined(partial(self._several_updates, pattern))
         noise = [draws for _, draws in drawn]
         self.learner, critic, actor = self._several[pattern](self.learner, self._batch(index), noise, rates)
         self.nets.actor.assign(self.learner.actor)
@@ -428,12 +430,10 @@ class SAC:
         for i, both in enumerate(pattern):
             batch = Batch(*(values[i] for values in batches))
             if both:
-                learner, report, seen = self._one_full_update(
-                    learner, batch, noise[i][-1], noise[i][:-1], rates
-                )
+                learner, report, seen = self._update_both(learner, batch, noise[i][-1], noise[i][:-1], rates)
                 actor.append(seen)
             else:
-                learner, report = self._one_critic_update(learner, batch, noise[i][0], rates)
+                learner, report = self._update_critic(learner, batch, noise[i][0], rates)
             critic.append(report)
         return learner, critic, actor
 
