@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 # step, and a policy chooses actions within this time; what takes longer is worth the sleep.
 _AWAKE_S = 1e-3
 # Whoever is gone for longer between two looks had to leave the core to others, and leaves it for a while.
-_GONE_S = 5e-5
+_GONE_S = 2e-4
 _LEAVE_S = 0.05
 # How often it is looked after workers that say nothing.
 _LOOK_AFTER_S = 1.0
