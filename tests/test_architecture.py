@@ -167,7 +167,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # Measures the others, and shows what it measured without loading what it takes to measure.
     "bench.works": (),
-    "bench.timeline": ("bench.works",),
+    "bench.timeline": ("bench.works", "programs"),
     "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train"),
     "bench.measure": (
         *(

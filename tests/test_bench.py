@@ -19,13 +19,14 @@ from conftest import ROOT
 
 from rltemplate.bench import plots, tables
 from rltemplate.bench.contenders import Contender, Ours, Sbx, StableBaselines3, activation_of, configuration
-from rltemplate.bench.measure import Clock, array_bytes, check_updates, rate_of
+from rltemplate.bench.measure import Clock, TimedProbe, array_bytes, check_updates, rate_of
 from rltemplate.bench.plan import COMPILED, EAGER, PARTS, SB3, SBX, Part, Sizes, affordable_cores, plan
 from rltemplate.bench.session import ONE, Processes, Session, environment
 from rltemplate.bench.timeline import ACTING, ENVIRONMENT, REST, UPDATE, Timeline
 from rltemplate.bench.works import WORKS, Arithmetic, Job, MeasurementError, differences
 from rltemplate.children import Children, Interrupted
-from rltemplate.types import ConfigError
+from rltemplate.programs import Programs
+from rltemplate.types import ConfigError, Probe
 
 SIZES = Sizes(seconds=0.1, repetitions=3, cores=(1,), device="cpu", quick=True)
 SAME = Arithmetic(
@@ -47,6 +48,7 @@ SAME = Arithmetic(
     gamma=0.99,
     device="cpu",
 )
+TINY = ("algo.num_steps=32", "algo.num_minibatches=4", "algo.update_epochs=1")
 PEERS = {"stable_baselines3": StableBaselines3, "sbx": Sbx}
 
 
@@ -244,6 +246,27 @@ def test_time_is_told_apart_by_what_it_leads_to() -> None:
     assert line.shares()[ENVIRONMENT] == pytest.approx(3 / 11)
 
 
+def test_updates_that_are_one_launch_are_seen_too() -> None:
+    """Where they are captured, the single ones are called once and never again."""
+    programs = Programs(capture=lambda run: (lambda: None, run()))
+    programs.group = SimpleNamespace(joint=False)  # so that nothing is captured
+    synced: list[str] = []
+    algorithm = SimpleNamespace(
+        envs=SimpleNamespace(step=lambda: None),
+        programs=programs,
+        _update=lambda: None,
+        _epoch=programs.joined(lambda: None),
+    )
+    line = Timeline()
+    line.watch(algorithm, lambda: synced.append("waited"))
+    for call in (algorithm._epoch, programs.joined(lambda: algorithm._update())):
+        line.start()
+        algorithm.envs.step()
+        call()
+        assert line.shares()[UPDATE] > 0.0
+    assert synced == ["waited"] * 2  # never inside of what is being captured
+
+
 def test_time_that_cannot_be_seen_is_an_error_and_no_zero() -> None:
     stepping = SimpleNamespace(step=lambda action: None)
     with pytest.raises(MeasurementError, match="no _update of its own"):
@@ -287,14 +310,53 @@ def test_bytes_are_those_of_stores_each_counted_once() -> None:
 
 def test_a_measurement_runs_for_real(tmp_path: Path) -> None:
     """In a process of its own, on one core of those that this one may use."""
-    words = ("algo.num_steps=32", "algo.num_minibatches=4", "algo.update_epochs=1", "determinism=repeat")
-    small = job(EAGER, "ppo-CartPole", overrides=words, seconds=0.2)
+    small = job(EAGER, "ppo-CartPole", overrides=TINY, seconds=0.2)
     result = Processes(Children(), tmp_path)(small, tmp_path / "cache")
     assert rate_of(result["env_steps"], result["wall_s"]) > 50.0
     assert result["cores"] == 1
     assert result["updates"] == [4 / 256, 4 / 256]
     assert result["arithmetic"]["batch_size"] == 64
     assert result["first_s"] > 0.0
+
+
+@pytest.mark.parametrize("kind", ["shares", "observers"])
+def test_the_real_loop_is_measured_with_its_observers(kind: str, tmp_path: Path) -> None:
+    """Whoever changes what observes a run finds here that it is still what is measured."""
+    options = {"checkpoint_every": 256}
+    small = job(EAGER, "ppo-CartPole", part="x", overrides=TINY, seconds=0.2, options=options)
+    result = Processes(Children(), tmp_path)(dataclasses.replace(small, kind=kind), tmp_path / "cache")
+    if kind == "shares":
+        assert all(share > 0.0 for share in result["shares"].values())
+        return
+    assert all(seconds["wall_s"] > 0.0 for seconds in result["after"].values())
+    assert result["after"]["log"]["wall_s"] > result["after"]["quiet"]["wall_s"]
+    assert result["inside"]["trace=iteration"]["wall_s"] > 0.0
+    costs = tables.observer_costs(result, "wall_s")
+    assert costs["record"] > 0.0
+    assert costs["checkpoint"] > 0.0
+
+
+def test_a_probe_that_is_timed_is_the_probe() -> None:
+    class Slow(Probe):
+        step_by_step = True
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def event(self, name: str, index: int = 0) -> None:
+            self.seen.append(f"{name} {index}")
+
+        def __call__(self, item: str, value: Any) -> Any:
+            time.sleep(0.01)
+            return value + 1  # a fault
+
+    slow = Slow()
+    timed = TimedProbe(slow)
+    assert timed.step_by_step
+    timed.event("step", 3)
+    assert timed("obs", 1) == 2
+    assert slow.seen == ["step 3"]
+    assert timed.spent_s >= 0.01
 
 
 def test_what_a_process_refuses_is_said_in_a_line(tmp_path: Path) -> None:

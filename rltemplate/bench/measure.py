@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rltemplate.bench.contenders import Contender, Ours, build, configuration
 from rltemplate.bench.timeline import OBSERVERS, REST, Timeline
 from rltemplate.bench.works import WORKS, Job, MeasurementError
-from rltemplate.types import Probe
+from rltemplate.types import Probe, V
 
 if TYPE_CHECKING:
     from rltemplate.config import Config
@@ -221,14 +221,38 @@ _WATCHING: dict[str, dict[str, Any]] = {
 }
 
 
+class TimedProbe(Probe):
+    """Another probe, and the seconds that it takes."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.step_by_step = probe.step_by_step
+        self.spent_s = 0.0
+
+    def event(self, name: str, index: int = 0) -> None:
+        """As the other."""
+        start = time.perf_counter()
+        self._probe.event(name, index)
+        self.spent_s += time.perf_counter() - start
+
+    def __call__(self, item: str, value: V) -> V:
+        """As the other."""
+        start = time.perf_counter()
+        value = self._probe(item, value)
+        self.spent_s += time.perf_counter() - start
+        return value
+
+
 def observers(job: Job, begun: float) -> dict[str, Any]:
     """What each observer takes, in seconds on the clock and of the processor.
 
     Iterations take turns: one that nobody looks at, and one for each of `_WATCHING`. `after` is what they
-    take when an iteration has ended. A trace also works inside of it: `inside` is by how much its iterations
-    are longer than those nobody looks at, the median over rounds, which for `quiet` is how exact this is. A
-    log row is written after every iteration that is for it, and `tables` counts it as often as it is due by
-    default. So it is with a checkpoint, which is made after as many steps as lie between two.
+    take when an iteration has ended. A trace also works `inside` of it. There it is timed itself, but for
+    `trace=step`, which lets the algorithm work otherwise: by how much its iterations are longer than those
+    nobody looks at, the median over rounds. `quiet` does nothing there, so that what it seems to take says
+    how exact such a difference is. A log row is written after every iteration that is for it, and `tables`
+    counts it as often as it is due by default. So it is with a checkpoint, which is made after as many steps
+    as lie between two.
     """
     from rltemplate.config import TraceDetail
     from rltemplate.train import Stop
@@ -240,6 +264,7 @@ def observers(job: Job, begun: float) -> dict[str, Any]:
     sync = _sync(job.device)
     inside: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *_WATCHING)}
     after: dict[str, list[tuple[float, float]]] = {name: [] for name in _WATCHING}
+    traced: list[tuple[float, float]] = []
     steps = 0
     with tempfile.TemporaryDirectory() as folder:
         watching = {}
@@ -249,7 +274,7 @@ def observers(job: Job, begun: float) -> dict[str, Any]:
             watching[name] = _observers(own, Path(folder) / name, ours, Stop())
 
         def forget() -> None:
-            for times in (*inside.values(), *after.values()):
+            for times in (*inside.values(), *after.values(), traced):
                 times.clear()
 
         clock.entering = forget
@@ -258,11 +283,17 @@ def observers(job: Job, begun: float) -> dict[str, Any]:
             turn = len(inside["none"]) % len(names)
             for name in [*names[turn:], *names[:turn]]:  # so that nobody always comes after the same
                 observer = watching.get(name)
-                ours.algorithm.probe = (None if observer is None else observer.trace) or Probe()
+                trace = None if observer is None else observer.trace
+                timed = TimedProbe(trace or Probe())
+                ours.algorithm.probe = timed if name == "trace=iteration" else trace or Probe()
                 before, start = ours.algorithm.env_steps, _times()
                 result = ours.algorithm.train_iteration()
                 sync()
                 middle = _times()
+                if name == "trace=iteration":
+                    took = _passed(start, middle)
+                    # It does nothing but compute, and so has the share of the core that all the rest has.
+                    traced.append((timed.spent_s, timed.spent_s * min(1.0, took[1] / took[0])))
                 steps = ours.algorithm.env_steps - before
                 inside[name].append(_passed(start, middle))
                 if observer is not None:
@@ -278,8 +309,9 @@ def observers(job: Job, begun: float) -> dict[str, Any]:
         "iteration": _middle(inside["none"]),
         "inside": {
             name: _middle([_passed(a, b) for a, b in zip(inside["none"], inside[name], strict=True)])
-            for name in _WATCHING
-        },
+            for name in ("quiet", "trace=step")
+        }
+        | {"trace=iteration": _middle(traced)},
         "after": {name: _middle(times) for name, times in after.items()},
         "log_every": config.log_every,
         "total_env_steps": config_default(job, "total_env_steps"),

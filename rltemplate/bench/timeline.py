@@ -1,7 +1,8 @@
 """Where the time of training goes, told from outside: by what is called, and in which order.
 
 An algorithm calls `envs.step`, or `begin_step` and `end_step`, and programs of its own whose names begin with
-`_update`. These are wrapped on the objects; what lies between them is named after what it leads to.
+`_update`, or where a GPU holds them those that are joined from many. These are wrapped on the objects; what
+lies between them is named after what it leads to.
 """
 
 from __future__ import annotations
@@ -42,8 +43,18 @@ class Timeline:
         self._seen = set()
         self._last = self._clock()
 
-    def timed(self, call: Callable[..., Any], name: str, before: str, share: str) -> Callable[..., Any]:
-        """`call`, whose time goes to `share` and the time that leads to it to `before`."""
+    def timed(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        before: str,
+        share: str,
+        sync: Callable[[], None] = lambda: None,
+    ) -> Callable[..., Any]:
+        """`call`, whose time goes to `share` and the time that leads to it to `before`.
+
+        `sync` waits for what the call has only asked a device for.
+        """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
@@ -51,7 +62,9 @@ class Timeline:
             self.mark(before)
             self._inside = True
             try:
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
+                sync()
+                return result
             finally:
                 self._inside = False
                 self._seen.add(name)
@@ -61,7 +74,10 @@ class Timeline:
 
     def watch(self, algorithm: Any, sync: Callable[[], None] = lambda: None) -> None:
         """Wrap what the algorithm calls. `MeasurementError` if it has no such parts."""
+        from rltemplate.programs import Joined  # with torch, which what only shows results does without
+
         envs = algorithm.envs
+        programs: Any = getattr(algorithm, "programs", None)
         steps = [name for name in ("step", "begin_step", "end_step") if callable(getattr(envs, name, None))]
         updates = [
             name
@@ -71,13 +87,17 @@ class Timeline:
         if not steps or not updates:
             missing = "step of its environments" if not steps else "_update of its own"
             raise MeasurementError(f"{type(algorithm).__name__} has no {missing} that could be timed")
+        if (
+            getattr(programs, "capture", None) is not None
+        ):  # many updates are one launch, and no longer called
+            updates += [name for name, value in vars(algorithm).items() if isinstance(value, Joined)]
+            joined = programs.joined  # and others are yet to be made
+            programs.joined = lambda function: self.timed(joined(function), "update", REST, UPDATE, sync)
         for name in steps:
             before = REST if name == "end_step" else ACTING
             setattr(envs, name, self.timed(getattr(envs, name), "step", before, ENVIRONMENT))
         for name in updates:
-            setattr(
-                algorithm, name, self.timed(_then(getattr(algorithm, name), sync), "update", REST, UPDATE)
-            )
+            setattr(algorithm, name, self.timed(getattr(algorithm, name), "update", REST, UPDATE, sync))
 
     def shares(self) -> dict[str, float]:
         """Parts of the whole. `MeasurementError` if steps or updates went by unseen."""
@@ -86,12 +106,3 @@ class Timeline:
                 raise MeasurementError(f"no {name} was seen: it is no longer called as it is timed here")
         whole = sum(self.spent.values())
         return {share: seconds / whole for share, seconds in self.spent.items()}
-
-
-def _then(call: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        result = call(*args, **kwargs)
-        after()
-        return result
-
-    return run
