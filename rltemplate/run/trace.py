@@ -228,5 +228,4 @@ class Trace(Probe):
         self._new = []
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps() would make one for each line
