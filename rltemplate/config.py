@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ class LoggerConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """One run."""
+    """One run, or with `seeds` one for each of them."""
 
     algo: AlgoConfig = field()
     env: EnvConfig = field()
@@ -163,6 +163,7 @@ class Config:
     logger: LoggerConfig = field()
     experiment: str | None = field()
     seed: int = number(0, 2**63 - 1)
+    seeds: list[int] | None = number(0, 2**63 - 1)  # noqa: RUF009 - a field, not a shared default
     total_env_steps: int = count()
     device: Device = field()
     num_threads: int = count()
@@ -179,6 +180,12 @@ class Config:
     video_every: int = number(0)
     checkpoint_every: int = number(0)
     checkpoints_kept: int = count()
+
+    def members(self) -> list[Config]:
+        """The single runs that it stands for: itself, or one for each of `seeds`, as if asked for alone."""
+        if self.seeds is None:
+            return [self]
+        return [replace(self, seed=seed, seeds=None) for seed in self.seeds]
 
 
 # Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
@@ -220,8 +227,14 @@ def to_config(composed: DictConfig) -> Config:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value out of its range or out of step with the others."""
+    if config.seeds == []:
+        raise ConfigError(
+            "seeds=[]: needs at least one seed, as in seeds=[1,2,3]; seeds=null is one run of seed="
+        )
     for problem in _out_of_range(config, ""):
         raise ConfigError(problem)
+    if config.seeds is not None:
+        _check_seeds(config, config.seeds)
     num_envs, num_workers = config.env.num_envs, config.env.num_workers
     if num_workers > num_envs:
         raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
@@ -245,6 +258,18 @@ def check(config: Config) -> None:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
 
 
+def _check_seeds(config: Config, seeds: list[int]) -> None:
+    twice = next((seed for i, seed in enumerate(seeds) if seed in seeds[:i]), None)
+    listed = f"seeds=[{','.join(map(str, seeds))}]"
+    if twice is not None:
+        raise ConfigError(f"{listed}: {twice} is there twice; equal seeds give equal runs, so name each once")
+    if config.run_dir is not None:
+        raise ConfigError(
+            f"run_dir={config.run_dir}: {listed} makes a run of each seed, in a folder of its own; "
+            "use runs_dir, or leave it out"
+        )
+
+
 def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
     for spec in fields(node):
         key, value = prefix + spec.name, getattr(node, spec.name)
@@ -252,7 +277,9 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
             yield from _out_of_range(value, key + ".")
             continue
         values = value if isinstance(value, list) else [value]
-        if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+        if isinstance(value, list) and any(isinstance(v, list | dict) for v in values):
+            yield f"{key}={value}: expected single values in the list"
+        elif any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
         elif "choices" in spec.metadata and value is not None and value not in spec.metadata["choices"]:
             yield f"{key}={value}: {choose(value, [*spec.metadata['choices'], 'null'])}"

@@ -1,8 +1,11 @@
-"""One run: the composition root and the only training loop.
+"""One run, or several that are trained together: the composition root and the only training loop.
 
 This is the only module that knows both what learns and what observes. It never asks which algorithm or
 environment it has. The end of an iteration is the only place where anything is logged, evaluated, filmed or
 saved, so that all of these share one clock.
+
+What belongs to one run is in `Member`, once for each; what belongs to the process is in `run`: signals, the
+settings of libraries, the display. A single run is a group of one.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import Backend, Config, Device, TraceDetail, from_dict, load_config, to_dict, to_yaml
+from rltemplate.config import Backend, Config, Device, TraceDetail, from_dict, load_config, to_dict
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
-from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
-from rltemplate.journal import write_run
+from rltemplate.folder import RunFolder
+from rltemplate.foreign_rng import ForeignTurns, foreign_state, restore_foreign_state
+from rltemplate.journal import write_group, write_run
 from rltemplate.launch import PROJECT, Job
 from rltemplate.programs import Programs, cuda_graph
-from rltemplate.resume import Continuation, check_same_run, config_digest, cut_back, find_continuation, take
+from rltemplate.resume import Continuation, check_same_run, find_continuations
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import (
@@ -44,33 +50,22 @@ from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault, parse_fault
 from rltemplate.run.finite import first_not_finite
+from rltemplate.run.group_console import GroupConsole
 from rltemplate.run.lines import LineFile, to_stderr
-from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import Logger
 from rltemplate.run.machine import machine_facts, package_versions
-from rltemplate.run.record import Record
-from rltemplate.run.sinks import RunFacts, make_sinks
-from rltemplate.run.snapshot import (
-    GitRecord,
-    Snapshot,
-    commit_outcome,
-    commit_run,
-    continue_run,
-    ended_files,
-    take_snapshot,
-    withdraw_run,
-)
+from rltemplate.run.record import read_record
+from rltemplate.run.sinks import RunFacts, console_sink, make_sinks
+from rltemplate.run.snapshot import Snapshot, take_snapshot
 from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video import VideoRecorder
+from rltemplate.together import Together
 from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import numpy as np
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
-
-# What an iteration reported, the environment steps before it, and how many seconds it took.
-AfterIteration = Callable[[IterationResult, int, float], None]
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
@@ -207,13 +202,19 @@ class Observers:
         logger: Logger,
         stop: Stop,
         since: Checkpoint | None = None,
+        turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`since` is the checkpoint from which the run goes on."""
+        """`since` is the checkpoint from which the run goes on.
+
+        `turn` is called before anything that may draw from the global generators of others, and makes them
+        those of this run.
+        """
         self.config = config
         self.run_dir = run_dir
         self.algorithm = algorithm
         self.logger = logger
         self.stop = stop
+        self.turn = turn
         self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
         self.trace: Trace | None = None
@@ -232,11 +233,10 @@ class Observers:
         self._training_s = 0.0  # time spent in iterations since the last log point
         self._before = 0  # environment steps before the last iteration
         self._logged_steps = 0
-        self._saved_steps = algorithm.env_steps
+        self.saved_steps = algorithm.env_steps
 
-    def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Do what became due between the steps `before` and now; everything at the end of the run."""
-        self.stop.compiling = False
+    def take_in(self, result: IterationResult, before: int, seconds: float) -> None:
+        """Keep what the iteration gave that began after `before` steps. RunError if it was not finite."""
         self.logger.observe(result)
         self.iterations += 1
         self._before = before
@@ -244,9 +244,23 @@ class Observers:
         if self.trace is not None:
             self.trace.end_iteration(self.algorithm.env_steps, result.probes)
         self._check_finite(result)
-        if self._due(self.config.checkpoint_every):  # first, so that trouble in what follows costs no weights
-            self._save()
-        self._observe()
+
+    def save(self, seeds: Sequence[int] | None) -> None:
+        """Write a checkpoint if one became due: before `look`, so that trouble there costs no weights.
+
+        `seeds` are those that are trained together, all of which have come so far, None for a run of its own.
+        Older checkpoints of a group go with `tidy`, when all have the new one: otherwise one that is killed
+        in between would leave none that all have.
+        """
+        if self._due(self.config.checkpoint_every):
+            self._save(seeds)
+
+    def tidy(self) -> None:
+        """Remove the checkpoints that are older than those to be kept."""
+        try:
+            self._checkpoints.tidy()
+        except OSError as error:
+            self.logger.message(f"older checkpoints could not be removed, {error.strerror}")
 
     def go_on(self, continuation: Continuation) -> None:
         """Stand where the run stood, and do what it did not come to."""
@@ -269,7 +283,7 @@ class Observers:
         self.logger.load_state_dict(state["logger"], logged)
         if logged is None:
             self._training_s, self._logged_steps = state["training_s"], int(state["logged_steps"])
-            self._observe()
+            self.look()
             return
         self._logged_steps = steps
         with contextlib.suppress(_CutShort):
@@ -277,10 +291,10 @@ class Observers:
                 self._film()
             self.complete = self._last
 
-    def interrupted(self) -> None:
-        """Keep what a run that ends early has. Its next row waits until it goes on."""
-        if self.config.checkpoint_every and self._saved_steps < self.algorithm.env_steps:
-            self._save()
+    def interrupted(self, seeds: Sequence[int] | None) -> None:
+        """Keep what a run that ends early has. Its next row waits until it goes on. `seeds` as for `save`."""
+        if self.config.checkpoint_every and self.saved_steps < self.algorithm.env_steps:
+            self._save(seeds)
 
     def close(self) -> None:
         """Release what was opened."""
@@ -296,8 +310,8 @@ class Observers:
         """Whether one of the multiples of `every` was passed in the last iteration; all is due at the end."""
         return every > 0 and (self._last or self.algorithm.env_steps // every > self._before // every)
 
-    def _observe(self) -> None:
-        """Evaluate, log and film, as far as it is due."""
+    def look(self) -> None:
+        """Evaluate, log and film, as far as it is due; all of it at the end of the run."""
         with contextlib.suppress(_CutShort):
             evaluation = self._evaluate() if self._due(self.config.eval_every) else {}
             if evaluation or self._last or self._due(self.config.log_every):
@@ -313,11 +327,13 @@ class Observers:
 
     def _evaluate(self) -> dict[str, float]:
         """Fresh episodes for each evaluation, the same whatever else was evaluated before."""
+        self.turn()
         config = self.config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self.algorithm.env_steps)
         return self._evaluator.run(self._act, seeds, LONGEST_EVALUATION).metrics()
 
     def _film(self) -> None:
+        self.turn()
         steps = self.algorithm.env_steps
         path = self._video.record(paths.video_path(self.run_dir, steps), steps)
         if path is not None:
@@ -352,8 +368,9 @@ class Observers:
             f"environment steps {self._before:,} to {steps:,}\n{kept}{trace}"
         )
 
-    def _save(self) -> None:
+    def _save(self, seeds: Sequence[int] | None) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, and at its end the run."""
+        self.turn()
         algorithm, steps = self.algorithm, self.algorithm.env_steps
         state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
         state["run"] = {
@@ -364,13 +381,15 @@ class Observers:
             "logger": self.logger.state_dict(),
             "chain": "0" * 32 if self.trace is None else self.trace.chain,
         }
+        if seeds is not None:
+            state["run"]["together"] = list(seeds)
         # A checkpoint must not outlive what leads to it.
         self.logger.sync()
         if self.trace is not None:
             self.trace.sync()
         try:
-            self._checkpoints.save(steps, state, algorithm.experience)
-            self._saved_steps = steps
+            self._checkpoints.save(steps, state, algorithm.experience, tidy=seeds is None)
+            self.saved_steps = steps
         except OSError as error:
             good = list_checkpoints(self.run_dir)
             last = f"the last one is {good[-1].name}" if good else "there is none yet"
@@ -433,188 +452,338 @@ def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     return {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
 
 
-def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:
-    """The loop."""
-    while algorithm.env_steps < total_env_steps and stop.signal is None:
-        before, started = algorithm.env_steps, time.perf_counter()
-        result = algorithm.train_iteration()
-        after(result, before, time.perf_counter() - started)
+class Member:
+    """One run of this process: what learns, what observes it, where that is kept, and how it ends.
+
+    `number` is its place among the runs of the process, and of several each fails by itself.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        folder: RunFolder,
+        turns: ForeignTurns,
+        together: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Builds the algorithm; `ConfigError` if it does not fit. Nothing of a run is written yet.
+
+        `together` is what the record says of the group that the run is a part of.
+        """
+        self.number = number
+        self.job = job
+        self.config = from_dict(job.config)
+        self.folder = folder
+        self.continuation: Continuation | None = None
+        self.only = together is None
+        self.failed = False
+        self._together = together
+        self._begun = False
+        self.tell: Callable[[str], None] = lambda text: to_stderr(f"seed {self.config.seed}: {text}")
+        self.outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
+        self._turns = turns
+        self._fault: Fault | None = None
+        # On the way out each step is taken whatever becomes of the others, the last entered first.
+        self._ending = contextlib.ExitStack()
+        self._ending.callback(folder.release)
+        self.turn()
+        self.algorithm, self._envs = build_algorithm(self.config)
+        self._ending.callback(self.algorithm.close)
+
+    def turn(self) -> None:
+        """Make the global generators of others those of this run."""
+        self._turns.turn_to(self.number)
+
+    @property
+    def going(self) -> bool:
+        """Whether there is more for it to do."""
+        return not self.failed and self.algorithm.env_steps < self.config.total_env_steps
+
+    def restore(self, continuation: Continuation) -> None:
+        """Stand where the run is to go on. Changes no file."""
+        self.continuation = continuation
+        if continuation.checkpoint is not None:
+            self.turn()
+            go_on(self.algorithm, self.config, continuation.checkpoint)
+
+    def begin(self, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+        """Make the folder, or go on in it; from here on the record says how the run ends.
+
+        `facts` are what all runs of the process have in their records.
+        """
+        if self.continuation is None:
+            own = {} if self._together is None else {"together": dict(self._together)}
+            self.folder.begin(snapshot, own | dict(facts))
+        else:
+            self.folder.go_on(snapshot, self.continuation)
+        self._begun = True
+        self._ending.callback(self._finish)
+
+    def withdraw(self) -> None:
+        """Leave nothing of a run that has only begun."""
+        self._begun = False
+        self.folder.withdraw()
+
+    def start(self, stop: Stop, console: GroupConsole | None) -> None:
+        """Set up everything that looks at the run."""
+        facts = self.facts()
+        if console is not None:
+            facts = dataclasses.replace(facts, console=console.of(self.number))
+        name = "" if self.only else f"seed {self.config.seed}"
+        lines = LineFile(self.folder.path / paths.METRICS)
+        logger = Logger(make_sinks(self.config.logger, facts), lines, name=name)
+        self.tell = logger.message
+        self._ending.callback(lambda: logger.close(self.outcome["status"], self.outcome["final_metrics"]))
+        since = None if self.continuation is None else self.continuation.checkpoint
+        run_dir = self.folder.path
+        self.observers = observers = Observers(
+            self.config, run_dir, self.algorithm, self._envs, logger, stop, since, self.turn
+        )
+        self._ending.callback(observers.close)
+        self._ending.callback(self._keep_digest)
+        self.outcome["final_metrics"] = observers.final_metrics
+        observers.trace = make_trace(self.config, run_dir)
+        if observers.trace is not None:
+            observers.trace.warn_through(logger.message)
+        self.algorithm.probe, self._fault = watched(observers.trace)
+        assert self.folder.git is not None
+        if self.folder.git.problem is not None and self.number == 0:
+            logger.message(f"code not recorded: {self.folder.git.problem}")
+
+    def catch_up(self) -> None:
+        """Tell what is different since the run began, and do what it did not come to."""
+        if self.continuation is not None:
+            for note in self.continuation.notes:
+                self.tell(note)
+            self.observers.go_on(self.continuation)
+
+    def settle(self, seeds: Sequence[int] | None) -> None:
+        """The loop is over: keep what there is."""
+        if self._fault is not None and not self._fault.done:
+            raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
+        if not self.observers.complete:
+            self.observers.interrupted(seeds)
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do a part of this run, unless it has failed. What is raised ends it, of several only this one."""
+        if self.failed:
+            return
+        try:
+            work()
+        except Exception as error:
+            if self.only:
+                raise
+            self.blame(error)
+            self.failed = True
+            bug = not isinstance(error, ConfigError | RunError)
+            told = "".join(traceback.format_exception(error)).rstrip() if bug else str(error)
+            self.tell(f"failed, the others go on: {told}")
+            self.end()  # at once, so that its record says so from now on
+
+    def conclude(self) -> None:
+        """The loop is over, and nothing went wrong."""
+        if not self.failed:
+            self.outcome["status"] = "finished" if self.observers.complete else "interrupted"
+
+    def blame(self, error: BaseException) -> None:
+        """Have the record say what ended the run, if it was still going."""
+        if not self.failed:
+            self.outcome["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def end(self) -> None:
+        """Close everything, and write how the run ended. What is in the way of that is raised if alone."""
+        try:
+            self._ending.close()
+        except Exception as error:
+            if self.only:
+                raise
+            self.failed = True
+            to_stderr(f"seed {self.config.seed}: {error}")
+
+    def _keep_digest(self) -> None:
+        if self.observers.trace is not None:
+            self.outcome["trace"] = self.observers.trace.facts()
+
+    def _finish(self) -> None:
+        if self._begun:
+            self.folder.finish(self.outcome)
+
+    def facts(self) -> RunFacts:
+        """What sinks are told of the run."""
+        config, run_dir, record = self.config, self.folder.path, {}
+        sweep = None if self.job.sweep is None else asdict(self.job.sweep)
+        together = self._together
+        if self.continuation is not None:  # a job of a sweep may go on by itself, and so may one of a group
+            record = self.continuation.record
+            sweep, together = record.get("sweep"), record.get("together")
+        shared = sweep or together
+        assert self.folder.git is not None
+        return RunFacts(
+            run_id=self.job.run_id,
+            run_dir=run_dir,
+            title=f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}",
+            total_env_steps=config.total_env_steps,
+            config=to_dict(config),
+            git=asdict(self.folder.git),
+            group=None if shared is None else shared["id"],
+            tags=[config.algo.name, config.env.id, config.determinism.level.name],
+            notify=lambda text: self.tell(text),
+            resumed_at=None if self.continuation is None else self.continuation.env_steps,
+            standing=lambda env_steps, value: _standing(config, env_steps, value),
+        )
+
+
+def train(together: Together, members: Sequence[Member], stop: Stop) -> None:
+    """The loop: an iteration of all runs that are going, and then what looks at them."""
+    while stop.signal is None:
+        going = [member for member in members if member.going]
+        if not going:
+            return
+        before, started = going[0].algorithm.env_steps, time.perf_counter()
+        results = together.train_iteration([member.number for member in going])
+        seconds = time.perf_counter() - started
+        stop.compiling = False
+        for member in going:
+            member.attempt(partial(_take_in, member, results[member.number], before, seconds))
+        seeds = company(going)
+        for member in going:
+            member.attempt(partial(member.observers.save, seeds))
+        tidy(going)
+        for member in going:
+            member.attempt(member.observers.look)
+
+
+def _take_in(member: Member, result: IterationResult | Exception, before: int, seconds: float) -> None:
+    if isinstance(result, Exception):
+        raise result
+    member.observers.take_in(result, before, seconds)
+
+
+def company(members: Sequence[Member]) -> list[int] | None:
+    """The seeds that go on together; None for a run of its own."""
+    return None if members[0].only else [member.config.seed for member in members if not member.failed]
+
+
+def tidy(members: Sequence[Member]) -> None:
+    """Let older checkpoints of runs that are trained together go, once all have the newest."""
+    left = [member.observers for member in members if not member.failed]
+    if not members[0].only and len({observers.saved_steps for observers in left}) == 1:
+        for observers in left:
+            observers.tidy()
 
 
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    seed_foreign_code(config.seed)
-    algorithm, envs = build_algorithm(config)
-    run_dir, lock, continuation = Path(job.run_dir), RunLock(Path(job.run_dir)), None
+    jobs = job.members()
+    folders = [RunFolder(each) for each in jobs]
+    members: list[Member] = []
+    places, others = list(range(len(jobs))), []
     try:
-        tried = check_level(config, algorithm)
+        snapshot, continuations = None, {}
+        if job.resume:
+            for folder in folders:
+                folder.take()
+            snapshot = _snapshot(job)
+            continuations = find_continuations(jobs, snapshot)
+            others = _others(jobs, continuations)
+            places = sorted(continuations)
+        turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
+        for number, place in enumerate(places):
+            together = None if job.group is None else job.group.facts(place)
+            members.append(Member(number, jobs[place], folders[place], turns, together))
+        members[0].turn()
+        tried = check_level(config, members[0].algorithm)  # nothing that is promised depends on the seed
         if FAULT in os.environ:
             parse_fault(os.environ[FAULT])
             if config.compile:
                 raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
-        if job.resume:
-            take(lock, run_dir)
-            snapshot = _snapshot(job)
-            continuation = find_continuation(job, config, snapshot)
-            if continuation.checkpoint is not None:
-                go_on(algorithm, config, continuation.checkpoint)
+        for member, place in zip(members, places, strict=True):
+            if job.resume:
+                member.restore(continuations[place])
         # Until here nothing of a run has been written or changed.
     except BaseException:
-        algorithm.close()
-        lock.release()
+        for member in members:
+            member.end()
         raise
-    stop, observers = Stop(), None
-    outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
-    # On the way out each step is taken whatever becomes of the others, the last entered first.
-    with stop.listening(), contextlib.ExitStack() as ending:
-        ending.callback(lock.release)
-        ending.callback(algorithm.close)
-        if continuation is None:
-            snapshot, git, record = _begin(job, config, lock, settings, tried)
-        else:
-            git, record = _begin_again(job, config, snapshot, continuation)
-        if job.journal and config.logger.journal:
-            ending.callback(lambda: write_run(run_dir, Path(config.runs_dir).expanduser(), PROJECT))
-        ending.callback(lambda: _finish(run_dir, record, outcome, snapshot, git))
+    finally:
+        for place in range(len(jobs)):
+            if place not in places or not members:
+                folders[place].release()
+    return _run(job, members, snapshot or _snapshot(job), _facts(config, settings, tried), others)
+
+
+def _others(jobs: Sequence[Job], going: Mapping[int, Any]) -> list[str]:
+    """Lines about the runs of a group that do not go on."""
+    lines = []
+    for place, job in enumerate(jobs):
+        if place not in going:
+            record = read_record(Path(job.run_dir))
+            status = record.get("status")
+            why = f": {record['error']}" if record.get("error") else ""
+            left = (record.get("together") or {}).get("alone_since") is not None
+            what = "went on alone, and is not touched" if left else f"stays {status}{why}"
+            lines.append(f"seed {from_dict(job.config).seed}: {what}")
+    return lines
+
+
+def _run(
+    job: Job, members: Sequence[Member], snapshot: Snapshot, facts: Mapping[str, Any], others: Sequence[str]
+) -> int:
+    """Begin, train and end the runs; `others` are lines about those of their group that stay as they are."""
+    config, stop = members[0].config, Stop()
+    with stop.listening(), contextlib.ExitStack() as afterwards, contextlib.ExitStack() as ending:
+        for member in members:
+            ending.callback(member.end)
         try:
-            logger = _make_logger(job, config, git, continuation)
-            ending.callback(lambda: logger.close(outcome["status"], outcome["final_metrics"]))
-            since = None if continuation is None else continuation.checkpoint
-            observers = Observers(config, run_dir, algorithm, envs, logger, stop, since)
-            ending.callback(observers.close)
-            outcome["final_metrics"] = observers.final_metrics
-            observers.trace = make_trace(config, run_dir)
-            if observers.trace is not None:
-                observers.trace.warn_through(logger.message)
-            algorithm.probe, fault = watched(observers.trace)
-            if git.problem is not None:
-                logger.message(f"code not recorded: {git.problem}")
-            if continuation is not None:
-                for note in continuation.notes:
-                    logger.message(note)
-                observers.go_on(continuation)
+            _begin(job, members, snapshot, facts)
+            if job.journal and config.logger.journal:
+                afterwards.callback(partial(_write_journal, job, members))
+            console = _make_console(job, members)
+            for text in others:
+                to_stderr(text) if console is None else console.note(text)
+            for start in (partial(Member.start, stop=stop, console=console), Member.catch_up):
+                for member in members:
+                    member.attempt(partial(start, member))
+            together = Together([member.algorithm for member in members], lambda i: members[i].turn())
             with stop.abandoning(config.compile):
-                train(algorithm, config.total_env_steps, stop, observers.after_iteration)
-                if fault is not None and not fault.done:
-                    raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
-                if not observers.complete:
-                    observers.interrupted()
-            outcome["status"] = "finished" if observers.complete else "interrupted"
+                train(together, members, stop)
+                seeds = company(members)
+                for member in members:
+                    member.attempt(partial(member.settle, seeds))
+                tidy(members)
         except BaseException as raised:
-            outcome["error"] = f"{type(raised).__name__}: {raised}".splitlines()[0]
+            for member in members:
+                member.blame(raised)
             raise
-        finally:
-            if observers is not None and observers.trace is not None:
-                outcome["trace"] = observers.trace.facts()
-    assert observers is not None
-    return FINISHED if observers.complete or stop.signal is None else stop.exit_status
+        for member in members:
+            member.conclude()
+    left = [member for member in members if not member.failed]
+    if stop.signal is not None and not all(member.observers.complete for member in left):
+        return stop.exit_status
+    return FINISHED if len(left) == len(members) else FAILED
 
 
-def _begin(
-    job: Job, config: Config, lock: RunLock, settings: Mapping[str, Any], tried: Mapping[str, Any]
-) -> tuple[Snapshot, GitRecord, Record]:
-    """Make the folder of a new run, and record what it is. A disk that does not take it leaves nothing."""
-    run_dir = Path(job.run_dir)
-    snapshot, git = Snapshot(), None
-    made = _make_run_dir(run_dir, lock)
-    try:
-        snapshot = _snapshot(job)
-        text = to_yaml(config)
-        git = commit_run(snapshot, job.run_id, text)
-        (run_dir / paths.CONFIG).write_text(text)
-        record = Record.create(run_dir, _first_facts(job, config, git, settings, tried))
-    except OSError as error:
-        if git is not None:
-            withdraw_run(snapshot, git)
-        _remove(run_dir, made, lock)
-        raise RunError(f"{run_dir} cannot be written: {error.strerror}; nothing was begun") from error
-    return snapshot, git, record
-
-
-def _remove(run_dir: Path, made: Sequence[Path], lock: RunLock) -> None:
-    """Leave nothing of a run that could not begin; the lock says that all that is there is its own."""
-    for path in run_dir.iterdir():
-        path.unlink()
-    lock.release()
-    for folder in made:
-        folder.rmdir()
-
-
-def _make_run_dir(run_dir: Path, lock: RunLock) -> list[Path]:
-    """Have an empty folder for this process alone; those that had to be made for it, the innermost first."""
-    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run_dir={run_dir}: cannot be made, {error.strerror}") from error
-    if any(run_dir.iterdir()):
-        raise ConfigError(f"run_dir={run_dir}: is not empty; a run needs a folder of its own")
-    try:
-        lock.acquire()
-    except OSError as error:
-        _remove(run_dir, made, lock)
-        raise RunError(f"{run_dir} cannot be written: {error.strerror}; nothing was begun") from error
-    if any(path.name != paths.LOCK for path in run_dir.iterdir()):
-        raise ConfigError(f"run_dir={run_dir}: is in use by another run; a run needs a folder of its own")
-    return made
-
-
-def _begin_again(
-    job: Job, config: Config, snapshot: Snapshot, continuation: Continuation
-) -> tuple[GitRecord, Record]:
-    """Cut off what lies beyond the checkpoint, and go on with the record of a run and with its commit.
-
-    A disk that does not take it loses nothing: what is cut off follows from what stays.
-    """
-    run_dir = Path(job.run_dir)
-    before = GitRecord.from_dict(continuation.record["git"])
-    git = continue_run(snapshot, before, job.run_id, to_yaml(config))
-    facts = {"command_line": job.command, **continuation.facts(), "commit": git.commit}
-    facts |= {"git_problem": git.problem} if git.problem else {}
-    try:
-        record = Record.resume(run_dir, facts)
-        cut_back(run_dir, config, continuation)
-        if git.commit is not None and git.commit != before.commit:
-            record.update(git=asdict(git))
-    except OSError as error:
-        raise RunError(f"{run_dir} cannot be written: {error.strerror}; it can go on later") from error
-    return git, record
+def _begin(job: Job, members: Sequence[Member], snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+    """Have all runs begun, or none of them."""
+    for number, member in enumerate(members):
+        try:
+            member.begin(snapshot, facts)
+        except BaseException:
+            if not job.resume:
+                for earlier in reversed(members[:number]):
+                    earlier.withdraw()
+            raise
 
 
 def _snapshot(job: Job) -> Snapshot:
     return take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
 
 
-def _finish(
-    run_dir: Path, record: Record, outcome: Mapping[str, Any], snapshot: Snapshot, git: GitRecord
-) -> None:
-    """How the run ended, in its record and on top of its commit."""
-    try:
-        record.finish(**outcome)
-        files, left_out = ended_files(run_dir)
-        problem = commit_outcome(snapshot, git, record.outcome(left_out), files)
-        if problem is not None:
-            record.update(outcome_not_recorded=problem)
-    except OSError as error:
-        problem = f"{paths.RECORD} could not be written at the end: {error.strerror}"
-        if outcome["error"] is None:
-            raise RunError(problem) from error
-        to_stderr(problem)  # and what ended the run is said by whoever raised it
-
-
-def _first_facts(
-    job: Job, config: Config, git: GitRecord, settings: Mapping[str, Any], tried: Mapping[str, Any]
-) -> dict[str, Any]:
+def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]) -> dict[str, Any]:
+    """What the records of all runs of this process say of it."""
     return {
-        "id": job.run_id,
-        "status": "running",
-        "command_line": job.command,
-        "overrides": job.overrides,
-        "sweep": None if job.sweep is None else asdict(job.sweep),
-        "git": asdict(git),
-        "config_digest": config_digest(config),
         "determinism": {
             "level": config.determinism.level.name,
             "settings": dict(settings),
@@ -626,26 +795,24 @@ def _first_facts(
     }
 
 
-def _make_logger(job: Job, config: Config, git: GitRecord, continuation: Continuation | None) -> Logger:
-    run_dir = Path(job.run_dir)
-    sweep = None if job.sweep is None else asdict(job.sweep)
-    if continuation is not None:  # a job of a sweep may go on by itself
-        sweep = continuation.record.get("sweep")
-    facts = RunFacts(
-        run_id=job.run_id,
-        run_dir=run_dir,
-        title=f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}",
-        total_env_steps=config.total_env_steps,
-        config=to_dict(config),
-        git=asdict(git),
-        group=None if sweep is None else sweep["id"],
-        tags=[config.algo.name, config.env.id, config.determinism.level.name],
-        notify=lambda text: logger.message(text),
-        resumed_at=None if continuation is None else continuation.env_steps,
-        standing=lambda env_steps, value: _standing(config, env_steps, value),
-    )
-    logger = Logger(make_sinks(config.logger, facts), LineFile(run_dir / paths.METRICS))
-    return logger
+def _make_console(job: Job, members: Sequence[Member]) -> GroupConsole | None:
+    """The display that runs of a group share; None where there is none, or a run has its own."""
+    config = members[0].config
+    if job.group is None or not config.logger.console:
+        return None
+    seeds = [member.config.seed for member in members]
+    named = ", ".join(map(str, seeds))
+    title = f"{config.algo.name} on {config.env.id}, mean of seeds {named}: {members[0].folder.path.parent}"
+    facts = dataclasses.replace(members[0].facts(), title=title)
+    return GroupConsole(console_sink(facts), seeds)
+
+
+def _write_journal(job: Job, members: Sequence[Member]) -> None:
+    runs_dir = Path(members[0].config.runs_dir).expanduser()
+    if job.group is None:
+        write_run(members[0].folder.path, runs_dir, PROJECT)
+    else:
+        write_group(job.group.id, [Path(run_dir) for run_dir in job.group.run_dirs], runs_dir, PROJECT)
 
 
 def _standing(config: Config, env_steps: int, value: float) -> str | None:

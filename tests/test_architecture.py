@@ -68,6 +68,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cli.*": ("types", "words", "algos", "config", "launch", "cli", "cli.*"),
     # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
     "resume": ("types", "algos", "config", "launch", "run", "run.*", "analysis.run_files"),
+    # The folder of one run, from its beginning to its end.
+    "folder": ("types", "config", "launch", "resume", "run", "run.*"),
+    # Several algorithms in one process, of which it knows only the protocol.
+    "together": ("types",),
     # A run that is about to begin, against a recorded one.
     "baseline": ("types", "run", "run.*", "analysis.*"),
     # What the people who make the runs read: written when one has ended.
@@ -87,6 +91,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "config",
         "launch",
         "resume",
+        "folder",
+        "together",
         "journal",
         "analysis.targets",
         "run",

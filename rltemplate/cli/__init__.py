@@ -73,6 +73,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         overrides = [parse_override(as_prose(word), loader) for word in words]
         overrides = check_groups(overrides, loader)
         check_keys(overrides)
+        given = next((override for override in overrides if override.key_or_group == "seed"), None)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
         if resume is not None and not sweep:
@@ -86,6 +87,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)
+            _check_one_kind_of_seed(given, job.config)
             launch.check_folder(job.config)
             return Plan(
                 argv=[*plain, *flags],
@@ -98,6 +100,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         jobs, exact = _jobs(overrides, plain, loader)
         chosen = _sample(jobs)
         configs = [compose_config(job, sweep=True) for job in chosen]
+        _check_one_kind_of_seed(given, configs[0])
         _check_sweep(configs)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
@@ -110,6 +113,16 @@ def _plan(argv: Sequence[str]) -> Plan:
             words=_words_of_sweep(plain),
             resume=resume,
             accept=accept,
+        )
+
+
+def _check_one_kind_of_seed(given: Override | None, config: Config) -> None:
+    """Refuse `seed=` beside `seeds=`, wherever the latter comes from: one of them would count for nothing."""
+    if given is not None and config.seeds is not None:
+        listed = ",".join(map(str, config.seeds))
+        raise ConfigError(
+            f"{given.input_line}: seeds=[{listed}] says which seeds there are; leave {given.input_line} out, "
+            "or use seeds=null"
         )
 
 

@@ -144,7 +144,11 @@ def _unreadable(key: str, value: str) -> str:
     if "" in key.lstrip("+~").split("."):
         start = key.partition("..")[0].rstrip(".")
         return f"a name is missing beside a dot of the key, as in {start}.name={value}"
-    for opening, closing, example in (("[", "]", "[64,64]"), ("{", "}", "{a:1}"), ("(", ")", "range(1,3)")):
+    for opening, closing, example in (
+        ("[", "]", "[1,2]" if key == "seeds" else "[64,64]"),
+        ("{", "}", "{a:1}"),
+        ("(", ")", "range(1,3)"),
+    ):
         if value.count(opening) != value.count(closing):
             wrong = opening if value.count(opening) > value.count(closing) else closing
             return f"'{wrong}' has no partner; brackets come in pairs, as in {key}={example}"

@@ -65,13 +65,17 @@ class Checkpoints:
         self._chunks = {} if since is None else dict(since.chunks)
 
     def save(
-        self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
+        self,
+        env_steps: int,
+        state: Mapping[str, Any],
+        experience: Callable[[int], Experience | None],
+        tidy: bool = True,
     ) -> Path:
         """Write `state`, and what `experience` holds from a transition on.
 
         Each file is written under another name, flushed to the disk and renamed; older checkpoints go only
-        when the new one has been read back. Raises OSError if the disk does not take it: then the earlier
-        checkpoints are as they were.
+        when the new one has been read back, and not before `tidy` is called unless it is left to this.
+        Raises OSError if the disk does not take it: then the earlier checkpoints are as they were.
         """
         path = paths.checkpoint_path(self._run_dir, env_steps)
         if path in list_checkpoints(self._run_dir) and not _problems(path):
@@ -97,10 +101,15 @@ class Checkpoints:
             _clear(self._run_dir)
             raise
         self._chunks = chunks
+        if tidy:
+            self.tidy()
+        return path
+
+    def tidy(self) -> None:
+        """Remove all but the newest checkpoints that are to remain."""
         for old in list_checkpoints(self._run_dir)[: -self._keep]:
             old.with_suffix(".json").unlink()
         _clear(self._run_dir)
-        return path
 
     def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
         """The chunks that a checkpoint now needs, the last of them just written."""
@@ -203,10 +212,11 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """Checkpoints of a run that were finished, the oldest first: the files of their states."""
     found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
     states = (path.with_suffix(".pt") for path in found)
-    return sorted((path for path in states if _STATE.fullmatch(path.name)), key=_env_steps)
+    return sorted((path for path in states if _STATE.fullmatch(path.name)), key=steps_of)
 
 
-def _env_steps(checkpoint: Path) -> int:
+def steps_of(checkpoint: Path) -> int:
+    """After how many environment steps a checkpoint was taken."""
     return int(checkpoint.stem.removeprefix("step_"))
 
 
@@ -225,7 +235,7 @@ def _clear(run_dir: Path, newer_than: int | None = None) -> None:
     needed: set[str] = set()
     for checkpoint in list_checkpoints(run_dir):
         manifest = checkpoint.with_suffix(".json")
-        if newer_than is not None and _env_steps(checkpoint) > newer_than:
+        if newer_than is not None and steps_of(checkpoint) > newer_than:
             manifest.unlink()
             continue
         needed.add(checkpoint.name)
@@ -239,9 +249,9 @@ def _clear(run_dir: Path, newer_than: int | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
-def forget_after(run_dir: Path, checkpoint: Path) -> None:
-    """Remove what lies beyond `checkpoint`, from which the run now goes on, and remains of cut-off writes."""
-    _clear(run_dir, newer_than=_env_steps(checkpoint))
+def forget_after(run_dir: Path, env_steps: int) -> None:
+    """Remove checkpoints from beyond where the run now goes on, and remains of writes that were cut off."""
+    _clear(run_dir, newer_than=env_steps)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

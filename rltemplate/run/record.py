@@ -31,6 +31,7 @@ FINAL_STATUSES = ("finished", "failed", "interrupted")
 _OUTCOME = (
     *("schema", "id", "status", "error", "started_at", "ended_at", "duration_s", "final_metrics", "trace"),
     *("overrides", "config_digest", "git", "determinism", "environment", "versions", "machine"),
+    "together",
 )
 _RESUMED = (
     *("started_at", "env_steps", "checkpoint", "interruption", "error", "changed", "notes"),
