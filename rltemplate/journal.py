@@ -191,7 +191,7 @@ def _sweep_entry(
     folder: Path, index: Mapping[str, Any], runs_dir: Path, project: Path
 ) -> tuple[str, str] | None:
     jobs: Sequence[Mapping[str, Any]] = index["jobs"]
-    run_dirs = [Path(os.path.normpath(folder / job["run_dir"])) for job in jobs if job["run_dir"]]
+    run_dirs = [run_dir for job in jobs for run_dir in paths.job_runs(folder, job).values()]
     runs, _ = load_runs(run_dir for run_dir in run_dirs if (run_dir / paths.RECORD).exists())
     if not any(run.config["logger"]["journal"] for run in runs):
         return None
@@ -329,10 +329,11 @@ def _by_configuration(runs: Sequence[Run], jobs: Sequence[Mapping[str, Any]]) ->
     shared = set[str]().union(*(job["overrides"] for job in jobs))
     shared.intersection_update(*(job["overrides"] for job in jobs))
     words = {
-        job["run_id"]: " ".join(
+        run_id: " ".join(
             word for word in job["overrides"] if word not in shared and not word.startswith("seed=")
         )
         for job in jobs
+        for run_id in ([run["run_id"] for run in job.get("runs") or ()] or [job["run_id"]])
     }
     groups: dict[str, list[Run]] = {}
     for run in runs:

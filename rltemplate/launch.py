@@ -151,15 +151,17 @@ def new_job(
         return Job(config=to_dict(config), run_id=run_id, run_dir=str(folder), **told)
     group_id = paths.new_id(f"{len(config.seeds)}-seeds")
     folder = run_folder(config, group_id, env_name).parent
-    return group_job(config, group_id, folder, [paths.new_id(f"seed{seed}") for seed in config.seeds], **told)
+    run_ids = [paths.new_id(f"seed{seed}") for seed in config.seeds]
+    return group_job(config, group_id, {run_id: folder / run_id for run_id in run_ids}, **told)
 
 
-def group_job(config: Config, group_id: str, folder: Path, run_ids: Sequence[str], **told: Any) -> Job:
-    """The job of a group whose runs have their folders in `folder`, called by their ids."""
+def group_job(config: Config, group_id: str, runs: Mapping[str, Path], **told: Any) -> Job:
+    """The job of a group; `runs` are the folders of its runs by their ids, all of them side by side."""
     assert config.seeds is not None
-    run_dirs = [str(folder / run_id) for run_id in run_ids]
-    group = Group(id=group_id, seeds=list(config.seeds), run_ids=list(run_ids), run_dirs=run_dirs)
-    return Job(config=to_dict(config), run_id=group_id, run_dir=str(folder), group=group, **told)
+    run_dirs = [str(run_dir) for run_dir in runs.values()]
+    group = Group(id=group_id, seeds=list(config.seeds), run_ids=list(runs), run_dirs=run_dirs)
+    folder = str(Path(run_dirs[0]).parent)
+    return Job(config=to_dict(config), run_id=group_id, run_dir=folder, group=group, **told)
 
 
 def check_folder(config: Config) -> None:

@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def ask(words: Sequence[str]) -> Question:
     check_environment(config)
     if not any(word.startswith("video_every=") for word in overrides):
         config, argv = changed(config, {"video_every": 0}), with_changes(argv, {"video_every": 0})
-    return Question(config=config, overrides=argv, seeds=seeds)
+    return Question(config=replace(config, seeds=None), overrides=argv, seeds=seeds)
 
 
 def _number(word: str) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import traces
+from rltemplate.analysis.compare import row_independent
 from rltemplate.analysis.run_files import read_config
 from rltemplate.resume import few
 from rltemplate.run import checkout, paths, remotes
@@ -69,6 +70,12 @@ class Recorded:
     def python(self) -> str:
         """The version of Python that it had."""
         return str((self.record.get("machine") or {}).get("python"))
+
+    @property
+    def together(self) -> list[int] | None:
+        """The seeds that were trained together with it to its end, its own too; None if it was alone."""
+        facts = self.record.get("together")
+        return list(facts["seeds"]) if facts and facts.get("alone_since") is None else None
 
     @property
     def device(self) -> str:
@@ -243,6 +250,9 @@ def check_possible(recorded: Recorded) -> None:
     if resumed:
         times = "once" if len(resumed) == 1 else f"{len(resumed)} times"
         notes.append(f"was interrupted and went on {times}; it is compared with one straight run")
+    if recorded.together is not None:
+        seeds = ", ".join(map(str, recorded.together))
+        notes.append(f"was trained together with others, seeds {seeds}, which are made again as well")
     if not recorded.finished:
         so_far = f"after {recorded.iterations:,} iterations, and is made again up to there"
         notes.append(f"was {recorded.status} {so_far}")
@@ -266,6 +276,12 @@ def _check_same_run(recorded: Recorded, part: Mapping[str, Any]) -> None:
                 f"{recorded.id}: went on with changed {what} after {steps:,} steps ({few(changed[what])}), "
                 "so it is not what any single run gives"
             )
+    if changed.get("together") and not row_independent(recorded.config):
+        before, after = (", ".join(map(str, seeds)) for seeds in changed["together"])
+        raise ConfigError(
+            f"{recorded.id}: was trained together with seeds {before}, and went on with {after} after "
+            f"{steps:,} steps; below determinism=invariant that is not what any single group gives"
+        )
     if changed.get("total_env_steps") and _tied_to_total(recorded):
         before, after = changed["total_env_steps"]
         raise ConfigError(

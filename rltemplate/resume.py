@@ -49,6 +49,10 @@ from rltemplate.types import ASIDE, MEANS, ConfigError
 ACCEPT = "changes"
 
 
+class GroupEnded(ConfigError):
+    """All runs of a group have ended, and some of them failed: together they cannot go on."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Continuation:
     """What is left of a run, and what is different now."""
@@ -160,6 +164,12 @@ def facts_of_group(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+def went_on_alone(record: Mapping[str, Any]) -> bool:
+    """Whether a run that was trained together with others has left them."""
+    together = facts_of_group(record)
+    return together is not None and together["alone_since"] is not None
+
+
 def _group_again(job: Job, config: Config, together: Mapping[str, Any], ended: bool) -> Job | None:
     """The job of the whole group that the run of `job` belongs to.
 
@@ -175,14 +185,14 @@ def _group_again(job: Job, config: Config, together: Mapping[str, Any], ended: b
         )
     run_dirs = [there[run_id] for run_id in together["run_ids"]]
     records = [read_record(run_dir) for run_dir in run_dirs]
-    inside = [record for record in records if (facts_of_group(record) or {}).get("alone_since") is None]
+    inside = [record for record in records if not went_on_alone(record)]
     statuses = {record.get("status") for record in inside}
     if ended and statuses == {"finished"}:
         return None
     if ended and statuses == {"finished", "failed"}:
         if read_record(own)["status"] == "finished":
             return None
-        raise ConfigError(
+        raise GroupEnded(
             f"{own.name}: failed, and the runs that were trained together with it have finished; "
             "alone=true goes on with it alone"
         )
@@ -241,7 +251,7 @@ class _Left:
     @property
     def left_group(self) -> bool:
         """Whether it went on without the runs that it was trained together with."""
-        return self.together is not None and self.together["alone_since"] is not None
+        return went_on_alone(self.record)
 
     @property
     def seeds(self) -> list[int]:

@@ -55,16 +55,24 @@ class Series:
         """What the process of the run called `name` said."""
         return self.folder / f"{name}.log"
 
+    def names(self, name: str, config: Config) -> dict[str, int]:
+        """The runs that `run` makes under a name, each with its seed: one, or those of a group."""
+        if config.seeds is None:
+            return {name: config.seed}
+        return {f"{name}_seed_{seed}": seed for seed in config.seeds}
+
     def job(self, name: str, config: Config, overrides: Sequence[str]) -> launch.Job:
-        """What the process of a run is told."""
-        return launch.Job(
-            config=to_dict(config),
-            run_id=f"{self.id}-{name.replace('_', '')}",
-            run_dir=str(self.run_dir(name)),
-            command=self.command,
-            overrides=list(overrides),
-            snapshot=None if self.snapshot is None else snapshot_text(self.snapshot),
-        )
+        """What the process of a run, or of a group of them, is told."""
+        told: dict[str, Any] = {
+            "command": self.command,
+            "overrides": list(overrides),
+            "snapshot": None if self.snapshot is None else snapshot_text(self.snapshot),
+        }
+        runs = {f"{self.id}-{each.replace('_', '')}": self.run_dir(each) for each in self.names(name, config)}
+        if config.seeds is not None:
+            return launch.group_job(config, f"{self.id}-{name.replace('_', '')}", runs, **told)
+        ((run_id, run_dir),) = runs.items()
+        return launch.Job(config=to_dict(config), run_id=run_id, run_dir=str(run_dir), **told)
 
     def run(
         self,

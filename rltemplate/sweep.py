@@ -3,6 +3,9 @@
 A sweep that ended early goes on like a single run: the same command with `sweep=resume` skips the jobs that
 have finished, resumes those that have a run, and starts the others. What decides the bits of its runs must
 still be what it was: code and libraries unless `accept=changes` is said, the configuration always.
+
+With `seeds=[...]` each job is a group of runs in one process; the index lists them, and the job goes on as
+they do together. Its return is their mean.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,16 +31,18 @@ from types import FrameType
 from typing import Any
 
 from rltemplate import launch
-from rltemplate.config import Config, from_dict, load_config, to_dict
-from rltemplate.launch import Job, Membership, run_folder, worker_environment
+from rltemplate.config import Config, from_dict, load_config
+from rltemplate.launch import Job, Membership, new_job, worker_environment
 from rltemplate.resume import (
     ACCEPT,
+    GroupEnded,
     changed_code,
     changed_libraries,
     deciding,
     few,
     how_back,
     resume_job,
+    went_on_alone,
 )
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
@@ -143,8 +148,9 @@ class Sweep:
         self, command: Sequence[str], configs: Sequence[Config], num_jobs: int | None, accept: bool
     ) -> None:
         index = self.read()
-        unfinished = [self._run_dir(job) for job in index["jobs"] if job["status"] != "finished"]
-        left = [path for path in unfinished if path is not None and (path / paths.RECORD).is_file()]
+        unfinished = [job for job in index["jobs"] if job["status"] != "finished"]
+        run_dirs = [path for job in unfinished for path in paths.job_runs(self.folder, job).values()]
+        left = [path for path in run_dirs if (path / paths.RECORD).is_file()]
         for run_dir in left:  # of a supervisor that was killed, or still in the hands of a scheduler
             lock = RunLock(run_dir)
             lock.acquire()
@@ -239,13 +245,14 @@ class Sweep:
 
     def _check_configs(self, index: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """Raise ConfigError unless the runs that there are have configurations from among these."""
-        now = [deciding(config) for config in configs]
+        now = [deciding(member) for config in configs for member in config.members()]
         for job in index["jobs"]:
-            run_dir = self._run_dir(job)
-            if run_dir is not None and (run_dir / paths.CONFIG).is_file():
-                before = deciding(load_config(run_dir / paths.CONFIG))
-                # Which one is meant shows in what they share.
-                _refuse_differences(job, min((_differences(before, each) for each in now), key=len))
+            for run_id, run_dir in paths.job_runs(self.folder, job).items():
+                if (run_dir / paths.CONFIG).is_file():
+                    before = deciding(load_config(run_dir / paths.CONFIG))
+                    # Which one is meant shows in what they share.
+                    found = min((_differences(before, each) for each in now), key=len)
+                    _refuse_differences(job, found, run_id)
 
     def fork_launcher(self) -> int:
         """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
@@ -342,6 +349,10 @@ class Sweep:
                 return None
             try:
                 job = self._job(index, entry, config, overrides, env_name)
+            except GroupEnded as error:  # to whom it happened is in the records
+                entry |= {"status": "failed", "problem": str(error)}
+                print(f"{title}: {error}", file=sys.stderr)
+                return _last_value(entry)
             except ConfigError as error:
                 self._refuse(entry, error)
                 return None
@@ -439,36 +450,46 @@ class Sweep:
         """What the process of a run is told, and the index as well; None if the run has finished."""
         last = index["resumed"][-1] if index["resumed"] else {"command": index["command"], "accept": False}
         membership = Membership(id=index["id"], dir=str(self.folder), job=entry["job"])
-        run_dir = self._run_dir(entry)
-        if run_dir is not None and (run_dir / paths.RECORD).is_file():
-            job = resume_job(run_dir, last["command"], accept=last["accept"])
+        there = paths.job_runs(self.folder, entry).values()
+        if there and all((run_dir / paths.RECORD).is_file() for run_dir in there):
+            job = self._again(there, last)
             if job is None:
                 return None
-            _refuse_differences(entry, _differences(deciding(from_dict(job.config)), deciding(config)))
+            pairs = zip(from_dict(job.config).members(), config.members(), strict=False)
+            for before, now in pairs:
+                _refuse_differences(entry, _differences(deciding(before), deciding(now)), job.run_id)
             entry["resumed"] += 1
             entry.pop("problem", None)
             return replace(job, sweep=membership, journal=False)
         entry.pop("problem", None)
-        run_id = paths.new_id(f"seed{config.seed}")
-        folder = run_folder(config, run_id, env_name)
-        entry |= {"run_id": run_id, "run_dir": os.path.relpath(folder, self.folder), "start_time": None}
-        return Job(
-            config=to_dict(config),
-            run_id=run_id,
-            run_dir=str(folder),
-            command=last["command"],
-            overrides=list(overrides),
-            sweep=membership,
-        )
+        job = new_job(config, last["command"], env_name=env_name, overrides=overrides, sweep=membership)
+        entry |= {
+            "run_id": job.run_id,
+            "run_dir": os.path.relpath(job.run_dir, self.folder),
+            "start_time": None,
+        }
+        if job.group is not None:
+            parts = zip(job.group.seeds, job.group.run_ids, job.group.run_dirs, strict=True)
+            entry["runs"] = [
+                {"seed": seed, "run_id": run_id, "run_dir": os.path.relpath(run_dir, self.folder)}
+                for seed, run_id, run_dir in parts
+            ]
+        return job
 
-    def _run_dir(self, entry: Mapping[str, Any]) -> Path | None:
-        """The folder of a job's run, wherever the sweep has been moved to with its runs."""
-        return None if entry["run_dir"] is None else Path(os.path.normpath(self.folder / entry["run_dir"]))
+    def _again(self, run_dirs: Collection[Path], last: Mapping[str, Any]) -> Job | None:
+        """The job that goes on with the run of a job, or with those that are still together."""
+
+        def last_choice(path: Path) -> tuple[bool, bool]:
+            record = read_record(path)
+            return went_on_alone(record), record.get("status") == "finished"
+
+        return resume_job(min(run_dirs, key=last_choice), last["command"], accept=last["accept"])
 
     def _close(self, entry: dict[str, Any], exit_status: int) -> None:
-        run_dir = self._run_dir(entry)
         entry |= {"status": _status(exit_status), "exit_status": exit_status, "end_time": _now()}
-        entry["return"] = None if run_dir is None else _last_return(run_dir)
+        returns = [_last_return(run_dir) for run_dir in paths.job_runs(self.folder, entry).values()]
+        known = [each for each in returns if each is not None]
+        entry["return"] = sum(known) / len(known) if known else None
 
     def finish(self, launched: bool) -> int:
         """Close the index, print the table of jobs and return the exit status of the command.
@@ -560,11 +581,13 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tupl
     return [(key, before.get(key), now.get(key)) for key in keys]
 
 
-def _refuse_differences(entry: Mapping[str, Any], differences: Sequence[tuple[str, Any, Any]]) -> None:
+def _refuse_differences(
+    entry: Mapping[str, Any], differences: Sequence[tuple[str, Any, Any]], run_id: str
+) -> None:
     if differences:
         key, before, now = differences[0]
         raise ConfigError(
-            f"{key}={now}: {entry['run_id']} ({' '.join(entry['overrides'])}) was started with {before}\n"
+            f"{key}={now}: {run_id} ({' '.join(entry['overrides'])}) was started with {before}\n"
             "a sweep goes on with the configuration that it had: bring conf/ back, or start another sweep"
         )
 

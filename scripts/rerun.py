@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER`.
+"""Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER [seeds=1,2,3]`.
 
 The stable entry of every recorded tree: `make reproduce` calls the script of the tree that it has checked
 out, which may be older or newer than its own. Who only looks at a run is off (console, journal, TensorBoard,
 W&B, videos), and no snapshot is taken, for the code is that of a commit already. All else is as recorded.
+With `seeds` the run is made together with those of other seeds, which go to `FOLDER-seed1` and so on.
 
 Exit status: as of training.
 """
@@ -15,42 +16,59 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import launch  # noqa: E402
-from rltemplate.config import Config, load_config, to_dict  # noqa: E402
+from rltemplate.config import Config, check, load_config, to_dict  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
 from rltemplate.run.snapshot import Snapshot  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import parse_words, readable  # noqa: E402
+from rltemplate.words import Kinds, parse_words, readable  # noqa: E402
 
 
-def quiet(config: Config, run_dir: str) -> Config:
-    """The same run in another folder, with nobody told about it."""
+def quiet(config: Config) -> Config:
+    """The same run with nobody told about it."""
     wandb = replace(config.logger.wandb, enabled=False)
     logger = replace(config.logger, console=False, journal=False, tensorboard=False, wandb=wandb)
-    return replace(config, run_dir=run_dir, logger=logger, video_every=0)
+    return replace(config, run_dir=None, logger=logger, video_every=0)
+
+
+def seeds(text: str) -> list[int]:
+    """The kind of `seeds=1,2,3`."""
+    return [int(seed) for seed in text.split(",")]
+
+
+KINDS: Kinds = {"config": str, "run_dir": str, "seeds": seeds}
 
 
 def main(argv: list[str]) -> int:
     """Check, then become the process of the run."""
     try:
-        given = parse_words(argv, {"config": str, "run_dir": str}, required=["config", "run_dir"])
-        config = quiet(load_config(Path(given["config"])), given["run_dir"])
-        launch.check_folder(config)
+        given = parse_words(argv, KINDS, required=["config", "run_dir"])
+        config = quiet(load_config(Path(given["config"])))
+        launch.check_folder(replace(config, run_dir=given["run_dir"]))
+        run_dir = Path(given["run_dir"]).expanduser().absolute()
+        told: dict[str, Any] = {
+            "command": sys.argv,
+            "overrides": [],
+            "snapshot": Snapshot(problem="a recorded configuration run again, from a commit").to_json(),
+        }
+        if "seeds" in given:
+            config = replace(config, seeds=given["seeds"])
+            check(config)
+            folders = {
+                seed: run_dir if seed == config.seed else run_dir.with_name(f"{run_dir.name}-seed{seed}")
+                for seed in given["seeds"]
+            }
+            runs = {paths.new_id(f"seed{seed}"): folder for seed, folder in folders.items()}
+            launch.become(launch.group_job(config, paths.new_id("again"), runs, **told))
         run_id = paths.new_id(f"seed{config.seed}")
-        job = launch.Job(
-            config=to_dict(config),
-            run_id=run_id,
-            run_dir=str(launch.run_folder(config, run_id, config.env.id)),
-            command=sys.argv,
-            overrides=[],
-            snapshot=Snapshot(problem="a recorded configuration run again, from a commit").to_json(),
-        )
-        launch.become(job)
+        values = to_dict(replace(config, run_dir=str(run_dir)))
+        launch.become(launch.Job(config=values, run_id=run_id, run_dir=str(run_dir), **told))
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2

@@ -23,7 +23,11 @@ from rltemplate.analysis.runs import experiment_of, load_run
 from rltemplate.baseline import difference
 from rltemplate.config import Config, to_dict, to_yaml
 from rltemplate.foreign_rng import ForeignTurns
+from rltemplate.journal import write_sweep
 from rltemplate.launch import Job, group_job, new_job
+from rltemplate.prove import Proof, ask
+from rltemplate.recorded import Recorded, check_possible
+from rltemplate.reproduce import reproduce
 from rltemplate.resume import resume_job
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
@@ -32,6 +36,7 @@ from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.group_console import GroupConsole
 from rltemplate.run.record import Record
 from rltemplate.run.snapshot import Snapshot
+from rltemplate.sweep import Sweep
 from rltemplate.train import Observers, run
 from rltemplate.types import ConfigError, RunError
 
@@ -205,9 +210,9 @@ def test_a_group_has_one_entry_in_the_journal(invariant: Callable[..., list[Path
 def job_of(config: Config, folder: Path, **further: Any) -> Job:
     """The job of a group whose runs lie in `folder/<seed>`."""
     assert config.seeds is not None
-    names = [f"seed{seed}" for seed in config.seeds]
+    runs = {f"seed{seed}": folder / f"seed{seed}" for seed in config.seeds}
     told = {"command": ["train.py"], "overrides": [], "snapshot": NO_CODE, **further}
-    return group_job(config, f"group-{folder.name}", folder, names, **told)
+    return group_job(config, f"group-{folder.name}", runs, **told)
 
 
 def again(folder: Path, seed: int, **further: Any) -> int:
@@ -677,3 +682,158 @@ def test_a_terminal_is_told_of_the_group_once(configure: Configure, tmp_path: Pa
     for seed in (1, 2):
         assert len(rows(tmp_path / f"seed{seed}")) == 10
         assert list((tmp_path / f"seed{seed}" / paths.TENSORBOARD).iterdir())
+
+
+# --- Sweeps, reproductions and proofs --------------------------------------------------------------------
+
+# Writes the records of a group that ends as the file `statuses` of its sweep says.
+GROUP = """
+import json, sys
+from pathlib import Path
+from rltemplate.config import from_dict, to_yaml
+from rltemplate.launch import Job
+
+job = Job.from_environment()
+statuses = json.loads(Path(job.sweep.dir, "statuses").read_text())[job.resume]
+for place, (each, status) in enumerate(zip(job.members(), statuses)):
+    folder = Path(each.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(to_yaml(from_dict(each.config)))
+    record = {"schema": 1, "id": each.run_id, "status": status, "together": job.group.facts(place)}
+    record["final_metrics"] = {"eval/return": 10.0 * each.config["seed"]}
+    (folder / "record.json").write_text(json.dumps(record))
+sys.exit(143 if "interrupted" in statuses else 1 if "failed" in statuses else 0)
+"""
+
+
+def sweep_of(folder: Path, monkeypatch: pytest.MonkeyPatch, *statuses: list[str]) -> Sweep:
+    """A sweep whose jobs of two seeds end with the first statuses, and when they go on with the second."""
+    index = {"id": "s", "status": "running", "command": ["train.py"], "words": [], "num_jobs": 1}
+    index |= {"signal": None, "resumed": [], "snapshot": {}, "jobs": []}
+    folder.mkdir()
+    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index))
+    (folder / "statuses").write_text(json.dumps(statuses))
+    monkeypatch.setattr(launch, "worker_command", lambda: [sys.executable, "-P", "-c", GROUP])
+    return Sweep(folder)
+
+
+def run_job(sweep: Sweep) -> tuple[float | None, dict[str, Any]]:
+    words = ["seeds=[2,4]", f"runs_dir={sweep.folder}"]
+    config = cli.preflight(words).configs[0]
+    value = sweep.run(0, config, words, env_name="CartPole", console=False)
+    (job,) = sweep.read()["jobs"]
+    return value, job
+
+
+def next_session(sweep: Sweep) -> None:
+    index = sweep.read()
+    index["resumed"].append({"command": ["train.py", "sweep=resume"], "accept": False})
+    (sweep.folder / paths.SWEEP_INDEX).write_text(json.dumps(index))
+    sweep.session += 1
+
+
+def test_a_job_of_a_sweep_lists_its_runs_and_they_go_on_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = sweep_of(tmp_path / "s", monkeypatch, ["interrupted"] * 2, ["finished"] * 2)
+    value, job = run_job(sweep)
+    assert (value, job["status"]) == (30.0, "interrupted")
+    assert [run["seed"] for run in job["runs"]] == [2, 4]
+    folders = paths.job_runs(sweep.folder, job)
+    assert [load_run(folder).value("seed") for folder in folders.values()] == [2, 4]
+    next_session(sweep)
+    value, again = run_job(sweep)
+    assert (value, again["status"], again["resumed"]) == (30.0, "finished", 1)
+    assert again["runs"] == job["runs"]
+    moved = tmp_path / "moved"
+    sweep.folder.rename(moved)
+    assert all(folder.is_dir() for folder in paths.job_runs(moved, job).values())
+
+
+def test_a_job_of_which_one_failed_stays_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(tmp_path / "s", monkeypatch, ["finished", "failed"])
+    assert run_job(sweep)[1]["status"] == "failed"
+    next_session(sweep)
+    _, job = run_job(sweep)
+    assert (job["status"], job["resumed"]) == ("failed", 0)
+    assert "alone=true" in job["problem"]
+
+
+def test_the_entry_of_a_sweep_has_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(tmp_path / "s", monkeypatch, ["finished", "finished"])
+    _, job = run_job(sweep)
+    index = sweep.read() | {"start_time": "2026-11-21T10:00:00", "status": "finished"}
+    write_sweep(sweep.folder, index, tmp_path, ROOT)
+    journal = (tmp_path / paths.JOURNAL).read_text()
+    assert "(2 seeds: 20, 40)" in journal
+    assert all(run["run_id"] in journal for run in job["runs"])
+
+
+def recorded(**further: Any) -> Recorded:
+    """What there is of a run that was trained together with others."""
+    facts = {"id": "g", "seeds": [1, 2], "run_ids": ["a", "b"], "place": 0, "alone_since": None}
+    values: dict[str, Any] = {"status": "finished", "together": facts, **further}
+    return Recorded(
+        id="a",
+        ref=None,
+        commit="0",
+        record=values,
+        config={"trace": "iteration", "determinism": {"level": "repeat"}},
+        config_file=Path("config.yaml"),
+        trace=None,
+        metrics=None,
+        place="a",
+        iterations=3,
+    )
+
+
+def test_what_one_group_cannot_give_is_not_made_again() -> None:
+    whole = recorded()
+    check_possible(whole)
+    assert whole.together == [1, 2]
+    assert "seeds 1, 2, which are made again as well" in whole.notes[0]
+    part = {"env_steps": 96, "changed": {"together": [[1, 2], [1]]}}
+    left = recorded(resumed=[part])
+    with pytest.raises(ConfigError, match="trained together with seeds 1, 2, and went on with 1 after 96"):
+        check_possible(left)
+    left.config["determinism"]["level"] = "invariant"  # where it makes no difference
+    left.record["together"]["alone_since"] = 96
+    check_possible(left)
+    assert left.together is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_ref", [False, True])
+def test_one_of_a_group_is_made_again_with_all_of_them(fork: Path, tmp_path: Path, by_ref: bool) -> None:
+    words = [*TINY["ppo"], *QUIET[1:], "determinism=repeat", "seeds=[1,2,3]"]
+    made = run_train(fork, tmp_path, *words)
+    assert made.returncode == 0, made.stderr
+    (run_dir,) = tmp_path.glob("runs/*/*seed2*")
+    text = f"refs/runs/{run_dir.name}" if by_ref else str(run_dir)
+    kept = tmp_path / "kept"
+    found = reproduce(text, project=fork, runs_dir=tmp_path / "runs", keep=kept)
+    assert (found.verdict, found.error) == ("identical", None)
+    assert record(kept)["together"]["seeds"] == [1, 2, 3]
+    assert record(kept)["together"]["place"] == 1
+
+
+@pytest.mark.slow
+def test_a_proof_compares_member_by_member(tmp_path: Path) -> None:
+    words = [*TINY["ppo"], *QUIET[1:], "determinism=repeat", "seeds=[1,2]", "times=2", f"runs_dir={tmp_path}"]
+
+    question = ask(words)
+    document = Proof(question, say=lambda line: None).run()
+    assert document["verdict"] == "holds", document["problems"]
+    assert [(run["name"], run["seed"]) for run in document["runs"]] == [
+        ("run_0_seed_1", 1),
+        ("run_0_seed_2", 2),
+        ("run_1_seed_1", 1),
+        ("run_1_seed_2", 2),
+    ]
+    assert len({run["digest"] for run in document["runs"]}) == 2
+    # And a member that is another one in the second run is found, beside one that is not.
+    broken = {"run_1": {"RLTEMPLATE_FAULT": "action@3:1"}}
+    document = Proof(question, say=lambda line: None, extra=broken).run()
+    assert document["verdict"] == "broken"
+    assert document["problems"][0].startswith("run_1_seed_1 ")
+    assert " is not run_0_seed_1: diverged in iteration 3" in document["problems"][0]

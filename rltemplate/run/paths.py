@@ -6,11 +6,13 @@ Nothing heavy is imported here, so that tools which merely look at runs start at
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from rltemplate.types import ConfigError
 
@@ -53,6 +55,15 @@ def video_path(run_dir: Path, env_steps: int) -> Path:
 def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
     """Where the checkpoint taken after `env_steps` environment steps lies."""
     return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"
+
+
+def job_runs(folder: Path, job: Mapping[str, Any]) -> dict[str, Path]:
+    """The folders of the runs of a job, by id: one, or those that were trained together.
+
+    `job` is an entry of the index of the sweep in `folder`, wherever that has been moved to with its runs.
+    """
+    listed = job.get("runs") or ([job] if job["run_dir"] is not None else [])
+    return {run["run_id"]: Path(os.path.normpath(folder / run["run_dir"])) for run in listed}
 
 
 def find_run(text: str, runs_dir: Path) -> Path:
