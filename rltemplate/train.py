@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
+# What an iteration of a group gave, by place, and how many seconds it took.
+AfterIteration = Callable[[Mapping[int, IterationResult | Exception], float], None]
+
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
 
@@ -235,8 +238,14 @@ class Observers:
         self._logged_steps = 0
         self.saved_steps = algorithm.env_steps
 
+    def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
+        """All that a run of its own does with an iteration that began after `before` steps."""
+        self.take_in(result, before, seconds)
+        self.save(None)
+        self.look()
+
     def take_in(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Keep what the iteration gave that began after `before` steps. RunError if it was not finite."""
+        """Keep what an iteration gave. RunError if it was not finite."""
         self.logger.observe(result)
         self.iterations += 1
         self._before = before
@@ -482,6 +491,7 @@ class Member:
         self.tell: Callable[[str], None] = lambda text: to_stderr(f"seed {self.config.seed}: {text}")
         self.outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
         self._turns = turns
+        self._reached = 0  # environment steps at the end of the last iteration
         self._fault: Fault | None = None
         # On the way out each step is taken whatever becomes of the others, the last entered first.
         self._ending = contextlib.ExitStack()
@@ -552,10 +562,18 @@ class Member:
 
     def catch_up(self) -> None:
         """Tell what is different since the run began, and do what it did not come to."""
+        self._reached = self.algorithm.env_steps
         if self.continuation is not None:
             for note in self.continuation.notes:
                 self.tell(note)
             self.observers.go_on(self.continuation)
+
+    def take_in(self, result: IterationResult | Exception, seconds: float) -> None:
+        """Keep what an iteration gave, or raise what it raised."""
+        before, self._reached = self._reached, self.algorithm.env_steps
+        if isinstance(result, Exception):
+            raise result
+        self.observers.take_in(result, before, seconds)
 
     def settle(self, seeds: Sequence[int] | None) -> None:
         """The loop is over: keep what there is."""
@@ -633,30 +651,33 @@ class Member:
         )
 
 
-def train(together: Together, members: Sequence[Member], stop: Stop) -> None:
-    """The loop: an iteration of all runs that are going, and then what looks at them."""
-    while stop.signal is None:
-        going = [member for member in members if member.going]
-        if not going:
-            return
-        before, started = going[0].algorithm.env_steps, time.perf_counter()
-        results = together.train_iteration([member.number for member in going])
+def train(together: Together, going: Callable[[], Sequence[int]], stop: Stop, after: AfterIteration) -> None:
+    """The loop. `going` says which places of the group have more to do, `after` looks at what they did."""
+    while stop.signal is None and (places := going()):
+        started = time.perf_counter()
+        results = together.train_iteration(places)
         seconds = time.perf_counter() - started
         stop.compiling = False
-        for member in going:
-            member.attempt(partial(_take_in, member, results[member.number], before, seconds))
-        seeds = company(going)
-        for member in going:
-            member.attempt(partial(member.observers.save, seeds))
-        tidy(going)
-        for member in going:
-            member.attempt(member.observers.look)
+        after(results, seconds)
 
 
-def _take_in(member: Member, result: IterationResult | Exception, before: int, seconds: float) -> None:
-    if isinstance(result, Exception):
-        raise result
-    member.observers.take_in(result, before, seconds)
+def look_at(
+    members: Sequence[Member], results: Mapping[int, IterationResult | Exception], seconds: float
+) -> None:
+    """Look at an iteration. Of several members each step is taken by all before the next.
+
+    So all have been looked through for what ends them before the first one writes a checkpoint, which names
+    those that go on, and all have written theirs before the first one removes an older one.
+    """
+    going = [member for member in members if member.number in results]
+    for member in going:
+        member.attempt(partial(member.take_in, results[member.number], seconds))
+    seeds = company(members)
+    for member in going:
+        member.attempt(partial(member.observers.save, seeds))
+    tidy(members)
+    for member in going:
+        member.attempt(member.observers.look)
 
 
 def company(members: Sequence[Member]) -> list[int] | None:
@@ -748,7 +769,9 @@ def _run(
                     member.attempt(partial(start, member))
             together = Together([member.algorithm for member in members], lambda i: members[i].turn())
             with stop.abandoning(config.compile):
-                train(together, members, stop)
+                train(
+                    together, lambda: [m.number for m in members if m.going], stop, partial(look_at, members)
+                )
                 seeds = company(members)
                 for member in members:
                     member.attempt(partial(member.settle, seeds))

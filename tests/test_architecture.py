@@ -181,6 +181,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "config",
             "launch",
             "startup",
+            "together",
             "train",
             "bench.contenders",
             "bench.timeline",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import os
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,6 +146,7 @@ def _sync(device: str) -> Callable[[], None]:
 
 def shares(job: Job, begun: float) -> dict[str, Any]:
     """Where the time of the real training loop goes, with logging and trace at their default intervals."""
+    from rltemplate.together import Together
     from rltemplate.train import Stop, train
 
     work = WORKS[job.work]
@@ -160,14 +160,24 @@ def shares(job: Job, begun: float) -> dict[str, Any]:
         ours.algorithm.probe = observers.trace or Probe()
         line.watch(ours.algorithm, _sync(job.device))
 
-        def after(result: IterationResult, before: int, seconds: float) -> None:
+        before = 0
+
+        def after(results: Mapping[int, IterationResult | Exception], seconds: float) -> None:
+            nonlocal before
             line.mark(REST)
+            result = results[0]
+            if isinstance(result, Exception):
+                raise result
             observers.after_iteration(result, before, seconds)
             line.mark(OBSERVERS)
-            if not clock(ours.algorithm.env_steps):
+            before = ours.algorithm.env_steps
+            if not clock(before):
                 stop.signal = 0
 
-        train(ours.algorithm, config.total_env_steps, stop, after)
+        def going() -> list[int]:
+            return [0] if before < config.total_env_steps else []
+
+        train(Together([ours.algorithm]), going, stop, after)
         observers.close()
     ours.close()
     return {**clock.result(), "shares": line.shares()}
@@ -175,15 +185,17 @@ def shares(job: Job, begun: float) -> dict[str, Any]:
 
 def together(job: Job, begun: float) -> dict[str, Any]:
     """So many seeds in one process; environment steps are summed over them."""
+    from rltemplate.together import Together
+
     work, config = WORKS[job.work], configuration(job.words())
     seeds = range(1, int(job.options["seeds"]) + 1)
     members = [Ours.ready(dataclasses.replace(config, seed=seed)).algorithm for seed in seeds]
-    group = importlib.import_module("rltemplate.together").Together(members)
+    group = Together(members)
     clock = Clock(work.first, work.warm_up, job.seconds, begun, _sync(job.device))
     while clock(members[0].env_steps):
-        for result in group.train_iteration(range(len(members))).values():
-            if isinstance(result, Exception):
-                raise result
+        for done in group.train_iteration(range(len(members))).values():
+            if isinstance(done, Exception):
+                raise done
     for member in members:
         member.close()
     result = clock.result()
