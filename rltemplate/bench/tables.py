@@ -247,10 +247,12 @@ def observers(every: list[Cell]) -> list[str]:
         "",
         *paragraph(
             "What each adds to the time of training without any, compiled, at the default intervals of the "
-            "recipe; medians over processes. Iterations took turns in one process; a log row, a checkpoint "
-            "and the record of a run were timed by themselves and are counted as often as they come. `log` "
-            "is everything a run does with an iteration that it does not trace: metrics, rows, console, "
-            "TensorBoard, and the look for NaN."
+            "recipe; medians over processes. Iterations took turns in one process, and whatever looks at "
+            "them was timed by itself; a log row, a checkpoint and the record of a run are counted as often "
+            "as they come. Only of `trace=step`, with which the algorithm works otherwise, it is by how much "
+            "iterations took longer; the last row is such a difference of iterations that are alike. `log` "
+            "is all that a run does with an iteration beside tracing it: metrics, rows, console, "
+            "TensorBoard, and the look for NaN. Evaluations and videos are work of their own and not in it."
         ),
     ]
 
