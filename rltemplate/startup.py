@@ -7,6 +7,7 @@ that step was made. Nothing in a run knows that it is measured.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,6 +62,12 @@ def time_to_first_step(
             try:
                 ended = _wait(process.pid, run_dir / paths.TRACE)
                 wall_s = time.perf_counter() - began
+                if (
+                    not ended
+                ):  # what stands above the run, such as make, ends then by itself, and has its times
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(read_record(run_dir)["pid"], signal.SIGKILL)
+                    _wait(process.pid)
             finally:
                 cpu_s = _end(process)
         if ended:
@@ -70,14 +77,14 @@ def time_to_first_step(
     return Start(wall_s, cpu_s)
 
 
-def _wait(pid: int, trace: Path) -> bool:
+def _wait(pid: int, trace: Path | None = None) -> bool:
     """Wait for the first line of the trace, or for the end of the process: whether it was that."""
     while True:
-        if trace.exists() and trace.stat().st_size:
+        if trace is not None and trace.exists() and trace.stat().st_size:
             return False
         # Left as it is, so that its times can still be asked for.
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return not trace.exists()
+            return trace is None or not trace.exists()
         time.sleep(_LOOK_EVERY_S)
 
 

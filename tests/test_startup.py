@@ -167,6 +167,10 @@ def test_the_time_to_the_first_step_leaves_nothing_behind(fork: Path) -> None:
     start = time_to_first_step(["logger=none"], project=fork)
     assert start.wall_s > 0.1
     assert start.cpu_s > 0.1
+    # Of a command that starts the run instead of becoming it, the times are those of the run as well.
+    below = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", sys.executable)
+    below_it = time_to_first_step(["logger=none"], [*below, str(fork / "scripts" / "train.py")], fork)
+    assert below_it.cpu_s > start.cpu_s / 3
     assert git(fork, "for-each-ref") == refs
     assert sorted(fork.iterdir()) == there
     with pytest.raises(ConfigError, match="did you mean CartPole"):
