@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rltemplate.rng import seed_sequence
+from rltemplate.types import RunError
 
 
 def seed_foreign_code(seed: int) -> None:
@@ -24,16 +25,25 @@ def seed_foreign_code(seed: int) -> None:
     torch.manual_seed(int(words[2]))
 
 
+# After so many iterations in which nobody has drawn, nobody is expected to.
+_WATCHED_ITERATIONS = 2
+
+
 class ForeignTurns:
     """The global generators for several runs of one process, each of which finds them as if it were alone.
 
-    They are of one run at a time, and change hands where the next one's code may draw: 0.08 ms.
+    They are of one run at a time, and change hands where the next one's code may draw. That takes 0.08 ms,
+    several times in a step of a small environment, and hardly any environment draws from them. So once nobody
+    has for some iterations, they stay where they are, and it is only looked after whether that remains true.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = list(seeds)
         self._holder: int | None = None
+        self._given: Any = None  # as the holder found them
         self._kept: dict[int, Any] = {}
+        self._drawn = False
+        self._iterations = 0
 
     def turn_to(self, place: int) -> None:
         """From here on they are those of the run at `place`, as it left them; at first as its seed says."""
@@ -41,11 +51,44 @@ class ForeignTurns:
             return
         if self._holder is not None:
             self._kept[self._holder] = _raw_state()
+            self._drawn = self._drawn or not _same(self._kept[self._holder], self._given)
         self._holder = place
         if place in self._kept:
             _set_raw_state(self._kept.pop(place))
         else:
             seed_foreign_code(self._seeds[place])
+        self._given = _raw_state()
+
+    def before_step(self, place: int) -> None:
+        """`turn_to`, unless nobody draws."""
+        if self._drawn or self._iterations < _WATCHED_ITERATIONS:
+            self.turn_to(place)
+
+    def end_iteration(self) -> None:
+        """Of all. Raises RunError if somebody has drawn and nobody expected it: nobody knows who it was."""
+        drawn = self._drawn or not _same(_raw_state(), self._given)
+        if drawn and not self._drawn and self._iterations >= _WATCHED_ITERATIONS:
+            raise RunError(
+                "an environment drew from a global generator of Python, NumPy or torch for the first time in "
+                f"iteration {self._iterations},\nwhere it is too late to tell its seeds apart; train them as "
+                "runs of their own, with seed=1,2,... instead of seeds=[1,2,...]"
+            )
+        self._drawn = drawn
+        self._iterations += 1
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states are equal."""
+    (python, numpy_state, torch_state, cuda), others = one, other
+    return bool(
+        python == others[0]
+        and numpy_state["state"]["pos"] == others[1]["state"]["pos"]
+        and np.array_equal(numpy_state["state"]["key"], others[1]["state"]["key"])
+        and numpy_state["has_gauss"] == others[1]["has_gauss"]
+        and torch.equal(torch_state, others[2])
+        and len(cuda) == len(others[3])
+        and all(torch.equal(x, y) for x, y in zip(cuda, others[3], strict=True))
+    )
 
 
 def _raw_state() -> Any:

@@ -63,9 +63,13 @@ class Programs:
         if self.group is not None:
             self.group.pause()
 
-    def count(self) -> None:
-        """There is one program more."""
+    def ready(self, graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Function:
+        """What computes `graph` from a list of tensors with the shapes of `leaves`, and returns a list."""
+        if not self.compiles:
+            return partial(_one_by_one, graph)
+        program = compiled(graph, leaves)
         self.made += 1
+        return program if self.capture is None else _Replayed(self, program)
 
 
 class Group(Protocol):
@@ -117,21 +121,8 @@ class Program:
 
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:
         graph, like = traced(self._function, args, leaves)
-        program, programs = compiled(graph, leaves), self._programs
-        programs.count()
-        if programs.capture is None:
-            return lambda values: rebuild(like, iter(program(values)))
-        replayed: Captured | None = None
-
-        def run(values: list[Tensor]) -> Any:
-            nonlocal replayed
-            if programs.capturing:
-                return rebuild(like, iter(program(list(values))))
-            if replayed is None:
-                replayed = Captured(programs, program, values)
-            return rebuild(like, iter(replayed(values)))
-
-        return run
+        run = self._programs.ready(graph, leaves)
+        return lambda values: rebuild(like, iter(run(values)))
 
 
 class Joined:
@@ -218,6 +209,26 @@ def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[
     on_cpu = all(x.device.type == "cpu" for x in leaves)
     with torch.no_grad(), tracing(TracingContext(mode)):
         return compile_fx_inner(graph, fakes, cpp_wrapper=on_cpu)
+
+
+def _one_by_one(graph: torch.fx.GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    return graph(*values)  # type: ignore[no-any-return]
+
+
+class _Replayed:
+    """A program that is captured when it is first called by itself, and not as a part of something longer."""
+
+    def __init__(self, programs: Programs, program: Function) -> None:
+        self._programs = programs
+        self._program = program
+        self._captured: Captured | None = None
+
+    def __call__(self, values: list[Tensor]) -> Sequence[Tensor]:
+        if self._programs.capturing:
+            return self._program(list(values))  # type: ignore[no-any-return]
+        if self._captured is None:
+            self._captured = Captured(self._programs, self._program, values)
+        return self._captured(values)
 
 
 class Captured:

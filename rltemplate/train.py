@@ -732,7 +732,8 @@ def run(job: Job) -> int:
         for place in range(len(jobs)):
             if place not in places or not members:
                 folders[place].release()
-    return _run(job, members, snapshot or _snapshot(job), _facts(config, settings, tried), others)
+    facts = _facts(config, settings, tried)
+    return _run(job, members, snapshot or _snapshot(job), facts, others, turns)
 
 
 def _others(jobs: Sequence[Job], going: Mapping[int, Any]) -> list[str]:
@@ -750,7 +751,12 @@ def _others(jobs: Sequence[Job], going: Mapping[int, Any]) -> list[str]:
 
 
 def _run(
-    job: Job, members: Sequence[Member], snapshot: Snapshot, facts: Mapping[str, Any], others: Sequence[str]
+    job: Job,
+    members: Sequence[Member],
+    snapshot: Snapshot,
+    facts: Mapping[str, Any],
+    others: Sequence[str],
+    turns: ForeignTurns,
 ) -> int:
     """Begin, train and end the runs; `others` are lines about those of their group that stay as they are."""
     config, stop = members[0].config, Stop()
@@ -767,7 +773,11 @@ def _run(
             for start in (partial(Member.start, stop=stop, console=console), Member.catch_up):
                 for member in members:
                     member.attempt(partial(start, member))
-            together = Together([member.algorithm for member in members], lambda i: members[i].turn())
+            together = Together(
+                [member.algorithm for member in members],
+                turns,
+                size=len(job.members()),
+            )
             with stop.abandoning(config.compile):
                 train(
                     together, lambda: [m.number for m in members if m.going], stop, partial(look_at, members)

@@ -117,6 +117,18 @@ class Probe:
         return value
 
 
+class Turns(Protocol):
+    """Who takes turns with what several runs of one process can only have one at a time."""
+
+    def before_step(self, place: int) -> None:
+        """Something of the run at `place` is about to run."""
+        ...
+
+    def end_iteration(self) -> None:
+        """All have come to the end of an iteration."""
+        ...
+
+
 class Algorithm(Protocol):
     """All that the training loop and the observers know of an algorithm."""
 

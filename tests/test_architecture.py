@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": ("programs",),  # for its types
     "words": ("types",),
     "rng": ("types",),
-    "foreign_rng": ("rng",),
+    "foreign_rng": ("types", "rng"),
     "kernels": (),
     "networks": ("types", "kernels"),
     "normalize": ("types",),
@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The folder of one run, from its beginning to its end.
     "folder": ("types", "config", "launch", "resume", "run", "run.*"),
     # Several algorithms in one process, of which it knows only the protocol.
-    "together": ("types",),
+    "together": ("types", "kernels", "programs"),
     # A run that is about to begin, against a recorded one.
     "baseline": ("types", "run", "run.*", "analysis.*"),
     # What the people who make the runs read: written when one has ended.

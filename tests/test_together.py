@@ -237,8 +237,9 @@ class Drawing(Scripted):
 
     drawn: list[float]
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, begins_at: int = 0, **settings: Any) -> None:
         super().__init__(length=5, **settings)
+        self.begins_at, self.taken = begins_at, 0
         self.drawn = []
         DRAWING.append(self)
 
@@ -248,7 +249,10 @@ class Drawing(Scripted):
 
         import torch
 
-        obs, _, terminated, truncated, info = super().step(action)
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.taken += 1
+        if self.taken <= self.begins_at:
+            return obs, reward, terminated, truncated, info
         reward = float(np.random.random() + random.random() + float(torch.rand(())))  # noqa: NPY002
         self.drawn.append(reward)
         return obs, reward, terminated, truncated, info
@@ -286,9 +290,22 @@ def test_what_environments_draw_from_global_generators_is_their_own(
     assert first != second
     if mixed:
         monkeypatch.setattr(ForeignTurns, "turn_to", lambda self, place: None)
+        monkeypatch.setattr(ForeignTurns, "end_iteration", lambda self: None)
     made = draws("both", 1, 2)
     for single in (first, second):
         assert all(drawn in made for drawn in single) is not mixed
+
+
+def test_who_draws_from_global_generators_when_nobody_expects_it_ends_the_iteration(
+    tmp_path: Path, drawing_env: str
+) -> None:
+    """For two iterations of 16 steps nobody draws, and from then on both do."""
+    words = ["algo=ppo", f"env={drawing_env}", "+env.kwargs.begins_at=36", *SHRUNK["ppo"]]
+    words += ["total_env_steps=160", *QUIET]
+    config = cli.preflight([*words, "seeds=[1,2]"]).configs[0]
+    with pytest.raises(RunError, match=r"for the first time in iteration 2,\n.* with seed=1,2"):
+        run(job_of(config, tmp_path / "both"))
+    assert status(tmp_path / "both", [1, 2]) == ["failed", "failed"]
 
 
 def alone(config: Config, folder: Path) -> Job:

@@ -1,0 +1,170 @@
+"""What seeds that are trained together have computed at once: as often as one alone, and the same numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from conftest import SHRUNK, Configure
+from torch import Tensor
+
+from rltemplate import kernels
+from rltemplate.algos.ppo import PPO
+from rltemplate.algos.sac import SAC
+from rltemplate.config import Config
+from rltemplate.together import Together
+from rltemplate.train import build_algorithm
+from rltemplate.types import Algorithm, Probe
+
+# Adam divides by how much gradients vary, so that last bits grow with every update: by less than this in a
+# few dozen of them, where parameters move by 0.01 to 0.1.
+TOLERANCE = 1e-5
+WORDS = {
+    "ppo": ["env=Pendulum", *SHRUNK["ppo"], "algo.hidden_sizes=[16,16]"],
+    "sac": ["env=Pendulum", *SHRUNK["sac"], "algo.hidden_sizes=[16,16]", "algo.policy_delay=2"],
+}
+
+
+class Close(Probe):
+    """Looks at single steps."""
+
+    step_by_step = True
+
+
+def parameters(algorithm: Algorithm) -> Tensor:
+    if isinstance(algorithm, PPO):
+        return algorithm.net.current.clone()
+    assert isinstance(algorithm, SAC)
+    learner = algorithm.learner
+    return torch.cat([learner.actor, learner.critic, learner.target, learner.log_alpha])
+
+
+def build(config: Config, seeds: Sequence[int]) -> list[Algorithm]:
+    return [build_algorithm(dataclasses.replace(config, seed=seed))[0] for seed in seeds]
+
+
+def trained(members: Sequence[Algorithm], together: bool, iterations: int = 3) -> list[Tensor]:
+    """Where each of them is after some iterations."""
+    group = Together(members) if together else None
+    for _ in range(iterations):
+        if group is None:
+            for member in members:
+                member.train_iteration()
+        else:
+            for result in group.train_iteration(range(len(members))).values():
+                assert not isinstance(result, Exception), result
+    for member in members:
+        member.close()
+    return [parameters(member) for member in members]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows were stacked at each computation of a group."""
+    from rltemplate import together
+
+    sizes: list[int] = []
+    original = together._Batch.__call__
+
+    def call(self: Any, args: Sequence[Any]) -> Any:
+        sizes.append(len(args))
+        return original(self, args)
+
+    monkeypatch.setattr(together._Batch, "__call__", call)
+    return sizes
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("compiles", ["false", "true"])
+def test_seeds_computed_at_once_are_those_computed_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, algo: str, compiles: str
+) -> None:
+    config = configure(f"algo={algo}", *WORDS[algo], f"compile={compiles}")
+    sizes = counted(monkeypatch)
+    start = parameters(build(config, [5])[0])
+    alone = trained(build(config, [4, 5, 6]), together=False)
+    assert sizes == []
+    joint = trained(build(config, [4, 5, 6]), together=True)
+    assert len(sizes) > 20
+    assert set(sizes) == {3}
+    for one, other in zip(joint, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+    assert (alone[1] - start).abs().max() > 1000 * TOLERANCE
+    assert (alone[1] - alone[0]).abs().max() > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_what_is_looked_at_closely_is_computed_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    """And is then the same to the last bit, as at the levels where a result depends on no company."""
+    config = configure(f"algo={algo}", *WORDS[algo])
+    sizes = counted(monkeypatch)
+    alone = trained(build(config, [4, 5]), together=False)
+    members = build(config, [4, 5])
+    for member in members:
+        member.probe = Close()
+    close = trained(members, together=True)
+    before = kernels.in_force()["products"]
+    try:
+        kernels.use("padded")
+        padded = trained(build(config, [4, 5]), together=False)
+        invariant = trained(build(config, [4, 5]), together=True)
+    finally:
+        kernels.use(before)
+    assert sizes == []
+    assert all(torch.equal(one, other) for one, other in zip(close, alone, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(invariant, padded, strict=True))
+
+
+def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure: Configure) -> None:
+    """To the last bit, so that those of a group go on exactly, whoever is not with them any more."""
+    config = configure("algo=sac", *WORDS["sac"])
+    whole = trained(build(config, [4, 5, 6]), together=True)
+    members = build(config, [4, 5, 6])
+    group = Together(members)
+    group.train_iteration([0, 1, 2])
+    members[1].close()
+    members[1].envs = None  # type: ignore[attr-defined]
+    failed = group.train_iteration([0, 1, 2])
+    assert isinstance(failed[1], AttributeError)
+    group.train_iteration([0, 2])
+    left = build(config, [4, 6])
+    rest = Together(left, size=3)
+    for _ in range(3):
+        rest.train_iteration([0, 1])
+    for place, mine in ((0, left[0]), (2, left[1])):
+        assert torch.equal(parameters(members[place]), whole[place])
+        assert torch.equal(parameters(mine), whole[place])
+    for member in (members[0], members[2], *left):
+        member.close()
+
+
+def test_epochs_may_end_early_in_one_and_not_in_others(configure: Configure) -> None:
+    config = configure("algo=ppo", *WORDS["ppo"], "algo.target_kl=0.002", "algo.update_epochs=6")
+    algorithms = build(config, [1, 2, 3, 4])
+    alone = trained(algorithms, together=False)
+    joint = trained(build(config, [1, 2, 3, 4]), together=True)
+    steps = {float(a.adam.steps) for a in algorithms if isinstance(a, PPO)}
+    assert len(steps) > 1  # they did
+    for one, other in zip(joint, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+
+
+def test_what_ends_the_process_ends_all_and_leaves_gradients_as_they_were(configure: Configure) -> None:
+    members = build(configure("algo=ppo", *WORDS["ppo"]), [1, 2])
+    end_step = members[1].envs.end_step  # type: ignore[attr-defined]
+
+    def interrupted() -> Any:
+        members[1].envs.end_step = end_step  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    members[1].envs.end_step = interrupted  # type: ignore[attr-defined]
+    group = Together(members)
+    with pytest.raises(KeyboardInterrupt):
+        group.train_iteration([0, 1])
+    assert torch.is_grad_enabled()
+    for member in members:
+        member.close()
