@@ -427,7 +427,10 @@ def interrupted(
         return run(job)
 
 
-@pytest.mark.parametrize(("algo", "number", "at"), [("ppo", signal.SIGINT, 3), ("sac", signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("algo", "number", "at"),
+    [("ppo", signal.SIGINT, 3), pytest.param("sac", signal.SIGTERM, 1, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_all_with_a_checkpoint_and_all_go_on_exactly(
     configure: Configure,
     tmp_path: Path,
