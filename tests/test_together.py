@@ -840,7 +840,6 @@ def test_one_of_a_group_is_made_again_with_all_of_them(fork: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_proof_compares_member_by_member(tmp_path: Path) -> None:
     words = [*TINY["ppo"], *QUIET[1:], "determinism=repeat", "seeds=[1,2]", "times=2", f"runs_dir={tmp_path}"]
-
     question = ask(words)
     document = Proof(question, say=lambda line: None).run()
     assert document["verdict"] == "holds", document["problems"]
@@ -856,4 +855,5 @@ def test_a_proof_compares_member_by_member(tmp_path: Path) -> None:
     document = Proof(question, say=lambda line: None, extra=broken).run()
     assert document["verdict"] == "broken"
     assert document["problems"][0].startswith("run_1_seed_1 ")
-    assert " is not run_0_seed_1: diverged in iteration 3" in document["problems"][0]
+    # Where depends on more than the fault: for it each seed is computed by itself, which rounds otherwise.
+    assert " is not run_0_seed_1: diverged in iteration" in document["problems"][0]
