@@ -62,9 +62,7 @@ class Together:
         """
         if self._size == 1:
             return {place: self._iteration(place) for place in going}
-        # What single steps and updates look like is only to be seen while they are computed one by one.
-        seen = any(m.probe.step_by_step and not m.programs.compiles for m in self._members)
-        self.joint = kernels.in_force()["products"] == "plain" and not seen
+        self.joint = kernels.in_force()["products"] == "plain"
         self._hub = getcurrent()
         running = {place: greenlet(self._iteration) for place in going}
         results: dict[int, IterationResult | Exception] = {}

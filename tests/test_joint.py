@@ -96,17 +96,22 @@ def test_seeds_computed_at_once_are_those_computed_alone(
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
-def test_what_is_looked_at_closely_is_computed_alone(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, algo: str
-) -> None:
-    """And is then the same to the last bit, as at the levels where a result depends on no company."""
+def test_to_look_closely_changes_nothing(configure: Configure, algo: str) -> None:
     config = configure(f"algo={algo}", *WORDS[algo])
-    sizes = counted(monkeypatch)
-    alone = trained(build(config, [4, 5]), together=False)
+    joint = trained(build(config, [4, 5]), together=True)
     members = build(config, [4, 5])
     for member in members:
         member.probe = Close()
     close = trained(members, together=True)
+    assert all(torch.equal(one, other) for one, other in zip(close, joint, strict=True))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_where_a_row_depends_on_no_other_each_is_computed_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    config = configure(f"algo={algo}", *WORDS[algo])
+    sizes = counted(monkeypatch)
     before = kernels.in_force()["products"]
     try:
         kernels.use("padded")
@@ -115,8 +120,11 @@ def test_what_is_looked_at_closely_is_computed_alone(
     finally:
         kernels.use(before)
     assert sizes == []
-    assert all(torch.equal(one, other) for one, other in zip(close, alone, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(invariant, padded, strict=True))
+    joint = trained(build(config, [4, 5]), together=True)  # the inverse: computed at once it is not the same
+    alone = trained(build(config, [4, 5]), together=False)
+    assert sizes
+    assert not all(torch.equal(one, other) for one, other in zip(joint, alone, strict=True))
 
 
 def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure: Configure) -> None:

@@ -128,17 +128,32 @@ def test_a_flipped_bit_of_an_action_is_found_to_the_bit(run: Run, tmp_path: Path
     assert [int(first[side], 16) for side in ("bits_a", "bits_b")] == [
         int(np.float32(value).view(np.uint32)) for value in values
     ]
-    # It was put in between two operations, and the next one that has it is the one that stores it.
+    # It was put in between two operations, and the next one that has it asks how probable it was.
     assert found["finding"]["kind"] == "outside"
     assert found["finding"]["agreeing"] > 20
-    assert found["finding"]["operation"]["name"] == "aten.copy_.default"
-    assert re.match(
-        r"rltemplate/algos/ppo\.py:\d+ in _collect: action\[t\]", found["finding"]["operation"]["source"][0]
-    )
+    assert found["finding"]["operation"]["name"] == "aten.sub.Tensor"
+    source = found["finding"]["operation"]["source"]
+    assert re.match(r"rltemplate/networks\.py:\d+ in log_prob: z = \(action - mean\)", source[0])
+    assert re.match(r"rltemplate/algos/ppo\.py:\d+ in _one_decision: log_prob", source[1])
     # What was asked for is kept, the progress is told, and nothing else is left.
     assert np.load(tmp_path / "kept" / "b" / "tensors.npz")["4"].shape == (2, 1)
     assert [line.split(" again")[0] for line in done.stderr.splitlines()] == ["zoom: a", "zoom: b"]
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_run_that_had_company_is_not_run_again_alone(run: Run, tmp_path: Path) -> None:
+    a, b = run("ppo", "trace=step"), run("ppo", "trace=step", RLTEMPLATE_FAULT="action@2:3")
+    for name, original in (("a", a), ("b", b)):
+        shutil.copytree(original, tmp_path / name)
+        path = tmp_path / name / "record.json"
+        record = json.loads(path.read_text())
+        path.write_text(
+            json.dumps({**record, "together": {"id": "x", "seeds": [1, 2], "run_ids": [], "place": 0}})
+        )
+    done = command(tmp_path, f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}", "zoom=true")
+    assert done.returncode == 2
+    assert "neither run can be run again here" in done.stderr
+    assert "trained together with others (seeds 1, 2)" in done.stderr
 
 
 @pytest.mark.slow
