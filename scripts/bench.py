@@ -38,7 +38,7 @@ from rltemplate.words import Kinds, finite, make_folder, one_of, parse_words, re
 
 def main(argv: list[str]) -> int:
     """Measure, print and write the tables."""
-    if argv[:1] == [ONE]:
+    if argv[:1] == [ONE] and len(argv) == 2:
         return one(argv[1])
     kinds: Kinds = {
         "only": several(one_of(*PARTS)),

@@ -538,7 +538,11 @@ def test_observers_are_counted_as_often_as_they_come() -> None:
     assert costs["all, with trace=iteration"] == pytest.approx(0.003 + 0.002 + 0.01 + 0.002)
 
 
-def test_every_part_has_a_table_and_the_pictures_are_drawn(tmp_path: Path) -> None:
+def test_every_part_has_a_table_and_the_pictures_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltemplate.bench.plan._installed", lambda name: True)
+
     def results(job: Job, i: int) -> dict[str, Any]:
         shares = {"environment": 0.5, "choosing actions": 0.1, "updates": 0.3, "around updates": 0.1}
         sized = {"transitions": 100, "buffer_bytes": 300_000 if job.contender == SB3 else 150_000}
