@@ -37,7 +37,7 @@ class Programs:
         self.capturing = False  # whether what runs now becomes part of something that will be replayed
         self.made = 0  # programs so far
         self.group: Group | None = None
-        self._functions: list[Shared] = []
+        self.functions: list[Shared] = []  # by number
 
     def __call__(self, function: Function) -> Shared:
         """`function`, to be called in the way in which functions are run here.
@@ -45,8 +45,8 @@ class Programs:
         It takes and returns tensors, in tuples and lists however nested, draws no random numbers, changes
         none of its arguments, and uses no other tensor that may change.
         """
-        shared = Shared(self, len(self._functions), function)
-        self._functions.append(shared)
+        shared = Shared(self, len(self.functions), function)
+        self.functions.append(shared)
         return shared
 
     def joined(self, function: Function) -> Function:

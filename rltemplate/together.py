@@ -11,12 +11,18 @@ seeds than for one. The algorithms know nothing of it. While environments step i
 next member's are set going.
 
 A product of stacked matrices may round otherwise than the single ones. So at the levels that promise that a
-result does not depend on its company, every member's functions are computed by themselves.
+result does not depend on its company, every member's functions are computed by themselves. So are those of
+large networks on the CPU, where arithmetic takes the time and not the calls: stacked, they would only leave
+the caches. These are computed in threads, as many members at once as there are cores for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +33,11 @@ from torch.func import vmap
 from rltemplate import kernels
 from rltemplate.programs import Shared, flatten, rebuild, skeleton, traced
 from rltemplate.types import Algorithm, IterationResult, Turns
+
+# Numbers that a member learns and keeps: more do not stay in a core's own cache while it computes.
+_LARGE = 200_000
+# What takes longer than this many seconds is worth a thread.
+_WORTH_A_THREAD_S = 1e-3
 
 
 class Together:
@@ -50,9 +61,24 @@ class Together:
         self.joint = False
         self._hub: greenlet | None = None
         self._batches: dict[int, _Batch] = {}
-        if self._size > 1:
-            for member in self._members:
-                member.programs.group = self
+        self._at_once = 1  # members computed in threads
+        self._calls: Counter[int] = Counter()  # of functions, by number
+        self._long: set[int] = set()  # numbers of functions that are worth a thread
+        if self._size == 1:
+            return
+        first = self._members[0]
+        on_cpu = all(x.device.type == "cpu" for x in _learned(first.state_dict()))
+        large = on_cpu and sum(x.numel() for x in _learned(first.state_dict())) > _LARGE
+        self.joint = kernels.in_force()["products"] == "plain" and not large
+        threads = torch.get_num_threads()
+        if large:
+            self._at_once = min(len(self._members), max(1, affordable_cores() // threads))
+        self._pool = ThreadPoolExecutor(self._at_once, initializer=torch.set_num_threads, initargs=(threads,))
+        for member in self._members:
+            member.programs.group = self
+            for mine, theirs in zip(member.programs.functions, first.programs.functions, strict=True):
+                if member.programs.compiles:
+                    mine.alone = theirs.alone  # the same program, made once
 
     def train_iteration(self, going: Sequence[int]) -> dict[int, IterationResult | Exception]:
         """One iteration of the members at the places `going`, and by place what it gave.
@@ -62,7 +88,6 @@ class Together:
         """
         if self._size == 1:
             return {place: self._iteration(place) for place in going}
-        self.joint = kernels.in_force()["products"] == "plain"
         self._hub = getcurrent()
         running = {place: greenlet(self._iteration) for place in going}
         results: dict[int, IterationResult | Exception] = {}
@@ -97,7 +122,7 @@ class Together:
                         for place, request in sorted(waiting.items())
                         if request.function is not None and request.function.number == first.number
                     }
-                    answers = self._compute(first, {place: request.args for place, request in same.items()})
+                    answers = self._compute(first, same) if self.joint else self._compute_apart(same)
                     for place, answer in answers.items():
                         resume(place, answer)
             if self._turns is not None:
@@ -112,9 +137,18 @@ class Together:
 
     def call(self, function: Shared, args: tuple[Any, ...]) -> Any:
         """What `function` returns for `args`, when all others have come to the same place."""
-        if self._hub is None or not self.joint:
+        if self._hub is None:
             return function.alone(*args)
-        return self._hub.switch(_Request(function, args))
+        if self.joint or function.number in self._long:
+            return self._hub.switch(_Request(function, args))
+        started = time.perf_counter()
+        result = function.alone(*args)
+        self._calls[function.number] += 1
+        # Programs are made in the first calls. What is found out here changes no number.
+        warm = self._calls[function.number] > self._size
+        if self._at_once > 1 and warm and time.perf_counter() - started > _WORTH_A_THREAD_S:
+            self._long.add(function.number)
+        return result
 
     def pause(self) -> None:
         """Let other members go on first."""
@@ -127,7 +161,7 @@ class Together:
         except Exception as error:
             return error
 
-    def _compute(self, function: Shared, args: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def _compute(self, function: Shared, requests: dict[int, _Request]) -> dict[int, Any]:
         """The results of a function by place, always computed for as many as there were at first.
 
         For those that are not here, because they failed or ended their epochs early, the first one stands in:
@@ -136,9 +170,14 @@ class Together:
         batch = self._batches.get(function.number)
         if batch is None:
             batch = self._batches[function.number] = _Batch(function, self._rows)
+        args = {place: request.args for place, request in requests.items()}
         first = next(iter(args.values()))
         results = batch([args.get(place, first) for place in range(self._size)])
         return {place: results[place] for place in args}
+
+    def _compute_apart(self, requests: dict[int, _Request]) -> dict[int, Any]:
+        """The results of each member's function by place, computed by themselves."""
+        return dict(zip(requests, self._pool.map(_alone, requests.values()), strict=True))
 
     def _rows(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The tensor whose rows these are in order, if it is still there."""
@@ -154,6 +193,28 @@ class _Request(NamedTuple):
 
     function: Shared | None
     args: tuple[Any, ...]
+
+
+def _alone(request: _Request) -> Any:
+    assert request.function is not None
+    with torch.no_grad():  # which every thread says for itself
+        return request.function.alone(*request.args)
+
+
+def _learned(state: Any) -> Iterator[Tensor]:
+    """The tensors of a member's state that hold numbers and no bits of generators."""
+    if isinstance(state, Tensor):
+        if state.is_floating_point():
+            yield state
+    elif isinstance(state, Mapping):
+        yield from (x for part in state.values() for x in _learned(part))
+    elif isinstance(state, tuple | list):
+        yield from (x for part in state for x in _learned(part))
+
+
+def affordable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,6 +126,37 @@ def test_where_a_row_depends_on_no_other_each_is_computed_alone(
     alone = trained(build(config, [4, 5]), together=False)
     assert sizes
     assert not all(torch.equal(one, other) for one, other in zip(joint, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    "words", [["compile=true"], ["compile=false"], ["compile=false", "determinism=invariant"]]
+)
+def test_large_networks_are_computed_alone_in_threads_and_to_the_last_bit(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    from rltemplate import together
+
+    monkeypatch.setattr(together, "_LARGE", 100)
+    monkeypatch.setattr(together, "_WORTH_A_THREAD_S", 0.0)
+    monkeypatch.setattr(together, "affordable_cores", lambda: 2)
+    config = configure("algo=sac", *WORDS["sac"], *words)
+    alone = trained(build(config, [4, 5, 6]), together=False)
+    threads = set()
+    original = together._alone
+
+    def noted(request: Any) -> Any:
+        threads.add(threading.get_ident())
+        assert torch.get_num_threads() == 1
+        return original(request)
+
+    monkeypatch.setattr(together, "_alone", noted)
+    members = build(config, [4, 5, 6])
+    apart = trained(members, together=True)
+    assert all(torch.equal(one, other) for one, other in zip(apart, alone, strict=True))
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+    made = [member.programs.made for member in members]
+    assert made == ([3, 0, 0] if "compile=true" in words else [0, 0, 0])
 
 
 def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure: Configure) -> None:
