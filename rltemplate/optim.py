@@ -68,6 +68,7 @@ class FlatModule:
 
     def assign(self, flat: Tensor) -> None:
         """Make `flat` the module's parameters."""
+        assert (flat.device, flat.dtype, flat.shape) == (self.flat.device, self.flat.dtype, self.flat.shape)
         self.flat.copy_(flat)
         self.current = flat
 

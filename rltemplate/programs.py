@@ -12,6 +12,7 @@ looked at again: `torch.compile` checks on every call whether any object that it
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -108,6 +109,7 @@ class Program:
         self._programs = programs
         self._function = function
         self._made: dict[Any, Function] = {}
+        self._making = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
@@ -116,7 +118,9 @@ class Program:
         key = tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
         run = self._made.get(key)
         if run is None:
-            run = self._made[key] = self._make(args, leaves)
+            with self._making:  # others of a group may have come here too
+                run = self._made.get(key) or self._make(args, leaves)
+                self._made[key] = run
         return run(leaves)
 
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:

@@ -48,16 +48,19 @@ class Together:
         members: Sequence[Algorithm],
         turns: Turns | None = None,
         size: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """Members are known by their place in `members`.
 
         `turns` is told of it before anything of a member's environments runs, so that what they draw from
         the global generators of others is the member's own. `size` is how many there were at first, where
-        some are not here any more.
+        some are not here any more, and `rows` which of them these are: the row that a member has in a batch
+        may decide its last bits, as may how many there are, but not what is in the others.
         """
         self._members = list(members)
         self._turns = turns
         self._size = len(self._members) if size is None else size
+        self._row = list(range(self._size) if rows is None else rows)  # by place
         self.joint = False
         self._hub: greenlet | None = None
         self._batches: dict[int, _Batch] = {}
@@ -96,7 +99,8 @@ class Together:
         def resume(place: int, value: Any) -> None:
             if self._turns is not None:
                 self._turns.before_step(place)
-            answer = running[place].switch(value)
+            failed = isinstance(value, _Failed)
+            answer = running[place].throw(value.error) if failed else running[place].switch(value)
             if isinstance(answer, _Request):
                 waiting[place] = answer
             else:
@@ -170,14 +174,14 @@ class Together:
         batch = self._batches.get(function.number)
         if batch is None:
             batch = self._batches[function.number] = _Batch(function, self._rows)
-        args = {place: request.args for place, request in requests.items()}
+        args = {self._row[place]: request.args for place, request in requests.items()}
         first = next(iter(args.values()))
-        results = batch([args.get(place, first) for place in range(self._size)])
-        return {place: results[place] for place in args}
+        results = batch([args.get(row, first) for row in range(self._size)])
+        return {place: results[self._row[place]] for place in requests}
 
     def _compute_apart(self, requests: dict[int, _Request]) -> dict[int, Any]:
         """The results of each member's function by place, computed by themselves."""
-        return dict(zip(requests, self._pool.map(_alone, requests.values()), strict=True))
+        return dict(zip(requests, self._pool.map(_attempted, requests.values()), strict=True))
 
     def _rows(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The tensor whose rows these are in order, if it is still there."""
@@ -193,6 +197,19 @@ class _Request(NamedTuple):
 
     function: Shared | None
     args: tuple[Any, ...]
+
+
+class _Failed(NamedTuple):
+    """What a function raised in a thread: to be raised where the member called it."""
+
+    error: Exception
+
+
+def _attempted(request: _Request) -> Any:
+    try:
+        return _alone(request)
+    except Exception as error:
+        return _Failed(error)
 
 
 def _alone(request: _Request) -> Any:

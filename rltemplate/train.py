@@ -470,6 +470,7 @@ class Member:
     def __init__(
         self,
         number: int,
+        place: int,
         job: Job,
         folder: RunFolder,
         turns: ForeignTurns,
@@ -477,9 +478,11 @@ class Member:
     ) -> None:
         """Builds the algorithm; `ConfigError` if it does not fit. Nothing of a run is written yet.
 
+        `number` counts the members that are here, `place` those that there were at first.
         `together` is what the record says of the group that the run is a part of.
         """
         self.number = number
+        self.place = place
         self.job = job
         self.config = from_dict(job.config)
         self.folder = folder
@@ -713,7 +716,7 @@ def run(job: Job) -> int:
         turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
         for number, place in enumerate(places):
             together = None if job.group is None else job.group.facts(place)
-            members.append(Member(number, jobs[place], folders[place], turns, together))
+            members.append(Member(number, place, jobs[place], folders[place], turns, together))
         members[0].turn()
         tried = check_level(config, members[0].algorithm)  # nothing that is promised depends on the seed
         if FAULT in os.environ:
@@ -777,6 +780,7 @@ def _run(
                 [member.algorithm for member in members],
                 turns,
                 size=len(job.members()),
+                rows=[member.place for member in members],
             )
             with stop.abandoning(config.compile):
                 train(

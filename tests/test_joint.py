@@ -172,13 +172,61 @@ def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure:
     assert isinstance(failed[1], AttributeError)
     group.train_iteration([0, 2])
     left = build(config, [4, 6])
-    rest = Together(left, size=3)
+    rest = Together(left, size=3, rows=[0, 2])
     for _ in range(3):
         rest.train_iteration([0, 1])
     for place, mine in ((0, left[0]), (2, left[1])):
         assert torch.equal(parameters(members[place]), whole[place])
         assert torch.equal(parameters(mine), whole[place])
     for member in (members[0], members[2], *left):
+        member.close()
+
+
+def test_a_member_keeps_its_row_when_others_are_gone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries may compute a row of a batch of products otherwise than another one."""
+    from rltemplate import together
+
+    given: list[list[float]] = []
+    original = together._Batch.__call__
+
+    def call(self: Any, args: Sequence[Any]) -> Any:
+        given.append([float(each[0].sum()) for each in args if isinstance(each[0], Tensor)])
+        return original(self, args)
+
+    monkeypatch.setattr(together._Batch, "__call__", call)
+    config = configure("algo=ppo", *WORDS["ppo"])
+    members = build(config, [5, 6])
+    sums = [float(parameters(member).sum()) for member in members]
+    Together(members, size=4, rows=[1, 3]).train_iteration([0, 1])
+    assert given[0] == [sums[0], sums[0], sums[0], sums[1]]
+    for member in members:
+        member.close()
+
+
+def test_what_a_function_raises_in_a_thread_ends_one_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rltemplate import together
+
+    monkeypatch.setattr(together, "_LARGE", 100)
+    monkeypatch.setattr(together, "_WORTH_A_THREAD_S", 0.0)
+    monkeypatch.setattr(together, "affordable_cores", lambda: 2)
+    members = build(configure("algo=sac", *WORDS["sac"]), [4, 5])
+    group = Together(members)
+    for _ in range(2):
+        group.train_iteration([0, 1])
+
+    def broken(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    for shared in members[0].programs.functions:
+        shared.alone = broken
+    results = group.train_iteration([0, 1])
+    assert isinstance(results[0], MemoryError)
+    assert not isinstance(results[1], Exception)
+    for member in members:
         member.close()
 
 

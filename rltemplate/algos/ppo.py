@@ -433,7 +433,7 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over `state`."""
         self.env_steps = int(state["env_steps"])
-        self.net.assign(state["net"])
+        self.net.assign(state["net"].to(self.device))
         self.adam = AdamState(*(x.to(self.device) for x in state["adam"]))
         self.obs_norm.load_state_dict(state["obs_norm"])
         self.return_norm.load_state_dict(state["return_norm"])

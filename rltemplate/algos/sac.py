@@ -405,7 +405,8 @@ class SAC:
 
     def _learn_several(self, num: int, rates: Rates, seen: Seen) -> None:
         """As many updates as one launch: on a GPU, starting them takes longer than they do."""
-        index = self.replay.draw(self.config.batch_size, self.streams.torch("replay"), num)  # (U, B)
+        # One by one, as if nothing were joined: on a GPU one larger draw would give other numbers.
+        index = torch.stack([self._draw() for _ in range(num)])  # (U, B)
         drawn = [self._next_update() for _ in range(num)]
         pattern = tuple(both for both, _ in drawn)
         if pattern not in self._several:
