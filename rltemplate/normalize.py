@@ -52,14 +52,13 @@ class RunningNorm(nn.Module):
         """Mean and inverse deviation (size,) in float32, for `scaled`."""
         return self._shift, self._scale
 
-    def scaled(self, x: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
-        """`forward` with its statistics as an argument, for functions that may use nothing that changes."""
-        shift, scale = scaling
+    def scaled(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """`forward` with its statistics as arguments, for functions that may use nothing that changes."""
         return ((x - shift) * scale).clamp(-self.clip, self.clip)
 
     def forward(self, x: Tensor) -> Tensor:
         """(x - mean) / sqrt(var + epsilon), clipped; shape (..., size)."""
-        return self.scaled(x, self.scaling)
+        return self.scaled(x, *self.scaling)
 
     def scale_only(self, x: Tensor) -> Tensor:
         """x / sqrt(var + epsilon), clipped: for rewards, whose mean carries meaning."""

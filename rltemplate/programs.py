@@ -113,9 +113,8 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
-        leaves: list[Tensor] = []
-        flatten(args, leaves)
-        key = tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
+        leaves = flatten(args)
+        key = layout(leaves)
         run = self._made.get(key)
         if run is None:
             with self._making:  # others of a group may have come here too
@@ -124,9 +123,9 @@ class Program:
         return run(leaves)
 
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:
-        graph, like = traced(self._function, args, leaves)
-        run = self._programs.ready(graph, leaves)
-        return lambda values: rebuild(like, iter(run(values)))
+        flat = Flat(self._function, args)
+        run = self._programs.ready(traced(flat, leaves), leaves)
+        return lambda values: rebuild(flat.like, iter(run(values)))
 
 
 class Joined:
@@ -135,36 +134,55 @@ class Joined:
     def __init__(self, programs: Programs, function: Function) -> None:
         self._programs = programs
         self._function = function
-        self._made: dict[Any, tuple[Captured, list[Any]]] = {}
+        self._made: dict[Any, tuple[Captured, Flat]] = {}
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
         if self._programs.capture is None or self._programs.group is not None:
             return self._function(*args)
-        leaves: list[Tensor] = []
-        flatten(args, leaves)
-        key = tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
+        leaves = flatten(args)
+        key = layout(leaves)
         if key not in self._made:
-            like: list[Any] = []
-            self._made[key] = Captured(self._programs, partial(self._results, args, like), leaves), like
-        captured, like = self._made[key]
-        return rebuild(like[0], iter(captured(leaves)))
-
-    def _results(self, args: Any, like: list[Any], values: list[Tensor]) -> list[Tensor]:
-        results = self._function(*rebuild(args, iter(values)))
-        like[:] = [skeleton(results)]
-        leaves: list[Tensor] = []
-        flatten([results], leaves)
-        return leaves
+            flat = Flat(self._function, args)
+            self._made[key] = Captured(self._programs, lambda values: flat(*values), leaves), flat
+        captured, flat = self._made[key]
+        return rebuild(flat.like, iter(captured(leaves)))
 
 
-def flatten(value: Any, leaves: list[Tensor]) -> None:
-    """Append the tensors in `value`, in order."""
+class Flat:
+    """A function of nested tensors as one from tensors to a list of tensors."""
+
+    def __init__(self, function: Function, args: Any) -> None:
+        """`args` show how the function's arguments are nested."""
+        self._function = function
+        self._args = skeleton(args)
+        self.like: Any = None  # how the results were nested in the last call
+
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        """The results, in order."""
+        results = self._function(*rebuild(self._args, iter(values)))
+        self.like = skeleton(results)
+        return flatten([results])
+
+
+def flatten(value: Any) -> list[Tensor]:
+    """The tensors in `value`, in order."""
+    leaves: list[Tensor] = []
+    _append(value, leaves)
+    return leaves
+
+
+def _append(value: Any, leaves: list[Tensor]) -> None:
     for part in value:
         if isinstance(part, Tensor):
             leaves.append(part)
         else:
-            flatten(part, leaves)
+            _append(part, leaves)
+
+
+def layout(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What a program is made for: how tensors lie in memory, without their values."""
+    return tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
 
 
 def rebuild(like: Any, values: Iterator[Tensor]) -> Any:
@@ -175,28 +193,17 @@ def rebuild(like: Any, values: Iterator[Tensor]) -> Any:
     return next(values)
 
 
-def traced(
-    function: Function, args: Any, leaves: Sequence[Tensor], decompose: bool = True
-) -> tuple[torch.fx.GraphModule, Any]:
-    """All operations of `function(*args)`, a graph from `leaves` to its results; and how these are nested.
+def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True) -> torch.fx.GraphModule:
+    """All operations of `function(*leaves)`, which returns a list of tensors.
 
     With `decompose`, operations that the compiler knows as several simpler ones are written as these.
     """
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    like: Any = None
-
-    def flat(*values: Tensor) -> list[Tensor]:
-        nonlocal like
-        like = function(*rebuild(args, iter(values)))
-        results: list[Tensor] = []
-        flatten([like], results)
-        return results
-
+    table = select_decomp_table() if decompose else None
     with torch.no_grad():
-        graph = make_fx(flat, select_decomp_table() if decompose else None, tracing_mode="fake")(*leaves)
-    return graph, skeleton(like)
+        return make_fx(function, table, tracing_mode="fake")(*leaves)
 
 
 def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:

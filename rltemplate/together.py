@@ -12,13 +12,12 @@ next member's are set going.
 
 A product of stacked matrices may round otherwise than the single ones. So at the levels that promise that a
 result does not depend on its company, every member's functions are computed by themselves. So are those of
-large networks on the CPU, where arithmetic takes the time and not the calls: stacked, they would only leave
-the caches. These are computed in threads, as many members at once as there are cores for.
+large networks on the CPU, where arithmetic takes the time and not the calls, and nothing is won by stacking.
+These are computed in threads, as many members at once as there are cores for.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +30,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from rltemplate import kernels
-from rltemplate.programs import Shared, flatten, rebuild, skeleton, traced
+from rltemplate.programs import Flat, Function, Shared, flatten, layout, rebuild, traced
 from rltemplate.types import Algorithm, IterationResult, Turns
+from rltemplate.vector import available_cores
 
-# Numbers that a member learns and keeps: more do not stay in a core's own cache while it computes.
+# Numbers that a member learns and keeps; with more of them its arithmetic takes longer than its calls.
 _LARGE = 200_000
 # What takes longer than this many seconds is worth a thread.
 _WORTH_A_THREAD_S = 1e-3
@@ -70,12 +70,13 @@ class Together:
         if self._size == 1:
             return
         first = self._members[0]
-        on_cpu = all(x.device.type == "cpu" for x in _learned(first.state_dict()))
-        large = on_cpu and sum(x.numel() for x in _learned(first.state_dict())) > _LARGE
+        learned = list(_learned(first.state_dict()))
+        on_cpu = all(x.device.type == "cpu" for x in learned)
+        large = on_cpu and sum(x.numel() for x in learned) > _LARGE
         self.joint = kernels.in_force()["products"] == "plain" and not large
         threads = torch.get_num_threads()
         if large:
-            self._at_once = min(len(self._members), max(1, affordable_cores() // threads))
+            self._at_once = min(len(self._members), max(1, available_cores() // threads))
         self._pool = ThreadPoolExecutor(self._at_once, initializer=torch.set_num_threads, initargs=(threads,))
         for member in self._members:
             member.programs.group = self
@@ -229,11 +230,6 @@ def _learned(state: Any) -> Iterator[Tensor]:
         yield from (x for part in state for x in _learned(part))
 
 
-def affordable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Batch:
     """A function for all members at once, their arguments and results stacked along a first dimension."""
 
@@ -241,22 +237,19 @@ class _Batch:
         self._function = function.function
         self._programs = function.programs
         self._rows = rows
-        self._made: dict[Any, Callable[[list[Tensor]], tuple[Any, Sequence[Tensor]]]] = {}
+        self._made: dict[Any, tuple[Function, Any]] = {}  # a program, and how its results are nested
         self._last: dict[int, tuple[Tensor, Sequence[Tensor]]] = {}  # first row's id: the whole, its rows
 
     def __call__(self, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What each member gets for its arguments."""
-        by_member: list[list[Tensor]] = []
-        for each in args:
-            leaves: list[Tensor] = []
-            flatten(each, leaves)
-            by_member.append(leaves)
-        stacked = [self._stack(tensors) for tensors in zip(*by_member, strict=True)]
-        key = tuple([(x.shape, x.stride(), x.dtype) for x in stacked])
-        run = self._made.get(key)
-        if run is None:
-            run = self._made[key] = self._make(args[0], by_member[0], stacked)
-        like, results = run(stacked)
+        stacked = [self._stack(tensors) for tensors in zip(*map(flatten, args), strict=True)]
+        key = layout(stacked)
+        if key not in self._made:
+            flat = Flat(self._function, args[0])
+            graph = traced(vmap(flat), stacked, decompose=self._programs.compiles)
+            self._made[key] = self._programs.ready(graph, stacked), flat.like
+        program, like = self._made[key]
+        results: Sequence[Tensor] = program(stacked)
         rows = [whole.unbind(0) for whole in results]
         self._last = {id(row[0]): (whole, row) for whole, row in zip(results, rows, strict=True)}
         return [rebuild(like, iter(mine)) for mine in zip(*rows, strict=True)]
@@ -272,19 +265,3 @@ class _Batch:
         # Parameters come back as they were given out, and need not be put together again.
         found = self._rows(tensors)
         return torch.stack(list(tensors)) if found is None else found
-
-    def _make(
-        self, args: Any, leaves: Sequence[Tensor], stacked: Sequence[Tensor]
-    ) -> Callable[[list[Tensor]], tuple[Any, Sequence[Tensor]]]:
-        like: Any = None
-
-        def one(*values: Tensor) -> list[Tensor]:
-            nonlocal like
-            like = self._function(*rebuild(args, iter(values)))
-            results: list[Tensor] = []
-            flatten([like], results)
-            return results
-
-        graph, _ = traced(vmap(one), tuple(stacked), stacked, decompose=self._programs.compiles)
-        program, nested = self._programs.ready(graph, stacked), skeleton(like)
-        return lambda values: (nested, program(values))

@@ -307,7 +307,7 @@ class Workers(_Recorded):
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # It has no name in any file system, so that nothing is left of it whatever happens.
         memory = context.RawArray(ctypes.c_char, _Arrays.size(kind))
-        may_spin = _cores() > num_workers
+        may_spin = available_cores() > num_workers
         try:
             with _requests_blocked() as mask:
                 for numbers in self._groups[:-1]:
@@ -459,8 +459,8 @@ def _groups(num_envs: int, count: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-def _cores() -> int:
-    """How many cores this process and its workers can keep busy."""
+def available_cores() -> int:
+    """How many cores this process and what it starts can keep busy."""
     affinity = hasattr(os, "sched_getaffinity")  # not everywhere
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # a container may have fewer than it sees

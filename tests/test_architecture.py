@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The folder of one run, from its beginning to its end.
     "folder": ("types", "config", "launch", "resume", "run", "run.*"),
     # Several algorithms in one process, of which it knows only the protocol.
-    "together": ("types", "kernels", "programs"),
+    "together": ("types", "kernels", "programs", "vector"),
     # A run that is about to begin, against a recorded one.
     "baseline": ("types", "run", "run.*", "analysis.*"),
     # What the people who make the runs read: written when one has ended.

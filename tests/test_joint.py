@@ -138,7 +138,7 @@ def test_large_networks_are_computed_alone_in_threads_and_to_the_last_bit(
 
     monkeypatch.setattr(together, "_LARGE", 100)
     monkeypatch.setattr(together, "_WORTH_A_THREAD_S", 0.0)
-    monkeypatch.setattr(together, "affordable_cores", lambda: 2)
+    monkeypatch.setattr(together, "available_cores", lambda: 2)
     config = configure("algo=sac", *WORDS["sac"], *words)
     alone = trained(build(config, [4, 5, 6]), together=False)
     threads = set()
@@ -212,7 +212,7 @@ def test_what_a_function_raises_in_a_thread_ends_one_alone(
 
     monkeypatch.setattr(together, "_LARGE", 100)
     monkeypatch.setattr(together, "_WORTH_A_THREAD_S", 0.0)
-    monkeypatch.setattr(together, "affordable_cores", lambda: 2)
+    monkeypatch.setattr(together, "available_cores", lambda: 2)
     members = build(configure("algo=sac", *WORDS["sac"]), [4, 5])
     group = Together(members)
     for _ in range(2):

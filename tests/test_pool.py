@@ -536,7 +536,9 @@ def test_what_is_great_but_a_number_passes(env_id: str, value: float) -> None:
     envs = envs_of(env_id)
     envs.reset()
     envs._vector._pool = Broken(envs._vector._pool, "obs", 1, value)  # type: ignore[attr-defined]
-    play(envs, 0, 1)
+    step = envs.step(np.zeros((envs.num_envs, envs.codec.action_size), np.float32))
+    assert (step.next_obs[1] == np.float32(value)).all()
+    assert not (step.next_obs[0] == np.float32(value)).any()
 
 
 class Alike(gym.Env[np.ndarray, Any]):

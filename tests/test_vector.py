@@ -325,7 +325,7 @@ def idle(build: Build, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Start a worker on a machine that seems to have cores for all, let it step, and give its process."""
 
     def start() -> int:
-        monkeypatch.setattr(vector, "_cores", lambda: 64)
+        monkeypatch.setattr(vector, "available_cores", lambda: 64)
         envs = build("Slow-v0", 1, 1)
         envs.reset()
         for _ in range(200):
@@ -358,7 +358,7 @@ def test_a_worker_that_stays_awake_is_noticed(
 def test_who_waits_for_a_long_step_sleeps(
     awake_s: float | None, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector, "_cores", lambda: 64)
+    monkeypatch.setattr(vector, "available_cores", lambda: 64)
     if awake_s is not None:
         monkeypatch.setattr(vector, "_AWAKE_S", awake_s)
         monkeypatch.setattr(vector, "_GONE_S", awake_s)
@@ -397,7 +397,7 @@ def test_nobody_stays_awake_with_fewer_cores_than_processes(
 
 
 def test_a_core_that_others_want_is_left_to_them(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector, "_cores", lambda: 64)
+    monkeypatch.setattr(vector, "available_cores", lambda: 64)
     monkeypatch.setattr(vector, "_LEAVE_S", 60.0)
     counts = []
     for gone_s in (0.0, 2e-4):  # as if others had been at work meanwhile

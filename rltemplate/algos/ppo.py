@@ -278,7 +278,7 @@ class PPO:
         """What DECISION names, for observations (N, O) as they came from the environments."""
         show = self._inside
         if scaling:
-            obs = self.obs_norm.scaled(obs, (scaling[0], scaling[1]))
+            obs = self.obs_norm.scaled(obs, *scaling)
         obs = show("normalized_obs", obs)
         params = show("policy", self.net.call(flat, obs, True))
         noise = show("noise", noise)

@@ -321,7 +321,7 @@ class SAC:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The policy's parameters, the noise and the actions, for observations (N, O) as they came."""
         if scaling:
-            obs = self.obs_norm.scaled(obs, (scaling[0], scaling[1]))
+            obs = self.obs_norm.scaled(obs, *scaling)
         params = self._inside("policy", self.nets.actor.call(flat, obs))
         noise = self._inside("noise", noise)
         return params, noise, self.nets.dist.sample(params, noise)[0]
