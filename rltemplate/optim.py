@@ -83,9 +83,18 @@ def adam(flat: Tensor, grad: Tensor, state: AdamState, rate: Tensor, eps: float)
     steps = state.steps + 1.0
     mu = 0.9 * state.mu + 0.1 * grad
     nu = 0.999 * state.nu + 0.001 * grad * grad
-    rate = rate / (1.0 - torch.pow(0.9, steps))
-    root = kernels.sqrt(nu / (1.0 - torch.pow(0.999, steps)))
+    root = kernels.sqrt(nu / (1.0 - _computed_once(torch.pow(0.999, steps))))
+    rate = rate / (1.0 - _computed_once(torch.pow(0.9, steps)))
     return flat - rate * mu / (root + eps), AdamState(mu, nu, steps)
+
+
+def _computed_once(scalar: Tensor) -> Tensor:
+    """`scalar`, the greater of two that are equal.
+
+    A compiler computes a number again wherever it is used, which for a power and all parameters takes 3 % of
+    an update's time; but not what is reduced.
+    """
+    return scalar.expand(2).amax()
 
 
 def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:

@@ -124,12 +124,12 @@ def compute_gae(
     """
     delta = reward + gamma * (1.0 - terminated) * next_value - value  # (T, N)
     decay = gamma * gae_lambda * (1.0 - done)  # (T, N)
-    advantage = torch.empty_like(delta)
     running = torch.zeros_like(delta[0])  # (N,)
-    for t in range(delta.shape[0] - 1, -1, -1):
-        running = delta[t] + decay[t] * running
-        advantage[t] = running
-    return advantage
+    advantages = []  # of the last step first
+    for delta_t, decay_t in zip(reversed(delta.unbind()), reversed(decay.unbind()), strict=True):
+        running = delta_t + decay_t * running
+        advantages.append(running)
+    return torch.stack(advantages[::-1])
 
 
 def ppo_loss(
@@ -294,14 +294,14 @@ class PPO:
 
     def _scaled_reward(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) divided by the running deviation of the discounted return."""
-        returns = torch.empty_like(rollout.reward)
         keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
         running = self._running_return
-        for t, reward in enumerate(rollout.reward):
-            returns[t] = running + reward
-            running = returns[t] * keep[t]
+        returns = []  # (N,) of each step
+        for reward, keep_t in zip(rollout.reward.unbind(), keep.unbind(), strict=True):
+            returns.append(running + reward)
+            running = returns[-1] * keep_t
         self._running_return = running
-        self.return_norm.update(returns.reshape(-1, 1))
+        self.return_norm.update(torch.cat(returns)[:, None])
         return self.return_norm.scale_only(rollout.reward)
 
     # Learning
