@@ -39,6 +39,7 @@ class Programs:
         self.made = 0  # programs so far
         self.group: Group | None = None
         self.functions: list[Shared] = []  # by number
+        self.num_joined = 0
 
     def __call__(self, function: Function) -> Shared:
         """`function`, to be called in the way in which functions are run here.
@@ -50,9 +51,15 @@ class Programs:
         self.functions.append(shared)
         return shared
 
-    def joined(self, function: Function) -> Function:
-        """`function`, which calls many of those that are run here; started as one where that saves time."""
-        return Joined(self, function)
+    def joined(self, function: Function, over: Sequence[int] = ()) -> Joined:
+        """`function`, which calls many of those that are run here; started as one where that saves time.
+
+        It does nothing with tensors but hand them on, and take its arguments at the places `over` apart, in
+        which every tensor has a row for each call.
+        """
+        joined = Joined(self, self.num_joined, function, over)
+        self.num_joined += 1
+        return joined
 
     @property
     def opaque(self) -> bool:
@@ -78,7 +85,7 @@ class Group(Protocol):
 
     joint: bool  # whether functions are computed for all members at once
 
-    def call(self, function: Shared, args: tuple[Any, ...]) -> Any:
+    def call(self, function: Shared | Joined, args: tuple[Any, ...]) -> Any:
         """What `function` returns for `args`."""
         ...
 
@@ -129,21 +136,29 @@ class Program:
 
 
 class Joined:
-    """A function that calls others many times in a row, as a single launch for each combination of shapes."""
+    """A function that calls others many times in a row, which others of its group have under its number."""
 
-    def __init__(self, programs: Programs, function: Function) -> None:
+    def __init__(self, programs: Programs, number: int, function: Function, over: Sequence[int]) -> None:
+        """`over` are the places of arguments in which every tensor has a row for each call."""
+        self.number = number
+        self.function = function
+        self.over = over
         self._programs = programs
-        self._function = function
         self._made: dict[Any, tuple[Captured, Flat]] = {}
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
-        if self._programs.capture is None or self._programs.group is not None:
-            return self._function(*args)
+        group = self._programs.group
+        return self.launch(*args) if group is None else group.call(self, args)
+
+    def launch(self, *args: Any) -> Any:
+        """The same without asking the group; where programs are captured, a single launch for each layout."""
+        if self._programs.capture is None:
+            return self.function(*args)
         leaves = flatten(args)
         key = layout(leaves)
         if key not in self._made:
-            flat = Flat(self._function, args)
+            flat = Flat(self.function, args)
             self._made[key] = Captured(self._programs, lambda values: flat(*values), leaves), flat
         captured, flat = self._made[key]
         return rebuild(flat.like, iter(captured(leaves)))

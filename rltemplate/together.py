@@ -5,10 +5,10 @@ same number of environment steps whenever they can be observed. What one of them
 one only.
 
 Every member runs in a coroutine of its own (greenlet) up to the next function that it wants to have computed.
-As soon as all of them wait, their arguments are stacked, the function is computed once for all of them
-(`torch.func.vmap`), and each goes on with its row of the result: a small network costs little more for eight
-seeds than for one. The algorithms know nothing of it. While environments step in processes of their own, the
-next member's are set going.
+As soon as all of them wait, their arguments are stacked, the function is computed once for several of them
+(`torch.func.vmap`), and each goes on with its row of the result. On the CPU a stack has `_STACKED` members at
+most: more would save little, and while they learn each stack has a thread. The algorithms know nothing of it.
+While environments step in processes of their own, the next member's are set going.
 
 A product of stacked matrices may round otherwise than the single ones. So at the levels that promise that a
 result does not depend on its company, every member's functions are computed by themselves. So are those of
@@ -18,10 +18,12 @@ These are computed in threads, as many members at once as there are cores for.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +32,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from rltemplate import kernels
-from rltemplate.programs import Flat, Function, Shared, flatten, layout, rebuild, traced
+from rltemplate.programs import Flat, Function, Joined, Shared, flatten, layout, rebuild, traced
 from rltemplate.types import Algorithm, IterationResult, Turns
 from rltemplate.vector import available_cores
 
 # Numbers that a member learns and keeps; with more of them its arithmetic takes longer than its calls.
 _LARGE = 200_000
+# Members stacked on the CPU. It must not depend on the machine, because it decides last bits.
+_STACKED = 4
 # What takes longer than this many seconds is worth a thread.
 _WORTH_A_THREAD_S = 1e-3
 
@@ -63,8 +67,12 @@ class Together:
         self._row = list(range(self._size) if rows is None else rows)  # by place
         self.joint = False
         self._hub: greenlet | None = None
-        self._batches: dict[int, _Batch] = {}
-        self._at_once = 1  # members computed in threads
+        self._stacks: list[range] = []  # rows that are computed at once; the last may have too many
+        self._stacked: dict[int, _Stacked] = {}  # by number of the function
+        self._batches: dict[tuple[int, range], _Batch] = {}
+        self._here = _Here()
+        self._at_once = 1  # members or stacks computed in threads
+        self._warm: set[int] = set()  # numbers of joined functions
         self._calls: Counter[int] = Counter()  # of functions, by number
         self._long: set[int] = set()  # numbers of functions that are worth a thread
         if self._size == 1:
@@ -75,8 +83,15 @@ class Together:
         large = on_cpu and sum(x.numel() for x in learned) > _LARGE
         self.joint = kernels.in_force()["products"] == "plain" and not large
         threads = torch.get_num_threads()
-        if large:
-            self._at_once = min(len(self._members), max(1, available_cores() // threads))
+        most = max(1, available_cores() // threads) if on_cpu else 1
+        if self.joint:
+            count = -(-self._size // _STACKED) if on_cpu else 1
+            rows_each = -(-self._size // count)
+            self._stacks = [range(k * rows_each, (k + 1) * rows_each) for k in range(count)]
+            # Operation by operation it is Python that takes the time, one thread after the other.
+            self._at_once = min(count, most) if first.programs.compiles else 1
+        elif large:
+            self._at_once = min(len(self._members), most)
         self._pool = ThreadPoolExecutor(self._at_once, initializer=torch.set_num_threads, initargs=(threads,))
         for member in self._members:
             member.programs.group = self
@@ -125,7 +140,7 @@ class Together:
                     same = {
                         place: waiting.pop(place)
                         for place, request in sorted(waiting.items())
-                        if request.function is not None and request.function.number == first.number
+                        if type(request.function) is type(first) and request.function.number == first.number
                     }
                     answers = self._compute(first, same) if self.joint else self._compute_apart(same)
                     for place, answer in answers.items():
@@ -140,10 +155,16 @@ class Together:
                         coroutine.throw(GreenletExit)
         return results
 
-    def call(self, function: Shared, args: tuple[Any, ...]) -> Any:
+    def call(self, function: Shared | Joined, args: tuple[Any, ...]) -> Any:
         """What `function` returns for `args`, when all others have come to the same place."""
+        if isinstance(function, Joined):
+            if self._hub is None or not self.joint:
+                return function.function(*args)
+            return self._hub.switch(_Request(function, args))
         if self._hub is None:
             return function.alone(*args)
+        if self._here.stacked:  # called by a function that is computed for a stack
+            return self._of(function).nested(args)
         if self.joint or function.number in self._long:
             return self._hub.switch(_Request(function, args))
         started = time.perf_counter()
@@ -166,19 +187,58 @@ class Together:
         except Exception as error:
             return error
 
-    def _compute(self, function: Shared, requests: dict[int, _Request]) -> dict[int, Any]:
+    def _compute(self, function: Shared | Joined, requests: dict[int, _Request]) -> dict[int, Any]:
         """The results of a function by place, always computed for as many as there were at first.
 
-        For those that are not here, because they failed or ended their epochs early, the first one stands in:
-        for fewer of them another program would have to be made, which may round otherwise.
+        For those that are not here, because they failed or ended their epochs early, the first one of their
+        stack stands in: for fewer of them another program would have to be made, which may round otherwise.
         """
-        batch = self._batches.get(function.number)
-        if batch is None:
-            batch = self._batches[function.number] = _Batch(function, self._rows)
         args = {self._row[place]: request.args for place, request in requests.items()}
-        first = next(iter(args.values()))
-        results = batch([args.get(row, first) for row in range(self._size)])
+        stacks = [rows for rows in self._stacks if any(row in args for row in rows)]
+        work = [(function, rows, {row: args[row] for row in rows if row in args}) for rows in stacks]
+        if isinstance(function, Joined) and self._at_once > 1 and function.number in self._warm:
+            parts = list(self._pool.map(lambda each: self._compute_stack(*each), work))
+        else:
+            parts = [self._compute_stack(*each) for each in work]
+        if isinstance(function, Joined):
+            self._warm.add(function.number)  # its programs have been made, which is nothing for threads
+        results = {row: result for part in parts for row, result in part.items()}
         return {place: results[self._row[place]] for place in requests}
+
+    def _compute_stack(
+        self, function: Shared | Joined, rows: range, args: Mapping[int, tuple[Any, ...]]
+    ) -> dict[int, Any]:
+        """The results of a function by row, for a stack of which some or all have arguments."""
+        first = next(iter(args.values()))
+        every = [args.get(row, first) for row in rows]
+        if isinstance(function, Shared):
+            batch = self._batches.get((function.number, rows))
+            if batch is None:
+                batch = _Batch(self._of(function), self._rows)
+                self._batches[function.number, rows] = batch
+            results = batch(every)
+        else:
+            stacked = [
+                rebuild(
+                    values[0], map(partial(torch.stack, dim=int(place in function.over)), _leaves(values))
+                )
+                for place, values in enumerate(zip(*every, strict=True))
+            ]
+            self._here.stacked = True
+            try:
+                with torch.no_grad():  # which every thread says for itself
+                    whole = function.launch(*stacked)
+            finally:
+                self._here.stacked = False
+            tensors = zip(*(leaf.unbind() for leaf in flatten([whole])), strict=True)
+            results = [rebuild(whole, iter(mine)) for mine in tensors]
+        return dict(zip(rows, results, strict=True))
+
+    def _of(self, function: Shared) -> _Stacked:
+        found = self._stacked.get(function.number)
+        if found is None:
+            found = self._stacked[function.number] = _Stacked(function)
+        return found
 
     def _compute_apart(self, requests: dict[int, _Request]) -> dict[int, Any]:
         """The results of each member's function by place, computed by themselves."""
@@ -193,10 +253,16 @@ class Together:
         return None
 
 
+class _Here(threading.local):
+    """What is going on in a thread."""
+
+    stacked = False  # whether the function that runs has been given stacked arguments
+
+
 class _Request(NamedTuple):
     """What a member waits for: a result, or, without a function, its turn."""
 
-    function: Shared | None
+    function: Shared | Joined | None
     args: tuple[Any, ...]
 
 
@@ -214,7 +280,7 @@ def _attempted(request: _Request) -> Any:
 
 
 def _alone(request: _Request) -> Any:
-    assert request.function is not None
+    assert isinstance(request.function, Shared)
     with torch.no_grad():  # which every thread says for itself
         return request.function.alone(*request.args)
 
@@ -230,26 +296,52 @@ def _learned(state: Any) -> Iterator[Tensor]:
         yield from (x for part in state for x in _learned(part))
 
 
-class _Batch:
-    """A function for all members at once, their arguments and results stacked along a first dimension."""
+def _leaves(parts: Sequence[Any]) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors at the same place of things that are nested alike, one place after the other."""
+    return zip(*(flatten([part]) for part in parts), strict=True)
 
-    def __init__(self, function: Shared, rows: Callable[[Sequence[Tensor]], Tensor | None]) -> None:
+
+class _Stacked:
+    """A function of arguments that are stacked along a first dimension, as its results are."""
+
+    def __init__(self, function: Shared) -> None:
         self._function = function.function
         self._programs = function.programs
-        self._rows = rows
         self._made: dict[Any, tuple[Function, Any]] = {}  # a program, and how its results are nested
+        self._making = threading.Lock()
+
+    def __call__(self, args: Any, stacked: list[Tensor]) -> tuple[Sequence[Tensor], Any]:
+        """The tensors of the results for those of the arguments, and how they are nested.
+
+        The function's arguments are nested as `args`.
+        """
+        key = layout(stacked)
+        if key not in self._made:
+            with self._making:
+                if key not in self._made:
+                    flat = Flat(self._function, args)
+                    graph = traced(vmap(flat), stacked, decompose=self._programs.compiles)
+                    self._made[key] = self._programs.ready(graph, stacked), flat.like
+        program, like = self._made[key]
+        return program(stacked), like
+
+    def nested(self, args: Any) -> Any:
+        """The results for stacked `args`, nested as those of the function are."""
+        results, like = self(args, flatten(args))
+        return rebuild(like, iter(results))
+
+
+class _Batch:
+    """A function for a stack of members, from the arguments of each to the results of each."""
+
+    def __init__(self, stacked: _Stacked, rows: Callable[[Sequence[Tensor]], Tensor | None]) -> None:
+        self._stacked = stacked
+        self._rows = rows
         self._last: dict[int, tuple[Tensor, Sequence[Tensor]]] = {}  # first row's id: the whole, its rows
 
     def __call__(self, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What each member gets for its arguments."""
-        stacked = [self._stack(tensors) for tensors in zip(*map(flatten, args), strict=True)]
-        key = layout(stacked)
-        if key not in self._made:
-            flat = Flat(self._function, args[0])
-            graph = traced(vmap(flat), stacked, decompose=self._programs.compiles)
-            self._made[key] = self._programs.ready(graph, stacked), flat.like
-        program, like = self._made[key]
-        results: Sequence[Tensor] = program(stacked)
+        results, like = self._stacked(args[0], [self._stack(tensors) for tensors in _leaves(args)])
         rows = [whole.unbind(0) for whole in results]
         self._last = {id(row[0]): (whole, row) for whole, row in zip(results, rows, strict=True)}
         return [rebuild(like, iter(mine)) for mine in zip(*rows, strict=True)]

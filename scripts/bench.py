@@ -5,7 +5,8 @@
     time       where the time of training goes
     levels     what a level of determinism costs
     observers  what looking at a run costs
-    scaling    environments, threads, seeds in one process
+    scaling    environments, threads
+    seeds      many in one process against one run at a time
     memory     of a replay buffer, against Stable-Baselines3's
     startup    from the command to the first step
 

@@ -13,6 +13,7 @@ from conftest import SHRUNK, Configure
 from torch import Tensor
 
 from rltemplate import kernels
+from rltemplate.algos import PPOConfig
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
 from rltemplate.config import Config
@@ -67,13 +68,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from rltemplate import together
 
     sizes: list[int] = []
-    original = together._Batch.__call__
+    original = together._Stacked.__call__
 
-    def call(self: Any, args: Sequence[Any]) -> Any:
-        sizes.append(len(args))
-        return original(self, args)
+    def call(self: Any, args: Any, stacked: list[Tensor]) -> Any:
+        sizes.append(len(stacked[0]))
+        return original(self, args, stacked)
 
-    monkeypatch.setattr(together._Batch, "__call__", call)
+    monkeypatch.setattr(together._Stacked, "__call__", call)
     return sizes
 
 
@@ -157,6 +158,46 @@ def test_large_networks_are_computed_alone_in_threads_and_to_the_last_bit(
     assert threading.get_ident() not in threads
     made = [member.programs.made for member in members]
     assert made == ([3, 0, 0] if "compile=true" in words else [0, 0, 0])
+
+
+@pytest.mark.parametrize("compiles", ["false", "true"])
+def test_many_seeds_make_stacks_that_do_not_depend_on_the_cores(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, compiles: str
+) -> None:
+    """Each has a thread of its own where there is a core for it, and the same bits where there is none."""
+    from rltemplate import together
+
+    config = configure("algo=ppo", *WORDS["ppo"], f"compile={compiles}")
+    seeds = [1, 2, 3, 4, 5]
+    alone = trained(build(config, seeds), together=False)
+    sizes = counted(monkeypatch)
+    epochs: list[int] = []  # the threads in which they were computed
+    original = PPO._one_epoch
+
+    def noted(self: PPO, *args: Any) -> Any:
+        epochs.append(threading.get_ident())
+        return original(self, *args)
+
+    monkeypatch.setattr(PPO, "_one_epoch", noted)
+
+    def trained_on(cores: int) -> list[Tensor]:
+        epochs.clear()
+        monkeypatch.setattr(together, "available_cores", lambda: cores)
+        return trained(build(config, seeds), together=True)
+
+    on_one = trained_on(1)
+    assert set(epochs) == {threading.get_ident()}
+    assert set(sizes) == {3}  # three, and two with one of them once more
+    on_two = trained_on(2)
+    assert isinstance(config.algo, PPOConfig)
+    assert len(epochs) == 2 * 3 * config.algo.update_epochs
+    assert len(set(epochs)) == (3 if compiles == "true" else 1)
+    assert all(torch.equal(one, other) for one, other in zip(on_two, on_one, strict=True))
+    for one, other in zip(on_one, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+    monkeypatch.setattr(together, "_STACKED", 1)
+    trained_on(1)
+    assert set(sizes) == {1, 3}
 
 
 def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure: Configure) -> None:

@@ -181,7 +181,7 @@ class PPO:
         self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
         self._decide = programs(self._one_decision)
         self._update = programs(self._one_update)
-        self._epoch = programs.joined(self._one_epoch)
+        self._epoch = programs.joined(self._one_epoch, over=[2])
         self._num_updates = 0  # in this iteration
         self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
 

@@ -410,7 +410,8 @@ class SAC:
         drawn = [self._next_update() for _ in range(num)]
         pattern = tuple(both for both, _ in drawn)
         if pattern not in self._several:
-            self._several[pattern] = self.programs.joined(partial(self._several_updates, pattern))
+            several = partial(self._several_updates, pattern)
+            self._several[pattern] = self.programs.joined(several, over=[1])
         noise = [draws for _, draws in drawn]
         self.learner, critic, actor = self._several[pattern](self.learner, self._batch(index), noise, rates)
         self.nets.actor.assign(self.learner.actor)

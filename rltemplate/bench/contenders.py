@@ -41,8 +41,8 @@ OTHERWISE = (
     "checker), `VecNormalize` for PPO on MuJoCo, and no logging. Read in their sources: `VecNormalize` "
     "updates its statistics at every step, this project once per rollout; Stable-Baselines3 reads its "
     "losses from the device in every update, this project once per log point; SBX clips the gradients "
-    "of policy and value apart and has an optimiser for each, the others one for both; Stable- "
-    "Baselines3 and SBX weigh squared errors by 0.5 in SAC, this project by 1. Their `SubprocVecEnv` "
+    "of policy and value apart and has an optimiser for each, the others one for both; "
+    "Stable-Baselines3 and SBX weigh squared errors by 0.5 in SAC, this project by 1. Their `SubprocVecEnv` "
     "was slower on two cores when it was tried, and so were two threads for networks of 64-64. CleanRL "
     "is a collection of scripts and no library on PyPI, so it is not in these tables."
 )

@@ -16,6 +16,14 @@ SB3, SBX = "Stable-Baselines3", "SBX"
 EAGER, COMPILED = "rltemplate, eager", "rltemplate, compile=true"
 WORKER = f"{COMPILED} env.num_workers=1"
 POOL = f"{COMPILED} env.backend=envpool"
+POOL_OF_TWO = f"{POOL} env.num_workers=1"
+FORMS = {
+    EAGER: (),
+    COMPILED: ("compile=true",),
+    WORKER: ("compile=true", "env.num_workers=1"),
+    POOL: ("compile=true", "env.backend=envpool"),
+    POOL_OF_TWO: ("compile=true", "env.backend=envpool", "env.num_workers=1"),
+}
 PEERS = {SB3: "stable_baselines3", SBX: "sbx"}
 # Packages that the speed of a contender hangs on.
 PACKAGES = (
@@ -25,7 +33,7 @@ PACKAGES = (
 EAGER_LEVELS = ("fast", "repeat", "invariant", "profile")
 COMPILED_LEVELS = ("fast", "repeat")
 NUM_ENVS = (1, 2, 4, 8, 16, 32)
-NUM_SEEDS = (1, 2, 4, 8)
+NUM_SEEDS = (1, 8)
 FULL_BUFFER = 1_000_000
 
 
@@ -113,23 +121,23 @@ def _peer_jobs(part: Part, name: str, cores: int, sizes: Sizes) -> Iterator[Job]
     if cores == 1:
         yield job(EAGER)
     yield job(COMPILED, "rltemplate", "compile=true")
-    optional = {
-        WORKER: ("compile=true", "env.num_workers=1"),
-        POOL: ("compile=true", "env.backend=envpool"),
-    }
     if cores > 1:
-        for contender, overrides in optional.items():
-            if contender == POOL and not _installed("envpool"):
-                part.left_out.append(
-                    "envpool is not installed (.venv/bin/pip install -e '.[envpool]'): left out"
-                )
-                continue
-            wanted = job(contender, "rltemplate", *overrides)
-            problem = refused(wanted)
-            if problem is None:
-                yield wanted
-            else:
-                part.left_out.append(f"{contender}: left out, for {problem}")
+        for contender in (WORKER, POOL if WORKS[name].num_envs == 1 else POOL_OF_TWO):
+            if _has_environments(part, contender):
+                wanted = job(contender, "rltemplate", *FORMS[contender])
+                problem = refused(wanted)
+                if problem is None:
+                    yield wanted
+                else:
+                    part.left_out.append(f"{contender}: left out, for {problem}")
+
+
+def _has_environments(part: Part, contender: str) -> bool:
+    """Whether the environments of a form of this project are installed; notes it if they are not."""
+    if contender not in (POOL, POOL_OF_TWO) or _installed("envpool"):
+        return True
+    part.left_out.append("envpool is not installed (.venv/bin/pip install -e '.[envpool]'): left out")
+    return False
 
 
 def refused(job: Job) -> str | None:
@@ -202,7 +210,7 @@ def observers(sizes: Sizes) -> Part:
 
 
 def scaling(sizes: Sizes) -> Part:
-    """By the number of environments, of threads, and of seeds in one process."""
+    """By the number of environments and of threads."""
     part = Part("scaling", 1)
     quick = sizes.quick
     for algo in ("ppo",) if quick else ("ppo", "sac"):
@@ -219,10 +227,26 @@ def scaling(sizes: Sizes) -> Part:
                 sizes, part.name, "rate", f"{algo}-Hopper", f"num_threads={threads}", 0.5, "compile=true"
             )
             part.jobs.append(Job.from_dict(job.to_dict() | {"cores": _cores(sizes), "threads": threads}))
-    for algo in ("ppo",) if quick else ("ppo", "sac"):
-        for seeds in (1, 4) if quick else NUM_SEEDS:
-            job = _job(sizes, part.name, "together", f"{algo}-Hopper", f"seeds={seeds}", 0.5, "compile=true")
-            part.jobs.append(Job.from_dict(job.to_dict() | {"options": {"seeds": seeds}}))
+    return part
+
+
+def seeds(sizes: Sizes) -> Part:
+    """Seeds in one process against one run at a time, on the same cores."""
+    part, cores = Part("seeds", min(2, sizes.repetitions)), _cores(sizes)
+    for work in ("ppo-CartPole",) if sizes.quick else ("ppo-CartPole", "ppo-Hopper", "sac-Hopper"):
+        ppo = WORKS[work].algo == "ppo"
+        for form in (EAGER, COMPILED, WORKER, POOL_OF_TWO) if work == "ppo-Hopper" else (EAGER, COMPILED):
+            for number in (1,) if form == EAGER else NUM_SEEDS:
+                if not _has_environments(part, form):
+                    continue
+                # Where one run takes all cores for its products, several take one each.
+                threads = 1 if ppo or number > 1 else cores
+                job = _job(
+                    *(sizes, part.name, "together", work, f"{form}, seeds={number}", 0.5), *FORMS[form]
+                )
+                changed = {"cores": cores, "threads": threads, "options": {"seeds": number}}
+                part.jobs.append(Job.from_dict(job.to_dict() | changed))
+    part.left_out = list(dict.fromkeys(part.left_out))
     return part
 
 
@@ -265,6 +289,7 @@ PARTS: dict[str, Callable[[Sizes], Part]] = {
     "levels": levels,
     "observers": observers,
     "scaling": scaling,
+    "seeds": seeds,
     "memory": memory,
     "startup": startup,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rltemplate.bench.contenders import OTHERWISE
-from rltemplate.bench.plan import COMPILED, FULL_BUFFER, SB3, SBX
+from rltemplate.bench.plan import COMPILED, EAGER, FULL_BUFFER, SB3, SBX
 from rltemplate.bench.timeline import SHARES
 from rltemplate.bench.works import WORKS
 
@@ -263,7 +263,6 @@ def scaling(every: list[Cell]) -> list[str]:
     kinds = {
         "env.num_envs": "Environments stepped together, one core (rollouts of PPO have 2,048 samples)",
         "num_threads": "Threads, on as many cores as the most of them",
-        "seeds": "Seeds trained together in one process, one core; steps are summed over them",
     }
     for key, title in kinds.items():
         here = [cell for cell in every if cell.contender.partition("=")[0] == key]
@@ -275,6 +274,35 @@ def scaling(every: list[Cell]) -> list[str]:
         if body:
             lines += [f"{title}:", "", *rows(["work", "", "steps/s", "times the first"], body), ""]
     return [*lines, f"All with {COMPILED.partition(', ')[2]}."]
+
+
+def seeds(every: list[Cell]) -> list[str]:
+    """Against one run of the same form, and against one in the plain form."""
+    body = []
+    for cell in every:
+        form, _, number = cell.contender.rpartition(", seeds=")
+        one, plain = (find(every, cell.work, f"{name}, seeds=1", cell.cores) for name in (form, EAGER))
+        body.append(
+            [
+                *(WORKS[cell.work].title, form, number, str(cell.threads), spread(cell.rates().values())),
+                *(times(ratio(cell, one)), times(ratio(cell, plain))),
+            ]
+        )
+    cores = f"{every[0].cores} cores" if every else "cores"
+    return [
+        *rows(
+            [
+                *("work", "form", "seeds in one process", "threads", "steps/s"),
+                *("times one run of this form", "times one plain run"),
+            ],
+            body,
+        ),
+        "",
+        *paragraph(
+            f"All on {cores}; environment steps per second, summed over the seeds of a process. Runs one "
+            "after the other are as fast as one of them, without what each takes to start."
+        ),
+    ]
 
 
 def memory(every: list[Cell]) -> list[str]:
@@ -338,6 +366,7 @@ TABLES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "levels": levels,
     "observers": observers,
     "scaling": scaling,
+    "seeds": seeds,
     "memory": memory,
     "startup": startup,
 }

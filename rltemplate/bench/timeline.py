@@ -92,7 +92,9 @@ class Timeline:
         ):  # many updates are one launch, and no longer called
             updates += [name for name, value in vars(algorithm).items() if isinstance(value, Joined)]
             joined = programs.joined  # and others are yet to be made
-            programs.joined = lambda function: self.timed(joined(function), "update", REST, UPDATE, sync)
+            programs.joined = lambda function, over=(): self.timed(
+                joined(function, over), "update", REST, UPDATE, sync
+            )
         for name in steps:
             before = REST if name == "end_step" else ACTING
             setattr(envs, name, self.timed(getattr(envs, name), "step", before, ENVIRONMENT))
