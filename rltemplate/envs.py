@@ -25,7 +25,8 @@ from gymnasium import spaces
 
 from rltemplate.pool import Pool, find_model
 from rltemplate.types import ConfigError, Episode
-from rltemplate.vector import Kind, Serial, VectorEnv, Workers
+from rltemplate.vector import Kind, Serial, VectorEnv
+from rltemplate.workers import Hosts, Workers
 
 _log = logging.getLogger(__name__)
 
@@ -208,17 +209,20 @@ def check_env(spec: EnvSpec, backend: str = "gymnasium") -> Codec:
     return codec
 
 
-def _open(spec: EnvSpec, num_envs: int, num_workers: int, backend: str) -> tuple[Codec, VectorEnv]:
+def _open(
+    spec: EnvSpec, seeds: Sequence[int], num_workers: int, backend: str, hosts: Hosts | None
+) -> tuple[Codec, VectorEnv]:
     """Environments, and what translates for them: the one place that knows who steps which."""
     first = make_env(spec)  # refuses, as the codec does, before any worker starts
     codec = Codec(spec.id, first.observation_space, first.action_space)
+    num_envs = len(seeds)
     kind = Kind(partial(make_env, spec), spec.id, num_envs, first.observation_space, first.action_space)
     if backend == "envpool":
         limit = None if first.spec is None else first.spec.max_episode_steps
         first.close()
         return codec, Pool(kind, spec.kwargs, limit, num_workers + 1)
     if num_workers:
-        return codec, Workers(kind, num_workers, first)
+        return codec, Workers(kind, num_workers, seeds, first, hosts)
     return codec, Serial(kind, kind.members(range(num_envs), first))
 
 
@@ -236,13 +240,15 @@ class Envs:
         seeds: Sequence[int],
         num_workers: int = 0,
         backend: str = "gymnasium",
+        hosts: Hosts | None = None,
     ) -> None:
+        """`hosts` are the processes that step environments, where runs share them."""
         if len(seeds) != num_envs:
             raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec
         self.num_envs = num_envs
-        self.codec, self._vector = _open(spec, num_envs, num_workers, backend)
         self._seeds = [int(seed) for seed in seeds]
+        self.codec, self._vector = _open(spec, self._seeds, num_workers, backend, hosts)
         self._stepping = False  # between `begin_step` and `end_step`
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)

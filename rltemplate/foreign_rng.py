@@ -25,8 +25,8 @@ def seed_foreign_code(seed: int) -> None:
     torch.manual_seed(int(words[2]))
 
 
-# After so many iterations in which nobody has drawn, nobody is expected to.
-_WATCHED_ITERATIONS = 2
+# After so many periods in which nobody has drawn, nobody is expected to.
+_WATCHED_PERIODS = 2
 
 
 class ForeignTurns:
@@ -34,16 +34,22 @@ class ForeignTurns:
 
     They are of one run at a time, and change hands where the next one's code may draw. That takes 0.08 ms,
     several times in a step of a small environment, and hardly any environment draws from them. So once nobody
-    has for some iterations, they stay where they are, and it is only looked after whether that remains true.
+    has for some periods, they stay where they are, and it is only looked after whether that remains true.
     """
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._seeds = list(seeds)
+    def __init__(self, seeds: Sequence[int] = (), period: str = "iterations") -> None:
+        """A run is known by its place in `seeds`, or by what it is announced with (`expect`)."""
+        self._seeds = dict(enumerate(seeds))
+        self._period = period  # what `end_period` ends, for messages
         self._holder: int | None = None
         self._given: Any = None  # as the holder found them
         self._kept: dict[int, Any] = {}
         self._drawn = False
-        self._iterations = 0
+        self._periods = 0
+
+    def expect(self, place: int, seed: int) -> None:
+        """One more run."""
+        self._seeds[place] = seed
 
     def turn_to(self, place: int) -> None:
         """From here on they are those of the run at `place`, as it left them; at first as its seed says."""
@@ -61,20 +67,23 @@ class ForeignTurns:
 
     def before_step(self, place: int) -> None:
         """`turn_to`, unless nobody draws."""
-        if self._drawn or self._iterations < _WATCHED_ITERATIONS:
+        if self._drawn or self._periods < _WATCHED_PERIODS:
             self.turn_to(place)
 
-    def end_iteration(self) -> None:
-        """Of all. Raises RunError if somebody has drawn and nobody expected it: nobody knows who it was."""
+    def end_period(self) -> None:
+        """The end of an iteration, or the like, of all runs.
+
+        Raises RunError if somebody has drawn and nobody expected it: nobody knows who it was.
+        """
         drawn = self._drawn or not _same(_raw_state(), self._given)
-        if drawn and not self._drawn and self._iterations >= _WATCHED_ITERATIONS:
+        if drawn and not self._drawn and self._periods >= _WATCHED_PERIODS:
             raise RunError(
-                "an environment drew from a global generator of Python, NumPy or torch for the first time in "
-                f"iteration {self._iterations},\nwhere it is too late to tell its seeds apart; train them as "
-                "runs of their own, with seed=1,2,... instead of seeds=[1,2,...]"
+                "an environment drew from a global generator of Python, NumPy or torch for the first time "
+                f"after {self._periods} {self._period},\nwhere it is too late to tell its seeds apart; train "
+                "them as runs of their own, with seed=1,2,... instead of seeds=[1,2,...]"
             )
         self._drawn = drawn
-        self._iterations += 1
+        self._periods += 1
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -146,7 +146,7 @@ class Together:
                     for place, answer in answers.items():
                         resume(place, answer)
             if self._turns is not None:
-                self._turns.end_iteration()
+                self._turns.end_period()
         finally:
             self._hub = None
             with torch.no_grad():

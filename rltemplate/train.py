@@ -61,6 +61,7 @@ from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video import VideoRecorder
 from rltemplate.together import Together
 from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
+from rltemplate.workers import Hosts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,8 +150,11 @@ class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
 
 
-def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
-    """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other."""
+def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorithm, Envs]:
+    """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other.
+
+    `hosts` are processes that step the environments of several runs.
+    """
     if config.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise ConfigError(
             "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
@@ -158,7 +162,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     streams = Streams(config.seed, determinism.resolve_device(config.device.name))
     num_envs = config.env.num_envs
     seeds = env_seeds(config.seed, "env", num_envs)
-    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, config.env.backend.name)
+    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, config.env.backend.name, hosts)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     captures = config.compile and streams.device.type == "cuda"
@@ -475,11 +479,13 @@ class Member:
         folder: RunFolder,
         turns: ForeignTurns,
         together: Mapping[str, Any] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Builds the algorithm; `ConfigError` if it does not fit. Nothing of a run is written yet.
 
         `number` counts the members that are here, `place` those that there were at first.
-        `together` is what the record says of the group that the run is a part of.
+        `together` is what the record says of the group that the run is a part of; `hosts` are the processes
+        that step the environments of all of them.
         """
         self.number = number
         self.place = place
@@ -500,7 +506,7 @@ class Member:
         self._ending = contextlib.ExitStack()
         self._ending.callback(folder.release)
         self.turn()
-        self.algorithm, self._envs = build_algorithm(self.config)
+        self.algorithm, self._envs = build_algorithm(self.config, hosts)
         self._ending.callback(self.algorithm.close)
 
     def turn(self) -> None:
@@ -714,9 +720,10 @@ def run(job: Job) -> int:
             others = _others(jobs, continuations)
             places = sorted(continuations)
         turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
+        hosts = Hosts(len(places))
         for number, place in enumerate(places):
             together = None if job.group is None else job.group.facts(place)
-            members.append(Member(number, place, jobs[place], folders[place], turns, together))
+            members.append(Member(number, place, jobs[place], folders[place], turns, together, hosts))
         members[0].turn()
         tried = check_level(config, members[0].algorithm)  # nothing that is promised depends on the seed
         if FAULT in os.environ:

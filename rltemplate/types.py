@@ -124,7 +124,7 @@ class Turns(Protocol):
         """Something of the run at `place` is about to run."""
         ...
 
-    def end_iteration(self) -> None:
+    def end_period(self) -> None:
         """All have come to the end of an iteration."""
         ...
 

@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "env_state": ("types",),
     "vector": ("types", "env_state"),
     "pool": ("types", "env_state", "vector"),
-    "envs": ("types", "rng", "vector", "pool"),
+    "workers": ("types", "vector", "foreign_rng"),
+    "envs": ("types", "rng", "vector", "workers", "pool"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
@@ -87,6 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "foreign_rng",
         "envs",
         "env_state",
+        "workers",
         "algos",
         "config",
         "launch",
@@ -174,7 +176,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Measures the others, and shows what it measured without loading what it takes to measure.
     "bench.works": (),
     "bench.timeline": ("bench.works", "programs"),
-    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train"),
+    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train", "workers"),
     "bench.measure": (
         *(
             "types",
@@ -183,6 +185,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "startup",
             "together",
             "train",
+            "workers",
             "bench.contenders",
             "bench.timeline",
             "bench.works",

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rltemplate import vector as vector_module
+from rltemplate import workers as processes
 from rltemplate.envs import Envs, EnvSpec
 from rltemplate.types import ConfigError, RunError
 
@@ -581,7 +581,7 @@ def test_a_worker_that_dies_while_it_is_made(build: Build) -> None:
 def test_a_death_is_told_although_another_never_answers(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_module, "_GRACE_S", 0.2)
+    monkeypatch.setattr(processes, "_GRACE_S", 0.2)
     envs = build(num=2, workers=2, act="sleeps", at=3, who=(0,))
     envs.reset()
     steps(envs, 2)

@@ -35,7 +35,7 @@ def played(seeds: Sequence[int], iterations: int, first: int = 0) -> list[list[f
                 turns.before_step(place)
                 if iteration >= first:
                     drawn[place].append(draw())
-        turns.end_iteration()
+        turns.end_period()
     return drawn
 
 
@@ -67,12 +67,12 @@ def test_a_draw_that_nobody_expects_is_noticed(which: str) -> None:
     for _ in range(3):
         turns.before_step(0)
         turns.before_step(1)
-        turns.end_iteration()
+        turns.end_period()
     draws: dict[str, Callable[[], object]] = {
         "python": random.random,
         "numpy": np.random.random,
         "torch": lambda: torch.rand(()),
     }
     draws[which]()
-    with pytest.raises(RunError, match="for the first time in iteration 3"):
-        turns.end_iteration()
+    with pytest.raises(RunError, match="for the first time after 3 iterations"):
+        turns.end_period()

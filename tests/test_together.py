@@ -290,7 +290,7 @@ def test_what_environments_draw_from_global_generators_is_their_own(
     assert first != second
     if mixed:
         monkeypatch.setattr(ForeignTurns, "turn_to", lambda self, place: None)
-        monkeypatch.setattr(ForeignTurns, "end_iteration", lambda self: None)
+        monkeypatch.setattr(ForeignTurns, "end_period", lambda self: None)
     made = draws("both", 1, 2)
     for single in (first, second):
         assert all(drawn in made for drawn in single) is not mixed
@@ -303,7 +303,7 @@ def test_who_draws_from_global_generators_when_nobody_expects_it_ends_the_iterat
     words = ["algo=ppo", f"env={drawing_env}", "+env.kwargs.begins_at=36", *SHRUNK["ppo"]]
     words += ["total_env_steps=160", *QUIET]
     config = cli.preflight([*words, "seeds=[1,2]"]).configs[0]
-    with pytest.raises(RunError, match=r"for the first time in iteration 2,\n.* with seed=1,2"):
+    with pytest.raises(RunError, match=r"for the first time after 2 iterations,\n.* with seed=1,2"):
         run(job_of(config, tmp_path / "both"))
     assert status(tmp_path / "both", [1, 2]) == ["failed", "failed"]
 

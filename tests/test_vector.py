@@ -20,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rltemplate import vector
+from rltemplate import workers as processes
 from rltemplate.envs import Envs, EnvSpec, make_env
 from rltemplate.types import RunError
 
@@ -177,12 +178,12 @@ def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pyt
 
 def test_a_group_that_lies_elsewhere_is_noticed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trail(build("CartPole-v1", NUM, 2, 12))
-    part = vector._Arrays.part
+    part = vector.Arrays.part
 
-    def backwards(self: vector._Arrays, numbers: range) -> vector._Arrays:
-        return vector._Arrays(*(array[::-1] for array in part(self, numbers)))
+    def backwards(self: vector.Arrays, numbers: range) -> vector.Arrays:
+        return vector.Arrays(*(array[::-1] for array in part(self, numbers)))
 
-    monkeypatch.setattr(vector._Arrays, "part", backwards)
+    monkeypatch.setattr(vector.Arrays, "part", backwards)
     assert trail(build("CartPole-v1", NUM, 2, 12)) != expected
 
 
@@ -208,7 +209,7 @@ def test_a_vector_of_an_environment_that_is_not_always_the_same_is_refused(build
 
     space = Slow.observation_space
     kind = vector.Kind(other, "Odd-v0", 2, space, KeepsItsAction.action_space)
-    for make in (lambda: kind.members(range(2)), lambda: vector.Workers(kind, 2)):
+    for make in (lambda: kind.members(range(2)), lambda: processes.Workers(kind, 2, [1, 2])):
         with pytest.raises(RunError, match=r"^Odd-v0, environment 1 of 2: its spaces are not those of the f"):
             make()
     assert multiprocessing.active_children() == []
@@ -325,7 +326,7 @@ def idle(build: Build, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Start a worker on a machine that seems to have cores for all, let it step, and give its process."""
 
     def start() -> int:
-        monkeypatch.setattr(vector, "available_cores", lambda: 64)
+        monkeypatch.setattr(processes, "available_cores", lambda: 64)
         envs = build("Slow-v0", 1, 1)
         envs.reset()
         for _ in range(200):
@@ -347,8 +348,8 @@ def test_a_worker_that_is_not_asked_for_anything_sleeps(idle: Callable[[], int])
 def test_a_worker_that_stays_awake_is_noticed(
     idle: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector, "_AWAKE_S", 60.0)
-    monkeypatch.setattr(vector, "_GONE_S", 60.0)
+    monkeypatch.setattr(processes, "_AWAKE_S", 60.0)
+    monkeypatch.setattr(processes, "_GONE_S", 60.0)
     pid = idle()
     used = itertools.accumulate(grows(lambda: cpu_s(pid), 0.5) for _ in range(10))
     assert any(each > 0.1 for each in used)
@@ -358,10 +359,10 @@ def test_a_worker_that_stays_awake_is_noticed(
 def test_who_waits_for_a_long_step_sleeps(
     awake_s: float | None, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector, "available_cores", lambda: 64)
+    monkeypatch.setattr(processes, "available_cores", lambda: 64)
     if awake_s is not None:
-        monkeypatch.setattr(vector, "_AWAKE_S", awake_s)
-        monkeypatch.setattr(vector, "_GONE_S", awake_s)
+        monkeypatch.setattr(processes, "_AWAKE_S", awake_s)
+        monkeypatch.setattr(processes, "_GONE_S", awake_s)
     envs = build("Slow-v0", 1, 1, seconds=0.4)
     envs.reset()
     used = -time.process_time()
@@ -388,7 +389,7 @@ def test_nobody_stays_awake_with_fewer_cores_than_processes(
     looks = Looks()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(os, "sched_yield", looks)
-    monkeypatch.setattr(vector, "_GONE_S", 60.0)
+    monkeypatch.setattr(processes, "_GONE_S", 60.0)
     envs = build("Slow-v0", 2, 2, seconds=1e-4)
     envs.reset()
     for _ in range(20):
@@ -397,13 +398,13 @@ def test_nobody_stays_awake_with_fewer_cores_than_processes(
 
 
 def test_a_core_that_others_want_is_left_to_them(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector, "available_cores", lambda: 64)
-    monkeypatch.setattr(vector, "_LEAVE_S", 60.0)
+    monkeypatch.setattr(processes, "available_cores", lambda: 64)
+    monkeypatch.setattr(processes, "_LEAVE_S", 60.0)
     counts = []
     for gone_s in (0.0, 2e-4):  # as if others had been at work meanwhile
         looks = Looks(gone_s)
         monkeypatch.setattr(os, "sched_yield", looks)
-        monkeypatch.setattr(vector, "_GONE_S", 60.0 if gone_s == 0.0 else 1e-4)
+        monkeypatch.setattr(processes, "_GONE_S", 60.0 if gone_s == 0.0 else 1e-4)
         envs = build("Slow-v0", 1, 1, seconds=3e-4)
         envs.reset()
         for _ in range(50):

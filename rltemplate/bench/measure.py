@@ -186,10 +186,12 @@ def shares(job: Job, begun: float) -> dict[str, Any]:
 def together(job: Job, begun: float) -> dict[str, Any]:
     """So many seeds in one process; environment steps are summed over them."""
     from rltemplate.together import Together
+    from rltemplate.workers import Hosts
 
     work, config = WORKS[job.work], configuration(job.words())
     seeds = range(1, int(job.options["seeds"]) + 1)
-    members = [Ours.ready(dataclasses.replace(config, seed=seed)).algorithm for seed in seeds]
+    hosts = Hosts(len(seeds))
+    members = [Ours.ready(dataclasses.replace(config, seed=seed), hosts).algorithm for seed in seeds]
     group = Together(members)
     clock = Clock(work.first, work.warm_up, job.seconds, begun, _sync(job.device))
     while clock(members[0].env_steps):
