@@ -195,6 +195,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "bench.plan": ("types", "bench.contenders", "bench.works"),
     "bench.session": ("types", "children", "bench.contenders", "bench.plan", "bench.works", "run.*"),
     "bench.tables": ("bench.contenders", "bench.plan", "bench.timeline", "bench.works"),
+    "bench.goals": ("bench.plan", "bench.tables", "bench.works"),
     "bench.plots": ("bench.plan", "bench.tables", "bench.timeline", "bench.works"),
     "scripts/*": ("*",),
 }

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,21 @@ import pytest
 import torch
 from conftest import ROOT
 
-from rltemplate.bench import plots, tables
+from rltemplate.bench import goals, plots, tables
 from rltemplate.bench.contenders import Contender, Ours, Sbx, StableBaselines3, activation_of, configuration
 from rltemplate.bench.measure import Clock, TimedProbe, array_bytes, check_updates, rate_of
-from rltemplate.bench.plan import COMPILED, EAGER, PARTS, SB3, SBX, Part, Sizes, affordable_cores, plan
+from rltemplate.bench.plan import (
+    COMPILED,
+    EAGER,
+    PARTS,
+    SB3,
+    SBX,
+    WORKER,
+    Part,
+    Sizes,
+    affordable_cores,
+    plan,
+)
 from rltemplate.bench.session import ONE, Processes, Session, environment
 from rltemplate.bench.timeline import ACTING, ENVIRONMENT, REST, UPDATE, Timeline
 from rltemplate.bench.works import WORKS, Arithmetic, Job, MeasurementError, differences
@@ -515,6 +527,32 @@ def test_the_table_of_seeds_compares_with_one_run_of_the_form_and_with_a_plain_o
     text = tables.document(recorded(part, lambda job, i: rate(speeds[job.contender]), tmp_path))
     assert f"| PPO Hopper | {EAGER} | 1 | 1 | 50 (50 to 50) | 1.00 | 1.00 |" in text
     assert f"| PPO Hopper | {COMPILED} | 8 | 1 | 300 (300 to 300) | 1.50 | 6.00 |" in text
+
+
+def test_goals_are_held_against_the_fastest_form_and_missed_where_they_are(tmp_path: Path) -> None:
+    def measured(**speeds: float) -> dict[str, Any]:
+        named = {"ours": COMPILED, "worker": WORKER, "sb3": SB3, "sbx": SBX, "plain": EAGER}
+        part = Part("peers", 1, [job(named[name]) for name in speeds])
+        by_name = {named[name]: speed for name, speed in speeds.items()}
+        return recorded(part, lambda job, i: rate(by_name[job.contender]), Path(mkdtemp(dir=tmp_path)))
+
+    lines = goals.table(measured(plain=99e3, ours=5e3, worker=9e3, sb3=2e3, sbx=4e3))
+    assert "| PPO Hopper | 10,000 steps/s | 9,000 steps/s (compile=true env.num_workers=1) | no |" in lines
+    assert f"| PPO Hopper | 3 times {SBX} | 2.25 times | no |" in lines
+    assert f"| PPO Hopper | 4 times {SB3} | 4.50 times | yes |" in lines
+    assert "| PPO Hopper | 10,000 steps/s | 11,000 steps/s (compile=true) | yes |" in goals.table(
+        measured(ours=11e3, worker=10e3)
+    )
+    assert goals.table(measured(plain=99e3)) == []
+    speeds = {f"{EAGER}, seeds=1": 50.0, f"{COMPILED}, seeds=1": 200.0, f"{COMPILED}, seeds=8": 300.0}
+    speeds |= {f"{WORKER}, seeds=1": 250.0, f"{WORKER}, seeds=8": 1000.0}
+    part = Part("seeds", 1, [job(name, part="seeds") for name in speeds])
+    (line,) = [
+        line
+        for line in goals.table(recorded(part, lambda job, i: rate(speeds[job.contender]), tmp_path))
+        if "8 seeds" in line
+    ]
+    assert line.endswith("| 4.00 times compiled runs, 20.00 times plain ones | yes |")
 
 
 def observed() -> dict[str, Any]:

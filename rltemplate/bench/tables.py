@@ -62,9 +62,9 @@ def find(all_cells: Iterable[Cell], work: str, contender: str, cores: int) -> Ce
     return next((cell for cell in all_cells if (cell.work, cell.contender, cell.cores) == wanted), None)
 
 
-def document(measured: Mapping[str, Any]) -> str:
-    """The whole file."""
-    lines = ["# Speed", ""]
+def document(measured: Mapping[str, Any], ahead: Sequence[str] = ()) -> str:
+    """The whole file, with some lines `ahead` of all parts."""
+    lines = ["# Speed", "", *ahead]
     for name, table in TABLES.items():
         part = measured["parts"].get(name)
         if part is not None:

@@ -1,0 +1,150 @@
+"""What this project aims at in speed, and what was reached: a table over all parts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rltemplate.bench.plan import COMPILED, EAGER, POOL, POOL_OF_TWO, SB3, SBX, WORKER
+from rltemplate.bench.tables import Cell, cells, find, observer_costs, ratio, rows
+from rltemplate.bench.works import WORKS
+
+Parts = Mapping[str, Sequence[Cell]]
+
+
+class Reached(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    aimed: str
+    reached: str
+    met: bool
+
+
+def table(measured: Mapping[str, Any]) -> list[str]:
+    """Goals of which everything was measured; no lines if there are none."""
+    parts = {name: cells(part) for name, part in measured["parts"].items()}
+    found = [line for goal in GOALS for line in goal(parts)]
+    if not found:
+        return []
+    body = [(each.what, each.aimed, each.reached, "yes" if each.met else "no") for each in found]
+    return [
+        "## goals",
+        "",
+        *rows(["goal", "aimed at", "reached", "met"], body),
+        "",
+        "From the tables below, on as many cores as the most of them.",
+        "",
+    ]
+
+
+def _rate(cell: Cell) -> float:
+    return statistics.median(cell.rates().values())
+
+
+def _fastest(parts: Parts, work: str, forms: Sequence[str]) -> Cell | None:
+    """The fastest of some forms in a work, on the most cores."""
+    every = [cell for cell in parts.get("peers", ()) if cell.work == work and cell.contender in forms]
+    most = [cell for cell in every if cell.cores == max(each.cores for each in every)]
+    return max(most, key=_rate, default=None)
+
+
+def _training(
+    work: str, forms: Sequence[str], where: str, per_second: int, against: Mapping[str, float]
+) -> Callable[[Parts], Iterator[Reached]]:
+    def lines(parts: Parts) -> Iterator[Reached]:
+        cell = _fastest(parts, work, forms)
+        if cell is None:
+            return
+        title = f"{WORKS[work].title}{where}"
+        form = cell.contender.removeprefix("rltemplate, ")
+        rate = _rate(cell)
+        yield Reached(title, f"{per_second:,} steps/s", f"{rate:,.0f} steps/s ({form})", rate >= per_second)
+        for peer, times in against.items():
+            value = ratio(cell, find(parts["peers"], work, peer, cell.cores))
+            if value is not None:
+                yield Reached(title, f"{times:g} times {peer}", f"{value:.2f} times", value >= times)
+
+    return lines
+
+
+def _seeds(parts: Parts) -> Iterator[Reached]:
+    """Against one run after the other of the fastest form, and of the plain one."""
+    every = parts.get("seeds", ())
+    for work in dict.fromkeys(cell.work for cell in every):
+        here = {cell.contender: cell for cell in every if cell.work == work}
+        many = [cell for name, cell in here.items() if name.endswith("seeds=8")]
+        for form, like in (("Gymnasium", (COMPILED, WORKER)), ("EnvPool", (POOL, POOL_OF_TWO))):
+            mine = [cell for cell in many if cell.contender.rpartition(", ")[0] in like]
+            single = [here[f"{name}, seeds=1"] for name in like if f"{name}, seeds=1" in here]
+            plain = here.get(f"{EAGER}, seeds=1")
+            if not mine or not single or plain is None:
+                continue
+            best = max(mine, key=_rate)
+            one, other = ratio(best, max(single, key=_rate)), ratio(best, plain)
+            if one is not None and other is not None:
+                yield Reached(
+                    f"8 seeds in one process, {WORKS[work].title}, {form}",
+                    "4 times 8 runs one after the other",
+                    f"{one:.2f} times compiled runs, {other:.2f} times plain ones",
+                    one >= 4.0,
+                )
+
+
+def _startup(parts: Parts) -> Iterator[Reached]:
+    every = [cell for cell in parts.get("startup", ()) if cell.contender == "first environment step"]
+    if every:
+        longest = max(cell.middle(lambda result: result["wall_s"]) for cell in every)
+        yield Reached(
+            "from `make train` to the first environment step", "3 s", f"{longest:.1f} s", longest <= 3
+        )
+
+
+def _observers(parts: Parts) -> Iterator[Reached]:
+    for cell in parts.get("observers", ()):
+        costs = [observer_costs(result, "wall_s") for result in cell.results.values()]
+        share = statistics.median(each["all, with trace=iteration"] for each in costs)
+        yield Reached(f"all observers, {WORKS[cell.work].title}", "3 %", f"{share:.1%}", share <= 0.03)
+
+
+def _memory(parts: Parts) -> Iterator[Reached]:
+    sizes = {
+        cell.contender: cell.middle(lambda result: result["buffer_bytes"] / result["transitions"])
+        for cell in parts.get("memory", ())
+    }
+    if "rltemplate" in sizes and SB3 in sizes:
+        share = sizes["rltemplate"] / sizes[SB3]
+        yield Reached("replay buffer of Humanoid", f"55 % of {SB3}'s", f"{share:.0%}", share <= 0.55)
+
+
+def _levels(parts: Parts) -> Iterator[Reached]:
+    every = parts.get("levels", ())
+    for level, most in (("repeat", 1.02), ("invariant", 1.05), ("profile", 1.05)):
+        costs = []
+        for cell in every:
+            name, _, compiled = cell.contender.partition(", ")
+            base = find(every, cell.work, f"fast, {compiled}" if compiled else "fast", cell.cores)
+            if name == level and base is not None:
+                cost = max(base.rates("cpu_s").values()) / max(cell.rates("cpu_s").values())
+                costs.append((cost, f"{WORKS[cell.work].title}{', compiled' if compiled else ''} {cost:.3f}"))
+        if costs:
+            yield Reached(
+                f"`determinism={level}`",
+                f"{most:g} times the time of `fast`",
+                "; ".join(text for _, text in costs),
+                max(cost for cost, _ in costs) <= most,
+            )
+
+
+GOALS: tuple[Callable[[Parts], Iterator[Reached]], ...] = (
+    _training("ppo-Hopper", (COMPILED, WORKER), "", 10_000, {SBX: 3.0, SB3: 4.0}),
+    _training("ppo-Hopper", (POOL, POOL_OF_TWO), " in EnvPool", 10_000, {SBX: 3.0, SB3: 4.0}),
+    _training("sac-Hopper", (COMPILED, WORKER), "", 300, {SBX: 1.4}),
+    _training("sac-Humanoid", (COMPILED, WORKER), "", 150, {}),
+    _seeds,
+    _startup,
+    _observers,
+    _memory,
+    _levels,
+)
