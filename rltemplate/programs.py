@@ -25,6 +25,12 @@ Function = Callable[..., Any]
 Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
 
 
+class Capturing:
+    """Whether what runs now becomes part of something that will be replayed."""
+
+    now = False
+
+
 class Programs:
     """Runs the functions of one algorithm; compiled, or as they are written.
 
@@ -35,7 +41,7 @@ class Programs:
         """With `capture`, whatever can be is held in memory of its own and replayed: `cuda_graph`."""
         self.compiles = compiles
         self.capture = capture
-        self.capturing = False  # whether what runs now becomes part of something that will be replayed
+        self.capturing = Capturing()  # the same for all members of a group
         self.made = 0  # programs so far
         self.group: Group | None = None
         self.functions: list[Shared] = []  # by number
@@ -55,7 +61,8 @@ class Programs:
         """`function`, which calls many of those that are run here; started as one where that saves time.
 
         It does nothing with tensors but hand them on, and take its arguments at the places `over` apart, in
-        which every tensor has a row for each call.
+        which every tensor has a row for each call. In a group it may be given tensors of several members at
+        once, as the function of one of them, so that what it notes elsewhere means little.
         """
         joined = Joined(self, self.num_joined, function, over)
         self.num_joined += 1
@@ -250,7 +257,7 @@ class _Replayed:
         self._captured: Captured | None = None
 
     def __call__(self, values: list[Tensor]) -> Sequence[Tensor]:
-        if self._programs.capturing:
+        if self._programs.capturing.now:
             return self._program(list(values))  # type: ignore[no-any-return]
         if self._captured is None:
             self._captured = Captured(self._programs, self._program, values)
@@ -267,11 +274,11 @@ class Captured:
         """`program` takes and returns lists of tensors; `leaves` are its first arguments."""
         assert programs.capture is not None
         self._arguments = [x.clone() for x in leaves]
-        programs.capturing = True
+        programs.capturing.now = True
         try:
             self._replay, results = programs.capture(lambda: program(list(self._arguments)))
         finally:
-            programs.capturing = False
+            programs.capturing.now = False
         self._results = list(results)
 
     def __call__(self, leaves: list[Tensor]) -> list[Tensor]:

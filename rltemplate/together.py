@@ -7,8 +7,9 @@ one only.
 Every member runs in a coroutine of its own (greenlet) up to the next function that it wants to have computed.
 As soon as all of them wait, their arguments are stacked, the function is computed once for several of them
 (`torch.func.vmap`), and each goes on with its row of the result. On the CPU a stack has `_STACKED` members at
-most: more would save little, and while they learn each stack has a thread. The algorithms know nothing of it.
-While environments step in processes of their own, the next member's are set going.
+most: more would save little, and where a whole epoch is computed, each stack has a thread, as long as there
+are cores. The algorithms know nothing of it. While environments step in processes of their own, the next
+member's are set going.
 
 A product of stacked matrices may round otherwise than the single ones. So at the levels that promise that a
 result does not depend on its company, every member's functions are computed by themselves. So are those of
@@ -70,6 +71,7 @@ class Together:
         self._stacks: list[range] = []  # rows that are computed at once; the last may have too many
         self._stacked: dict[int, _Stacked] = {}  # by number of the function
         self._batches: dict[tuple[int, range], _Batch] = {}
+        self._joined: dict[int, Joined] = {}  # by number
         self._here = _Here()
         self._at_once = 1  # members or stacks computed in threads
         self._warm: set[int] = set()  # numbers of joined functions
@@ -95,6 +97,7 @@ class Together:
         self._pool = ThreadPoolExecutor(self._at_once, initializer=torch.set_num_threads, initargs=(threads,))
         for member in self._members:
             member.programs.group = self
+            member.programs.capturing = first.programs.capturing
             for mine, theirs in zip(member.programs.functions, first.programs.functions, strict=True):
                 if member.programs.compiles:
                     mine.alone = theirs.alone  # the same program, made once
@@ -161,10 +164,11 @@ class Together:
             if self._hub is None or not self.joint:
                 return function.function(*args)
             return self._hub.switch(_Request(function, args))
+        # Called by a function that is computed for a stack, maybe in a thread that nobody waits for any more.
+        if self._here.stacked:
+            return self._of(function).nested(args)
         if self._hub is None:
             return function.alone(*args)
-        if self._here.stacked:  # called by a function that is computed for a stack
-            return self._of(function).nested(args)
         if self.joint or function.number in self._long:
             return self._hub.switch(_Request(function, args))
         started = time.perf_counter()
@@ -193,6 +197,8 @@ class Together:
         For those that are not here, because they failed or ended their epochs early, the first one of their
         stack stands in: for fewer of them another program would have to be made, which may round otherwise.
         """
+        if isinstance(function, Joined):  # one for all, whoever of them is here
+            function = self._joined.setdefault(function.number, function)
         args = {self._row[place]: request.args for place, request in requests.items()}
         stacks = [rows for rows in self._stacks if any(row in args for row in rows)]
         work = [(function, rows, {row: args[row] for row in rows if row in args}) for rows in stacks]

@@ -709,6 +709,7 @@ def run(job: Job) -> int:
     jobs = job.members()
     folders = [RunFolder(each) for each in jobs]
     members: list[Member] = []
+    hosts = Hosts()
     places, others = list(range(len(jobs))), []
     try:
         snapshot, continuations = None, {}
@@ -720,7 +721,7 @@ def run(job: Job) -> int:
             others = _others(jobs, continuations)
             places = sorted(continuations)
         turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
-        hosts = Hosts(len(places))
+        hosts.num_runs = len(places)
         for number, place in enumerate(places):
             together = None if job.group is None else job.group.facts(place)
             members.append(Member(number, place, jobs[place], folders[place], turns, together, hosts))
@@ -737,6 +738,7 @@ def run(job: Job) -> int:
     except BaseException:
         for member in members:
             member.end()
+        hosts.close()
         raise
     finally:
         for place in range(len(jobs)):

@@ -93,9 +93,13 @@ class Hosts:
     def take(self, kind: Kind, num_workers: int) -> Place:
         """The place of one more run, all of which have the same kind of environments."""
         if self._kind is None:
-            self._start(kind, num_workers)
+            try:
+                self._start(kind, num_workers)
+            except BaseException:
+                self.close()
+                raise
         assert self._kind is not None
-        assert (self._kind.env_id, self._kind.num_envs) == (kind.env_id, kind.num_envs)
+        assert (self._kind.env_id, self.groups) == (kind.env_id, _groups(kind.num_envs, num_workers + 1))
         return next(self._free)
 
     def leave(self, place: Place) -> None:
@@ -457,8 +461,7 @@ def _work(birth: _Birth, pipes: Sequence[Connection], inherited: Sequence[Connec
             os._exit(1)
     for other in inherited:  # as long as anyone has the other end of a pipe, its reader waits
         other.close()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _serve(birth, pipes)
+    _serve(birth, pipes)
 
 
 class _Guests:
@@ -491,9 +494,12 @@ class _Guests:
         return result
 
     def leave(self, number: int) -> None:
-        """A run has no more use for its own."""
+        """A run has no more use for its own; whatever these say to that, others go on."""
         if number in self._groups:
-            self._groups.pop(number).close()
+            try:
+                self._groups.pop(number).close()
+            except Exception:
+                traceback.print_exc()
 
     def close(self) -> None:
         """All of them."""
@@ -506,7 +512,7 @@ class _Guests:
 
     def _look_after_generators(self) -> None:
         self._steps += 1
-        if self._steps == _LOOKED_AFTER * len(self._groups):
+        if self._steps >= _LOOKED_AFTER * len(self._groups):
             self._steps = 0
             try:
                 self._turns.end_period()
@@ -522,19 +528,31 @@ def _serve(birth: _Birth, pipes: Sequence[Connection]) -> None:
     try:
         while here:
             for number in wait(None):
-                message = pipes[number].recv_bytes()
-                request = pickle.loads(message) if message else ("step_from_arrays", ())
-                if request is None:
+                if not _serve_one(guests, number, pipes[number]):
                     here.discard(number)
                     wait.leave_out(pipes[number])
                     guests.leave(number)
-                    continue
-                method, arguments = request
-                try:
-                    result = guests.do(number, method, arguments)
-                except Exception as error:
-                    pipes[number].send(_Failure(error))
-                else:  # observations lie where all find them
-                    pipes[number].send(result) if method == "call" else pipes[number].send_bytes(_DONE)
     finally:
         guests.close()
+
+
+def _serve_one(guests: _Guests, number: int, pipe: Connection) -> bool:
+    """Do what a run asks for next; False if it asks for nothing more."""
+    try:
+        message = pipe.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return False
+    request = pickle.loads(message) if message else ("step_from_arrays", ())
+    if request is None:
+        return False
+    method, arguments = request
+    answer: Any = None
+    try:
+        answer = guests.do(number, method, arguments)
+    except Exception as error:
+        method, answer = "call", _Failure(error)
+    # A run may leave before its answer comes, and says so next.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        # Observations lie where all find them.
+        pipe.send(answer) if method == "call" else pipe.send_bytes(_DONE)
+    return True

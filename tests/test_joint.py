@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure
+from conftest import SHRUNK, Configure, replayed
 from torch import Tensor
 
 from rltemplate import kernels
@@ -198,6 +198,30 @@ def test_many_seeds_make_stacks_that_do_not_depend_on_the_cores(
     monkeypatch.setattr(together, "_STACKED", 1)
     trained_on(1)
     assert set(sizes) == {1, 3}
+
+
+def test_an_epoch_is_captured_once_for_all_whoever_of_them_is_left(configure: Configure) -> None:
+    captures = 0
+
+    def counted(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        nonlocal captures
+        captures += 1
+        return replayed(function)
+
+    results = []
+    for capture in (None, counted):
+        members = build(configure("algo=ppo", *WORDS["ppo"]), [4, 5, 6])
+        for member in members:
+            member.programs.capture = capture
+        group = Together(members)
+        for going in ([0, 1, 2], [1, 2]):
+            for result in group.train_iteration(going).values():
+                assert not isinstance(result, Exception), result
+        results.append([parameters(member) for member in members])
+        for member in members:
+            member.close()
+    assert captures == 1
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_one_that_fails_or_ended_before_leaves_the_others_as_they_are(configure: Configure) -> None:

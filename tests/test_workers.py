@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,13 +23,15 @@ NUM = 4
 
 
 class Drawing(gym.Env[np.ndarray, Any]):
-    """Is rewarded by draws from the global generators, from its step `begins_at` on; raises where told to."""
+    """Is rewarded by draws from the global generators, after its step `begins_at`; raises where told to."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, begins_at: int = 0, render_mode: str | None = None) -> None:
-        self.begins_at, self.taken = begins_at, 0
+    def __init__(
+        self, begins_at: int = 0, seconds: float = 0.0, closes: bool = True, render_mode: str | None = None
+    ) -> None:
+        self.begins_at, self.seconds, self.closes, self.taken = begins_at, seconds, closes, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -37,11 +40,16 @@ class Drawing(gym.Env[np.ndarray, Any]):
     def step(self, action: Any) -> Any:
         if action:
             raise ValueError("told to")
+        time.sleep(self.seconds)
         self.taken += 1
         reward = 0.0
         if self.taken > self.begins_at:
             reward = float(np.random.random() + random.random() + float(torch.rand(())))  # noqa: NPY002
         return np.zeros(2, np.float32), reward, False, False, {}
+
+    def close(self) -> None:
+        if self.taken and not self.closes:
+            raise OSError("no way to close")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,8 +122,14 @@ def test_global_generators_are_each_runs_own(
     alone = [trails(build("Drawing-v0", [run], NUM), 900)[0] for run in (1, 2)]
     first_rewards = np.frombuffer(alone[0][1][1], np.float64)
     assert len(set(first_rewards.tolist())) == NUM  # in each process others
-    if mixed:
-        monkeypatch.setattr(ForeignTurns, "turn_to", lambda self, place: None)
+    if mixed:  # only the first of them sets them
+
+        def turn_to(turns: ForeignTurns, place: int) -> None:
+            if turns._holder is None:
+                original(turns, place)
+
+        original = ForeignTurns.turn_to
+        monkeypatch.setattr(ForeignTurns, "turn_to", turn_to)
         monkeypatch.setattr(ForeignTurns, "end_period", lambda self: None)
     assert (trails(build("Drawing-v0", [1, 2], NUM), 900) == alone) is not mixed
 
@@ -127,6 +141,37 @@ def test_who_draws_when_nobody_expects_it_ends_all_runs(build: Build) -> None:
     for envs in both:
         with pytest.raises(RunError, match="after 2 times 200 steps"):
             envs.step(still(envs)) if not envs._stepping else envs.end_step()
+
+
+def test_who_draws_when_nobody_expects_it_is_noticed_after_others_have_left(build: Build) -> None:
+    first, second = build("Drawing-v0", [1, 2], 1, begins_at=450)
+    trails([first, second], 125)
+    first.close()
+    with pytest.raises(RunError, match=r"for the first time after \d times 200 steps"):
+        trails([second], 700)
+
+
+def test_one_that_leaves_in_the_middle_of_a_step_is_missed_by_nobody(build: Build) -> None:
+    first, second = build("Drawing-v0", [1, 2], 1, seconds=0.1)
+    for envs in (first, second):
+        envs.reset()
+    first.begin_step(still(first))
+    first.close()
+    for _ in range(2):
+        assert second.step(still(second)).reward.all()
+
+
+def test_one_that_cannot_be_closed_is_missed_by_nobody(
+    build: Build, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = build("Drawing-v0", [1, 2], NUM, closes=False)
+    for envs in (first, second):
+        envs.reset()
+        envs.step(still(envs))
+    first.close()
+    assert second.step(still(second)).reward.all()
+    second.close()
+    assert capfd.readouterr().err.count("OSError: no way to close") == 2 * NUM
 
 
 def test_one_that_fails_or_leaves_is_missed_by_nobody(build: Build) -> None:

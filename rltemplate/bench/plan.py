@@ -91,7 +91,7 @@ def peers(sizes: Sizes) -> Part:
     part = Part("peers", sizes.repetitions)
     works = ["ppo-Hopper", "sac-Hopper"] if sizes.quick else list(WORKS)
     for cores in sizes.cores:
-        # On one core a few works are enough, so that the whole fits into an hour and a half.
+        # On one core a few works are enough, so that the whole fits into an evening.
         few = [name for name in works if name in ("ppo-Hopper", "ppo-CartPole", "sac-Hopper")]
         for name in works if cores > 1 or len(sizes.cores) == 1 else few:
             part.jobs += _peer_jobs(part, name, cores, sizes)
