@@ -59,16 +59,23 @@ def _race(axes: Axes, here: list[Cell], cores: int) -> None:
     works = [name for name in WORKS if any(cell.work == name for cell in here)]
     contenders = [name for name in COLORS if any(cell.contender == name for cell in here)]
     base = SB3 if SB3 in contenders else contenders[0]
-    width = 0.84 / len(contenders)
+    # Not everybody does every work: whoever does takes the next place.
+    ratios = {
+        (work, contender): value
+        for work in works
+        for contender in contenders
+        if (cell := find(here, work, contender, cores)) is not None
+        and (value := ratio(cell, find(here, work, base, cores))) is not None
+    }
+    taking_part = {work: [name for name in contenders if (work, name) in ratios] for work in works}
+    width = 0.84 / max(map(len, taking_part.values()))
     highest = 1.0
-    for place, contender in enumerate(contenders):
+    for contender in contenders:
         at, values = [], []
-        for number, work in enumerate(works):
-            cell, against = (find(here, work, name, cores) for name in (contender, base))
-            value = None if cell is None else ratio(cell, against)
-            if value is not None:
-                at.append(number + (place - (len(contenders) - 1) / 2) * width)
-                values.append(value)
+        for number, (work, names) in enumerate(taking_part.items()):
+            if contender in names:
+                at.append(number + (names.index(contender) - (len(names) - 1) / 2) * width)
+                values.append(ratios[work, contender])
         bars = axes.bar(at, values, width * 0.94, color=COLORS[contender], label=contender)
         if contender != base:
             axes.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=6, padding=1)
