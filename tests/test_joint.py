@@ -306,6 +306,22 @@ def test_epochs_may_end_early_in_one_and_not_in_others(configure: Configure) -> 
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
+def test_at_full_size_the_fast_form_computes_what_the_plain_one_does(
+    configure: Configure, together: bool
+) -> None:
+    """Two rollouts of the recipe, 640 updates. In a third, a last bit may end an episode a step earlier."""
+    plain = configure("algo=ppo", "env=Hopper")
+    fast = configure("algo=ppo", "env=Hopper", "compile=true")
+    start = [parameters(member) for member in build(plain, [1, 2, 3, 4, 5])]
+    expected = trained(build(plain, [1, 2, 3, 4, 5]), together=False, iterations=2)
+    found = trained(build(fast, [1, 2, 3, 4, 5]), together=together, iterations=2)
+    for one, other, before in zip(found, expected, start, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+        assert (other - before).abs().max() > 1000 * TOLERANCE
+
+
 def test_what_ends_the_process_ends_all_and_leaves_gradients_as_they_were(configure: Configure) -> None:
     members = build(configure("algo=ppo", *WORDS["ppo"]), [1, 2])
     end_step = members[1].envs.end_step  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rltemplate.bench.plan import COMPILED, EAGER, POOL, POOL_OF_TWO, SB3, SBX, WORKER
-from rltemplate.bench.tables import Cell, cells, find, observer_costs, ratio, rows
+from rltemplate.bench.tables import Cell, cells, find, level_cost, observer_costs, ratio, rows
 from rltemplate.bench.works import WORKS
 
 Parts = Mapping[str, Sequence[Cell]]
@@ -138,9 +138,8 @@ def _levels(parts: Parts) -> Iterator[Reached]:
         costs = []
         for cell in every:
             name, _, compiled = cell.contender.partition(", ")
-            base = find(every, cell.work, f"fast, {compiled}" if compiled else "fast", cell.cores)
-            if name == level and base is not None:
-                cost = max(base.rates("cpu_s").values()) / max(cell.rates("cpu_s").values())
+            cost = level_cost(every, cell)
+            if name == level and cost is not None:
                 costs.append((cost, f"{WORKS[cell.work].title}{', compiled' if compiled else ''} {cost:.3f}"))
         if costs:
             yield Reached(

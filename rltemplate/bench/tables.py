@@ -193,20 +193,30 @@ def time(every: list[Cell]) -> list[str]:
     ]
 
 
+def level_cost(every: Sequence[Cell], cell: Cell) -> float | None:
+    """CPU time per environment step against that of `fast` in the same form."""
+    base = "fast, compile=true" if "compile" in cell.contender else "fast"
+    speed = ratio(cell, find(every, cell.work, base, cell.cores), "cpu_s")
+    return None if speed is None else 1.0 / speed
+
+
 def levels(every: list[Cell]) -> list[str]:
-    """Against `fast`, in CPU time, from the fastest repetition: whatever disturbs makes slower."""
+    """Against `fast`, in CPU time."""
     body = []
     for cell in every:
-        base = "fast, compile=true" if "compile" in cell.contender else "fast"
-        against = find(every, cell.work, base, cell.cores)
-        mine = cell.rates("cpu_s").values()
-        cost = "" if against is None else f"{max(against.rates('cpu_s').values()) / max(mine):.3f}"
+        mine = list(cell.rates("cpu_s").values())
         listed = ", ".join(f"{rate:,.0f}" for rate in mine)
-        body.append([WORKS[cell.work].title, cell.contender, f"{max(mine):,.0f} ({listed})", cost])
+        cost = level_cost(every, cell)
+        shown = "" if cost is None else f"{cost:.3f}"
+        title = WORKS[cell.work].title
+        body.append([title, cell.contender, f"{statistics.median(mine):,.0f} ({listed})", shown])
     return [
-        *rows(["work", "level", "steps per CPU second, best (all)", "cost"], body),
+        *rows(["work", "level", "steps per CPU second, median (all)", "cost"], body),
         "",
-        "CPU time per environment step against `fast`, from the fastest of the repetitions.",
+        *paragraph(
+            "CPU time per environment step against `fast`: the median of the ratios within a repetition, in "
+            "which levels took turns."
+        ),
     ]
 
 
