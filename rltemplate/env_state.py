@@ -128,6 +128,12 @@ def _obs_check(space: spaces.Space[Any]) -> _BoxCheck | _DiscreteCheck:
     return _BoxCheck(space)
 
 
+def surely_finite(values: np.ndarray) -> bool:
+    """Whether a look at the sum of squares is enough to say that float32 holds all these numbers (n,)."""
+    with np.errstate(over="ignore"):  # NaN and infinity stay in the sum, and great numbers make a greater one
+        return bool(values.dot(values) < _LARGEST)
+
+
 def unfit_observation(space: spaces.Space[Any], obs: Any) -> str | None:
     """What is wrong with an observation of one environment; None if it is one of its space, and finite."""
     try:
@@ -135,6 +141,13 @@ def unfit_observation(space: spaces.Space[Any], obs: Any) -> str | None:
     except _Unfit as unfit:
         return str(unfit)
     return None
+
+
+def unfit_reward(reward: float) -> str | None:
+    """What is wrong with a reward; None if it is a finite number."""
+    if -_LARGEST <= reward <= _LARGEST:
+        return None
+    return f"the reward is {reward}, expected a finite number that float32 holds"
 
 
 def _not_finite(values: np.ndarray, finite: np.ndarray) -> str:
@@ -302,17 +315,38 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             if reward.__class__ is not float:
                 reward = _real_number(reward)
             if not -_LARGEST <= reward <= _LARGEST:
-                raise _Unfit(f"the reward is {reward}, expected a finite number that float32 holds")
+                raise _Unfit(unfit_reward(reward))
             if terminated.__class__ is not bool:
                 terminated = _flag("terminated", terminated)
             if truncated.__class__ is not bool:
                 truncated = _flag("truncated", truncated)
         except Exception as error:
-            step = f"step {len(self._actions)} of its episode"
-            self._explain(error, step, f"{step} {self._begun}")
+            self._explain_step(error)
             raise
         self._last = (obs, reward, terminated, truncated)
         return fitting, reward, terminated, truncated, {}
+
+    def stepped(self, action: np.ndarray, result: Sequence[Any], fits: bool) -> None:
+        """Note a step that somebody else made with the environment inside (locomotion.py).
+
+        `result` is the observation, the reward and both flags, of the types that are announced. They are
+        looked at, as those of `step` are, unless `fits` says that they have been.
+        """
+        self._actions.append(action)
+        if not fits:
+            unfit = unfit_observation(self.observation_space, result[0]) or unfit_reward(result[1])
+            if unfit is not None:
+                self._explain_step(_Unfit(unfit))
+        self._last = tuple(result)
+
+    def failed(self, action: np.ndarray, error: Exception) -> None:
+        """Note in `error` which step it was that somebody else made, with this action, and that raised it."""
+        self._actions.append(action)
+        self._explain_step(error)
+
+    def _explain_step(self, error: Exception) -> None:
+        step = f"step {len(self._actions)} of its episode"
+        self._explain(error, step, f"{step} {self._begun}")
 
     def _explain(self, error: Exception, briefly: str, exactly: str) -> None:
         """Raise RunError if the environment gave what does not fit; note where an error of its own arose."""

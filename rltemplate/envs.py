@@ -23,9 +23,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate.locomotion import in_this_process
 from rltemplate.pool import Pool, find_model
 from rltemplate.types import ConfigError, Episode
-from rltemplate.vector import Kind, Serial, VectorEnv
+from rltemplate.vector import Kind, VectorEnv
 from rltemplate.workers import Hosts, Workers
 
 _log = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ def _open(
         return codec, Pool(kind, spec.kwargs, limit, num_workers + 1)
     if num_workers:
         return codec, Workers(kind, num_workers, seeds, first, hosts)
-    return codec, Serial(kind, kind.members(range(num_envs), first))
+    return codec, in_this_process(kind, kind.members(range(num_envs), first))
 
 
 class Envs:

@@ -28,7 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.env_state import read_states, restore_states, unfit_observation
+from rltemplate.env_state import read_states, restore_states, surely_finite, unfit_observation, unfit_reward
 from rltemplate.types import ConfigError, RunError
 from rltemplate.vector import Kind, Outcome
 
@@ -41,8 +41,6 @@ _IDS = {"LunarLander-v3": ("continuous", {False: "LunarLander-v3", True: "LunarL
 # Arguments of the same name with another meaning: a path there, and one of its own files here.
 _ALIKE_IN_NAME_ONLY = ("xml_file",)
 _NO_LIMIT = 2**31 - 2  # in steps, which EnvPool counts in 32 bits
-# Algorithms compute in float32: what is greater becomes infinite there.
-_LARGEST = float(np.finfo(np.float32).max)
 _FIRST_ROWS = 256  # for which there is room at first, of the actions of an environment
 
 
@@ -177,7 +175,7 @@ class Pool:
         if isinstance(space, spaces.Discrete):
             if space.start <= obs.min() and obs.max() < space.start + space.n:
                 return
-        elif obs.dtype.kind != "f" or _surely_finite(obs.reshape(-1)):
+        elif obs.dtype.kind != "f" or surely_finite(obs.reshape(-1)):
             return
         for number, row in zip(numbers.tolist(), obs, strict=True):
             unfit = unfit_observation(space, row)
@@ -185,11 +183,11 @@ class Pool:
                 raise RunError(f"{self._name(number)}, {self._moment(number)}: {unfit}")
 
     def _check_reward(self) -> None:
-        if _surely_finite(self._reward):
+        if surely_finite(self._reward):
             return
         for number, reward in enumerate(self._reward.tolist()):
-            if not -_LARGEST <= reward <= _LARGEST:
-                unfit = f"the reward is {reward}, expected a finite number that float32 holds"
+            unfit = unfit_reward(reward)
+            if unfit is not None:
                 raise RunError(f"{self._name(number)}, {self._moment(number)}: {unfit}")
 
     def _name(self, number: int) -> str:
@@ -289,12 +287,6 @@ class Pool:
             left[under_way] -= 1
             if (terminated & (left[under_way] > 0)).any():
                 return None
-
-
-def _surely_finite(values: np.ndarray) -> bool:
-    """Whether a look at the sum of squares is enough to say that float32 holds all these numbers (n,)."""
-    with np.errstate(over="ignore"):  # NaN and infinity stay in the sum, and great numbers make a greater one
-        return bool(values.dot(values) < _LARGEST)
 
 
 def pool_seeds(seeds: Sequence[int]) -> list[int]:

@@ -709,7 +709,7 @@ def run(job: Job) -> int:
     jobs = job.members()
     folders = [RunFolder(each) for each in jobs]
     members: list[Member] = []
-    hosts = Hosts()
+    hosts: Hosts | None = None
     places, others = list(range(len(jobs))), []
     try:
         snapshot, continuations = None, {}
@@ -721,7 +721,7 @@ def run(job: Job) -> int:
             others = _others(jobs, continuations)
             places = sorted(continuations)
         turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
-        hosts.num_runs = len(places)
+        hosts = Hosts(len(places))
         for number, place in enumerate(places):
             together = None if job.group is None else job.group.facts(place)
             members.append(Member(number, place, jobs[place], folders[place], turns, together, hosts))
@@ -738,7 +738,8 @@ def run(job: Job) -> int:
     except BaseException:
         for member in members:
             member.end()
-        hosts.close()
+        if hosts is not None:
+            hosts.close()
         raise
     finally:
         for place in range(len(jobs)):

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from rltemplate.locomotion import in_this_process
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores
 
@@ -76,10 +77,9 @@ class Hosts:
     """
 
     def __init__(self, num_runs: int = 1) -> None:
-        self.num_runs = num_runs
-        self.groups: list[
-            range
-        ] = []  # the environments of each run by process; the last ones are the run's own
+        self._num_runs = num_runs
+        # The environments of each run by process; the last ones are the run's own.
+        self.groups: list[range] = []
         self.processes: list[BaseProcess] = []
         self.may_spin = False
         self._kind: Kind | None = None
@@ -105,7 +105,7 @@ class Hosts:
     def leave(self, place: Place) -> None:
         """A run needs its environments no longer; those of others stay."""
         self._left += 1
-        if self._left == self.num_runs:
+        if self._left == self._num_runs:
             self.close()
         else:
             _dismiss(place.pipes)
@@ -121,7 +121,7 @@ class Hosts:
         # Where a fork is to be had: it knows all environments registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # It has no name in any file system, so that nothing is left of it whatever happens.
-        memories = [context.RawArray(ctypes.c_char, Arrays.size(kind)) for _ in range(self.num_runs)]
+        memories = [context.RawArray(ctypes.c_char, Arrays.size(kind)) for _ in range(self._num_runs)]
         self._places = [Place([], memory) for memory in memories]
         self._free = iter(self._places)
         with _requests_blocked() as mask:
@@ -190,7 +190,7 @@ class Workers(Recorded):
             here = self._groups[-1]
 
             def make() -> Serial:
-                return Serial(kind, kind.members(here, first), self._arrays.part(here))
+                return in_this_process(kind, kind.members(here, first), self._arrays.part(here))
 
             for number, group in enumerate(self._groups[:-1]):
                 self._send(number, pickle.dumps(("open", (seeds[group.start],))))
@@ -472,9 +472,8 @@ class _Guests:
         self._groups: dict[int, Serial] = {}
         self._steps = 0
         self._broken: RunError | None = None
-        from rltemplate.foreign_rng import (
-            ForeignTurns,  # with torch, too long for a check of the configuration
-        )
+        # Imports torch, which would be too long for a check of the configuration.
+        from rltemplate.foreign_rng import ForeignTurns
 
         self._turns = ForeignTurns(period=f"times {_LOOKED_AFTER} steps")
 
@@ -508,7 +507,8 @@ class _Guests:
 
     def _open(self, number: int) -> None:
         kind, numbers, memory = self._birth.kind, self._birth.numbers, self._birth.memories[number]
-        self._groups[number] = Serial(kind, kind.members(numbers), Arrays.within(memory, kind).part(numbers))
+        part = Arrays.within(memory, kind).part(numbers)
+        self._groups[number] = in_this_process(kind, kind.members(numbers), part)
 
     def _look_after_generators(self) -> None:
         self._steps += 1

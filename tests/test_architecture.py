@@ -40,8 +40,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "env_state": ("types",),
     "vector": ("types", "env_state"),
     "pool": ("types", "env_state", "vector"),
-    "workers": ("types", "vector", "foreign_rng"),
-    "envs": ("types", "rng", "vector", "workers", "pool"),
+    "locomotion": ("env_state", "vector"),
+    "workers": ("types", "vector", "locomotion", "foreign_rng"),
+    "envs": ("types", "rng", "vector", "locomotion", "workers", "pool"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
