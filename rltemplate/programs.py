@@ -139,7 +139,8 @@ class Program:
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:
         flat = Flat(self._function, args)
         run = self._programs.ready(traced(flat, leaves), leaves)
-        return lambda values: rebuild(flat.like, iter(run(values)))
+        build = flat.build
+        return lambda values: build(iter(run(values)))
 
 
 class Joined:
@@ -168,7 +169,7 @@ class Joined:
             flat = Flat(self.function, args)
             self._made[key] = Captured(self._programs, lambda values: flat(*values), leaves), flat
         captured, flat = self._made[key]
-        return rebuild(flat.like, iter(captured(leaves)))
+        return flat.build(iter(captured(leaves)))
 
 
 class Flat:
@@ -177,13 +178,13 @@ class Flat:
     def __init__(self, function: Function, args: Any) -> None:
         """`args` show how the function's arguments are nested."""
         self._function = function
-        self._args = skeleton(args)
-        self.like: Any = None  # how the results were nested in the last call
+        self._args = builder(args)
+        self.build: Callable[[Iterator[Tensor]], Any]  # nests the results as those of the last call were
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
         """The results, in order."""
-        results = self._function(*rebuild(self._args, iter(values)))
-        self.like = skeleton(results)
+        results = self._function(*self._args(iter(values)))
+        self.build = builder(results)
         return flatten([results])
 
 
@@ -207,12 +208,17 @@ def layout(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
 
 
-def rebuild(like: Any, values: Iterator[Tensor]) -> Any:
-    """The structure of `like`, with the tensors that come next in `values` in place of its own."""
-    if isinstance(like, tuple | list):
-        parts = [rebuild(part, values) for part in like]
-        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
-    return next(values)
+def builder(like: Any) -> Callable[[Iterator[Tensor]], Any]:
+    """What makes a structure like that of `like` of the tensors that come next.
+
+    The structure is looked at only here, for that takes as long as a small layer of a network.
+    """
+    if not isinstance(like, tuple | list):
+        return next
+    parts = [builder(part) for part in like]
+    kind: Any = type(like)
+    make = kind._make if hasattr(like, "_fields") else kind
+    return lambda values: make([part(values) for part in parts])
 
 
 def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True) -> torch.fx.GraphModule:
@@ -224,8 +230,39 @@ def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True)
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table = select_decomp_table() if decompose else None
+    if table is not None and all(x.device.type == "cpu" for x in leaves):
+        table = {**table, torch.ops.aten.tanh.default: _tanh}
     with torch.no_grad():
         return make_fx(function, table, tracing_mode="fake")(*leaves)
+
+
+# tanh(x) / x as a fraction of two polynomials in x^2, by ascending powers; fitted to the least relative error
+# for |x| <= 9, which is 2e-8. Beyond, the nearest float32 is 1.
+_TANH_ABOVE = (1.0, 0.13381008803844452, 0.003495568409562111, 2.060875885945279e-05, 1.3354224392969627e-08)
+_TANH_BELOW = (1.0, 0.4671432375907898, 0.025876907631754875, 0.0003285602724645287, 7.776376946821983e-07)
+_TANH_ENDS = 9.0
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent, within 4e-7 of what it is; no result is beyond -1 or 1.
+
+    The compiler's own takes 2 ns for each, and there are 16,000 in a small update of PPO.
+    """
+    if x.dtype != torch.float32:
+        return NotImplemented  # type: ignore[no-any-return]
+    x = x.clamp(-_TANH_ENDS, _TANH_ENDS)
+    square = x * x
+    above, below = (_polynomial(square, factors) for factors in (_TANH_ABOVE, _TANH_BELOW))
+    return (x * above / below).clamp(-1.0, 1.0)
+
+
+def _polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
+    """The sum of factors[i] x^i."""
+    *rest, last = factors
+    result = x * last
+    for factor in rest[:0:-1]:
+        result = (result + factor) * x
+    return result + rest[0]
 
 
 def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -302,11 +339,3 @@ def cuda_graph(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], N
     with torch.cuda.graph(graph):
         results = function()
     return graph.replay, results
-
-
-def skeleton(like: Any) -> Any:
-    """`like` without its tensors, which would be kept alive."""
-    if isinstance(like, tuple | list):
-        parts = [skeleton(part) for part in like]
-        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
-    return None

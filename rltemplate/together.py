@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from rltemplate import kernels
-from rltemplate.programs import Flat, Function, Joined, Shared, flatten, layout, rebuild, traced
+from rltemplate.programs import Flat, Function, Joined, Shared, builder, flatten, layout, traced
 from rltemplate.types import Algorithm, IterationResult, Turns
 from rltemplate.vector import available_cores
 
@@ -225,8 +225,8 @@ class Together:
             results = batch(every)
         else:
             stacked = [
-                rebuild(
-                    values[0], map(partial(torch.stack, dim=int(place in function.over)), _leaves(values))
+                builder(values[0])(
+                    map(partial(torch.stack, dim=int(place in function.over)), _leaves(values))
                 )
                 for place, values in enumerate(zip(*every, strict=True))
             ]
@@ -237,7 +237,8 @@ class Together:
             finally:
                 self._here.stacked = False
             tensors = zip(*(leaf.unbind() for leaf in flatten([whole])), strict=True)
-            results = [rebuild(whole, iter(mine)) for mine in tensors]
+            build = builder(whole)
+            results = [build(iter(mine)) for mine in tensors]
         return dict(zip(rows, results, strict=True))
 
     def _of(self, function: Shared) -> _Stacked:
@@ -313,11 +314,11 @@ class _Stacked:
     def __init__(self, function: Shared) -> None:
         self._function = function.function
         self._programs = function.programs
-        self._made: dict[Any, tuple[Function, Any]] = {}  # a program, and how its results are nested
+        self._made: dict[Any, tuple[Function, Function]] = {}  # a program, and what nests its results
         self._making = threading.Lock()
 
-    def __call__(self, args: Any, stacked: list[Tensor]) -> tuple[Sequence[Tensor], Any]:
-        """The tensors of the results for those of the arguments, and how they are nested.
+    def __call__(self, args: Any, stacked: list[Tensor]) -> tuple[Sequence[Tensor], Function]:
+        """The tensors of the results for those of the arguments, and what nests them.
 
         The function's arguments are nested as `args`.
         """
@@ -327,14 +328,14 @@ class _Stacked:
                 if key not in self._made:
                     flat = Flat(self._function, args)
                     graph = traced(vmap(flat), stacked, decompose=self._programs.compiles)
-                    self._made[key] = self._programs.ready(graph, stacked), flat.like
-        program, like = self._made[key]
-        return program(stacked), like
+                    self._made[key] = self._programs.ready(graph, stacked), flat.build
+        program, build = self._made[key]
+        return program(stacked), build
 
     def nested(self, args: Any) -> Any:
         """The results for stacked `args`, nested as those of the function are."""
-        results, like = self(args, flatten(args))
-        return rebuild(like, iter(results))
+        results, build = self(args, flatten(args))
+        return build(iter(results))
 
 
 class _Batch:
@@ -347,10 +348,10 @@ class _Batch:
 
     def __call__(self, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What each member gets for its arguments."""
-        results, like = self._stacked(args[0], [self._stack(tensors) for tensors in _leaves(args)])
+        results, build = self._stacked(args[0], [self._stack(tensors) for tensors in _leaves(args)])
         rows = [whole.unbind(0) for whole in results]
         self._last = {id(row[0]): (whole, row) for whole, row in zip(results, rows, strict=True)}
-        return [rebuild(like, iter(mine)) for mine in zip(*rows, strict=True)]
+        return [build(iter(mine)) for mine in zip(*rows, strict=True)]
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The last result whose rows `tensors` are."""

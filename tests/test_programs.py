@@ -77,6 +77,32 @@ def test_a_whole_update_is_one_program() -> None:
     assert programs.made == 1
 
 
+def test_a_compiled_tanh_is_as_good_as_its_promise() -> None:
+    """On every 97th float32 between 1e-30 and 20, of either sign."""
+    bits = torch.arange(0x0DA24260, 0x41A00000, 97, dtype=torch.int32)
+    x = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    y = Programs(compiles=True)(torch.tanh)(x)
+    exact = x.double().tanh()
+    assert (y - exact).abs().max() <= 4e-7
+    small = x.abs() < 1.0
+    assert ((y - exact) / exact)[small].abs().max() <= 3e-7
+    assert y.abs().max() == 1.0
+    assert not torch.equal(y, x.tanh())  # or nothing was replaced
+
+
+def test_a_compiled_tanh_has_a_gradient_and_keeps_what_is_no_number() -> None:
+    x = torch.tensor([-torch.inf, -30.0, -0.5, 0.0, 1e-40, 0.7, 30.0, torch.inf, torch.nan])
+    program = Programs(compiles=True)(lambda x: (x.tanh(), torch.func.grad(lambda z: z.tanh().sum())(x)))
+    y, slope = program(x)
+    torch.testing.assert_close(y, x.tanh(), rtol=3e-7, atol=4e-7, equal_nan=True)
+    torch.testing.assert_close(slope, 1.0 - x.tanh().square(), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_a_compiled_tanh_of_doubles_is_the_compilers_own() -> None:
+    x = torch.linspace(-4.0, 4.0, 999, dtype=torch.float64)
+    torch.testing.assert_close(Programs(compiles=True)(torch.tanh)(x), x.tanh(), rtol=1e-14, atol=1e-15)
+
+
 def test_a_function_that_uses_what_may_change_is_refused() -> None:
     """Its value of today would be in the program for good."""
     hidden = torch.ones(3)
