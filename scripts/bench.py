@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 # The code that lies beside this file, whichever copy is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.bench import goals, measure, plots, tables  # noqa: E402
+from rltemplate.bench import goals, measure, plots  # noqa: E402
 from rltemplate.bench.plan import PARTS, Part, Sizes, affordable_cores, plan  # noqa: E402
 from rltemplate.bench.session import ONE, Processes, Session  # noqa: E402
 from rltemplate.bench.works import Job, MeasurementError  # noqa: E402
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     except Interrupted as stopped:
         print("interrupted; the same command goes on with what is missing", file=sys.stderr)
         return 128 + stopped.number
-    print("\n" + tables.document(session.document, goals.table(session.document)))
+    print("\n" + goals.document(session.document))
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -91,9 +91,7 @@ def measure_all(session: Session, parts: list[Part], stem: Path) -> list[str]:
         for part in parts:
             failures += session.measure(part)
     finally:
-        stem.with_suffix(".md").write_text(
-            tables.document(session.document, goals.table(session.document)), encoding="utf-8"
-        )
+        stem.with_suffix(".md").write_text(goals.document(session.document), encoding="utf-8")
         plots.draw(session.document, stem)
     return failures
 

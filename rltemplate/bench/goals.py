@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rltemplate.bench import tables
 from rltemplate.bench.plan import COMPILED, EAGER, POOL, POOL_OF_TWO, SB3, SBX, WORKER
 from rltemplate.bench.tables import Cell, cells, find, level_cost, observer_costs, ratio, rows
 from rltemplate.bench.works import WORKS
@@ -20,6 +21,11 @@ class Reached(NamedTuple):
     aimed: str
     reached: str
     met: bool
+
+
+def document(measured: Mapping[str, Any]) -> str:
+    """The whole file, the goals ahead of what they are computed from."""
+    return tables.document(measured, table(measured))
 
 
 def table(measured: Mapping[str, Any]) -> list[str]:

@@ -103,10 +103,10 @@ def _peer_jobs(part: Part, name: str, cores: int, sizes: Sizes) -> Iterator[Job]
     """Who takes part in a work. Two threads serve large batches; small ones they only slow down."""
     threads = cores if WORKS[name].algo == "sac" else 1
 
-    def job(contender: str, library: str = "rltemplate", *overrides: str) -> Job:
+    def job(contender: str, library: str = "rltemplate") -> Job:
         return Job(
             *(part.name, "rate", name, contender, library, cores, threads, sizes.seconds, sizes.device),
-            overrides,
+            FORMS.get(contender, ()),
         )
 
     for contender, library in PEERS.items():
@@ -120,11 +120,11 @@ def _peer_jobs(part: Part, name: str, cores: int, sizes: Sizes) -> Iterator[Job]
             yield job(contender, library)
     if cores == 1:
         yield job(EAGER)
-    yield job(COMPILED, "rltemplate", "compile=true")
+    yield job(COMPILED)
     if cores > 1:
         for contender in (WORKER, POOL if WORKS[name].num_envs == 1 else POOL_OF_TWO):
             if _has_environments(part, contender):
-                wanted = job(contender, "rltemplate", *FORMS[contender])
+                wanted = job(contender)
                 problem = refused(wanted)
                 if problem is None:
                     yield wanted
@@ -174,10 +174,9 @@ def time(sizes: Sizes) -> Part:
     """Where the time of training goes."""
     part = Part("time", 1)
     works = ["ppo-Hopper", "sac-Hopper"] if sizes.quick else list(WORKS)
-    forms = {COMPILED: ("compile=true",)} if sizes.quick else {EAGER: (), COMPILED: ("compile=true",)}
     for work in works:
-        for form, overrides in forms.items():
-            part.jobs.append(_job(sizes, part.name, "shares", work, form, 0.4, *overrides))
+        for form in (COMPILED,) if sizes.quick else (EAGER, COMPILED):
+            part.jobs.append(_job(sizes, part.name, "shares", work, form, 0.4, *FORMS[form]))
     return part
 
 
@@ -203,7 +202,7 @@ def observers(sizes: Sizes) -> Part:
     """What each observer takes."""
     part = Part("observers", 1 if sizes.quick else sizes.repetitions)
     for work in ("ppo-Hopper", "sac-Hopper"):
-        job = _job(sizes, part.name, "observers", work, COMPILED, 2.0, "compile=true")
+        job = _job(sizes, part.name, "observers", work, COMPILED, 2.0, *FORMS[COMPILED])
         values = job.to_dict() | {"options": {"checkpoint_every": 10_000} if sizes.quick else {}}
         part.jobs.append(Job.from_dict(values))
     return part
