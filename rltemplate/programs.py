@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+_aten = torch.ops.aten
 Function = Callable[..., Any]
 # Gives for a function what does the same again, without Python, and the results that it then writes to.
 Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
@@ -231,9 +232,57 @@ def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True)
 
     table = select_decomp_table() if decompose else None
     if table is not None and all(x.device.type == "cpu" for x in leaves):
-        table = {**table, torch.ops.aten.tanh.default: _tanh}
+        table = {**table, _aten.tanh.default: _tanh}
     with torch.no_grad():
-        return make_fx(function, table, tracing_mode="fake")(*leaves)
+        module = make_fx(function, table, tracing_mode="fake")(*leaves)
+    if decompose:
+        _narrow_products(module)
+    return module
+
+
+def _narrow_products(module: torch.fx.GraphModule) -> None:
+    """Leave out the columns of products that nobody uses.
+
+    A gradient by a part of an input is written as that by all of it, which is cut afterwards. For the actions
+    of SAC that is 8 % of all arithmetic where they stand beside the observations of Humanoid.
+    """
+    graph = module.graph
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        if node.target is _aten.slice.Tensor and len(node.args) == 4:
+            value, dim, first, last = node.args
+            if dim % value.meta["val"].dim() == value.meta["val"].dim() - 1 and _is_wide(value):
+                node.replace_all_uses_with(_columns(graph, value, first, last))
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _is_wide(node: Any) -> bool:
+    """Whether it is a product that is used only once, or a sum of such of one shape."""
+    if not isinstance(node, torch.fx.Node) or len(node.users) != 1 or node.kwargs:
+        return False
+    if node.target is _aten.view.default:  # as it was: what is computed for several at once has many of them
+        (before,) = node.all_input_nodes
+        return before.meta["val"].shape == node.meta["val"].shape and _is_wide(before)
+    if node.target is _aten.add.Tensor:
+        same = len({part.meta["val"].shape for part in node.all_input_nodes}) == 1
+        return same and all(map(_is_wide, node.args))
+    return node.target in (_aten.mm.default, _aten.bmm.default)
+
+
+def _columns(graph: torch.fx.Graph, node: Any, first: int, last: int) -> torch.fx.Node:
+    """Some columns of what `_is_wide`."""
+    if node.target is _aten.view.default:
+        return _columns(graph, node.args[0], first, last)
+    if node.target is _aten.add.Tensor:
+        arguments = [_columns(graph, part, first, last) for part in node.args]
+    else:
+        left, right = node.args
+        with graph.inserting_before(node):
+            cut = (right, right.meta["val"].dim() - 1, first, last)
+            arguments = [left, graph.call_function(_aten.slice.Tensor, cut)]
+    with graph.inserting_before(node):
+        return graph.call_function(node.target, tuple(arguments))
 
 
 # tanh(x) / x as a fraction of two polynomials in x^2, by ascending powers; fitted to the least relative error

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from conftest import replayed
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rltemplate.optim import AdamState, adam, adam_init, gradient
-from rltemplate.programs import Captured, Programs
+from rltemplate.programs import Captured, Programs, traced
+
+
+class Products(TorchDispatchMode):
+    """Notes how many columns products of matrices have."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.columns: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+            self.columns.append(result.shape[-1])
+        return result
 
 
 class Pair(NamedTuple):
@@ -101,6 +116,54 @@ def test_a_compiled_tanh_has_a_gradient_and_keeps_what_is_no_number() -> None:
 def test_a_compiled_tanh_of_doubles_is_the_compilers_own() -> None:
     x = torch.linspace(-4.0, 4.0, 999, dtype=torch.float64)
     torch.testing.assert_close(Programs(compiles=True)(torch.tanh)(x), x.tanh(), rtol=1e-14, atol=1e-15)
+
+
+def slope(weights: Tensor, obs: Tensor, action: Tensor) -> Any:
+    """Of the sum of two layers by the action alone, which stands beside observations."""
+
+    def outputs(action: Tensor) -> Any:
+        inputs = torch.cat([obs, action], 1)
+        first, second = weights
+        return ((inputs @ first).square() + (inputs @ second).cos()).sum()
+
+    return torch.func.grad(outputs)(action)
+
+
+def of_slope(seed: int, *stack: int) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((2, 9, 5), (6, 7), (6, 2))
+    return [torch.randn(*stack, *shape, generator=rng) for shape in shapes]
+
+
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_columns_that_nobody_uses_are_not_computed(stack: tuple[int, ...]) -> None:
+    function = torch.func.vmap(slope) if stack else slope
+    arguments = of_slope(1, *stack)
+    module = traced(lambda *values: [function(*values)], arguments)
+    module.graph.lint()
+    (result,) = module(*arguments)
+    torch.testing.assert_close(result, function(*arguments), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(Programs(compiles=True)(function)(*arguments), result, rtol=1e-5, atol=1e-5)
+    with Products() as seen:
+        module(*arguments)
+    # Two forwards of 5 columns, two backwards of 2 in the place of 9.
+    assert sorted(seen.columns) == [2, 2, 5, 5]
+    with Products() as plain:
+        function(*arguments)
+    assert sorted(plain.columns) == [5, 5, 9, 9]
+
+
+def test_columns_that_somebody_else_uses_are_computed() -> None:
+    def both(x: Tensor, y: Tensor) -> list[Tensor]:
+        product = x @ y
+        doubled = product + product
+        return [product[:, 1:3], product.sum(0), doubled[:, :2], (x @ y)[:2], (x @ y + 1.0)[:, 3:]]
+
+    arguments = [torch.randn(4, 3), torch.randn(3, 6)]
+    module = traced(both, arguments)
+    module.graph.lint()
+    for result, expected in zip(module(*arguments), both(*arguments), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 def test_a_function_that_uses_what_may_change_is_refused() -> None:
