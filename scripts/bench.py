@@ -3,6 +3,7 @@
 
     peers      training against Stable-Baselines3 and SBX: the same work on the same cores
     time       where the time of training goes
+    floor      what products of matrices and the simulation take at the least
     levels     what a level of determinism costs
     observers  what looking at a run costs
     scaling    environments, threads

@@ -20,7 +20,15 @@ from conftest import ROOT
 
 from rltemplate.bench import goals, plots, tables
 from rltemplate.bench.contenders import Contender, Ours, Sbx, StableBaselines3, activation_of, configuration
-from rltemplate.bench.measure import Clock, TimedProbe, array_bytes, check_updates, rate_of
+from rltemplate.bench.measure import (
+    Clock,
+    TimedProbe,
+    array_bytes,
+    check_updates,
+    flops_per_step,
+    rate_of,
+    simulation_s,
+)
 from rltemplate.bench.plan import (
     COMPILED,
     EAGER,
@@ -309,6 +317,45 @@ def test_the_algorithms_have_what_is_timed(work: str) -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+def test_the_products_of_an_update_are_counted_as_they_are_on_paper() -> None:
+    words = ["algo.hidden_sizes=[16,16]", "algo.batch_size=32", "algo.learning_starts=4"]
+    contender = ours("sac-Hopper", *words, "algo.steps_per_iteration=8")
+    flops = flops_per_step(contender.algorithm, 16)
+    contender.close()
+    obs, act, hidden = 11, 3, 16
+    actor = obs * hidden + hidden * hidden + hidden * 2 * act  # multiplications of a forward pass
+    critic = (obs + act) * hidden + hidden * hidden + hidden
+    back = hidden * hidden + hidden  # through a critic's upper layers
+    learning_critics = actor + 2 * critic + 2 * (2 * critic + back)  # targets; values and gradients
+    learning_actor = 2 * (critic + back + act * hidden) + 2 * actor + hidden * hidden + hidden * 2 * act
+    assert flops == 2 * 32 * (learning_critics + learning_actor)
+
+
+def test_updates_without_products_are_an_error_and_no_zero() -> None:
+    class Nothing:
+        env_steps = 0
+
+        def train_iteration(self) -> None:
+            self.env_steps += 5
+
+    with pytest.raises(MeasurementError, match="no product was seen in the updates of Nothing"):
+        flops_per_step(Nothing(), 10)
+    with pytest.raises(MeasurementError, match="CartPole-v1 did not call mj_step"):
+        simulation_s("CartPole-v1", 0.01)
+
+
+def test_the_least_that_a_step_takes_is_less_than_it_takes(tmp_path: Path) -> None:
+    words = ("algo.learning_starts=8", "algo.steps_per_iteration=8", "algo.batch_size=32")
+    small = job(EAGER, "sac-Hopper", part="floor", overrides=words, seconds=0.2, options={"cores": 2})
+    result = Processes(Children(), tmp_path)(dataclasses.replace(small, kind="floor"), tmp_path / "cache")
+    assert 1e-6 < result["simulation_s"] < 1e-2
+    assert 1e8 < result["flop_rate"] < 1e13
+    part = Part("floor", 1, [job("the least", "sac-Hopper", part="floor")])
+    least = {"flops": 5e8, "flop_rate": 1e11, "simulation_s": 1e-4, "cores": 2}
+    text = tables.document(recorded(part, lambda job, i: least, tmp_path))
+    assert "| SAC Hopper | 500.0 | 100 | 5,000 | 100 | 392 |" in text  # two in 5.1 ms
+
+
 def test_bytes_are_those_of_stores_each_counted_once() -> None:
     class Buffer:
         def __init__(self) -> None:
@@ -593,7 +640,8 @@ def test_every_part_has_a_table_and_the_pictures_are_drawn(
     def results(job: Job, i: int) -> dict[str, Any]:
         shares = {"environment": 0.5, "choosing actions": 0.1, "updates": 0.3, "around updates": 0.1}
         sized = {"transitions": 100, "buffer_bytes": 300_000 if job.contender == SB3 else 150_000}
-        return observed() | {"shares": shares | {"observers": 0.0}} | sized | {"resident_bytes": 400_000}
+        least = {"flops": 1e6, "flop_rate": 1e9, "simulation_s": 1e-3, "cores": 1, "resident_bytes": 400_000}
+        return observed() | {"shares": shares | {"observers": 0.0}} | sized | least
 
     document: dict[str, Any] = {}
     for part in plan([name for name in PARTS if name != "peers"], SIZES):

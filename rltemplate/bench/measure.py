@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import os
 import resource
 import statistics
@@ -202,6 +203,119 @@ def together(job: Job, begun: float) -> dict[str, Any]:
         member.close()
     result = clock.result()
     return {**result, "env_steps": result["env_steps"] * len(members), "peak_bytes": peak_bytes()}
+
+
+# --- The least that it takes --------------------------------------------------------------------------------
+
+_SIDE = 256  # of the matrices whose products say how fast a core can be
+
+
+def floor(job: Job, begun: float) -> dict[str, Any]:
+    """What a core does for an environment step at the least: products of matrices, and the simulation.
+
+    `flops` are those of the products in the programs that the updates are made of, by environment step,
+    `flop_rate` the most of them that a core did in a second, of products of 256 x 256 matrices, and
+    `simulation_s` the seconds of MuJoCo's own `mj_step`.
+    """
+    ours = Ours.ready(configuration([*job.words(), "compile=false"]))
+    flops = flops_per_step(ours.algorithm, WORKS[job.work].first)
+    ours.close()
+    return {
+        "flops": flops,
+        "flop_rate": product_rate(job.seconds / 2),
+        "simulation_s": simulation_s(WORKS[job.work].env_id, job.seconds / 2),
+        "cores": int(job.options["cores"]),
+    }
+
+
+def flops_per_step(algorithm: Any, first: int) -> float:
+    """Of the products in updates, after `first` environment steps. `MeasurementError` if there are none."""
+    from rltemplate.programs import Shared
+
+    counting, counted = False, 0.0
+    known: dict[str, float] = {}
+
+    def counted_call(name: str, update: Shared) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal counted
+            if counting:
+                if name not in known:
+                    known[name] = _flops(update.function, args)
+                counted += known[name]
+            return update(*args)
+
+        return call
+
+    for name, value in list(vars(algorithm).items()):
+        if name.startswith("_update") and isinstance(value, Shared):
+            setattr(algorithm, name, counted_call(name, value))
+    while algorithm.env_steps < first:
+        algorithm.train_iteration()
+    before, counting = algorithm.env_steps, True
+    algorithm.train_iteration()
+    if counted == 0.0:
+        raise MeasurementError(f"no product was seen in the updates of {type(algorithm).__name__}")
+    return float(counted / (algorithm.env_steps - before))
+
+
+def _flops(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Of the products in the program that `function` becomes."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from rltemplate.programs import Flat, flatten, traced
+
+    leaves = flatten(args)
+    program = traced(Flat(function, args), leaves)
+    with FlopCounterMode(display=False) as counter:
+        program(*leaves)
+    return float(counter.get_total_flops())
+
+
+def product_rate(seconds: float) -> float:
+    """The most floating point operations in a second, on the threads that this process has."""
+    import torch
+
+    left, right = torch.randn(2, _SIDE, _SIDE, generator=torch.Generator().manual_seed(1))
+    result, best = torch.empty(_SIDE, _SIDE), math.inf
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(20):
+            torch.mm(left, right, out=result)
+        best = min(best, (time.perf_counter() - start) / 20)
+    return float(2 * _SIDE**3 / best)
+
+
+def simulation_s(env_id: str, seconds: float) -> float:
+    """Seconds that `mj_step` takes in a step of an environment that acts at random, the mean."""
+    import gymnasium as gym
+    import mujoco
+
+    env, simulate = gym.make(env_id), mujoco.mj_step
+    spent, calls = 0.0, 0
+
+    def timed(*args: Any, **kwargs: Any) -> None:
+        nonlocal spent, calls
+        start = time.perf_counter()
+        simulate(*args, **kwargs)
+        spent += time.perf_counter() - start
+        calls += 1
+
+    mujoco.mj_step = timed
+    try:
+        env.action_space.seed(1)
+        env.reset(seed=1)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+    finally:
+        mujoco.mj_step = simulate
+        env.close()
+    if not calls:
+        raise MeasurementError(f"{env_id} did not call mj_step")
+    return spent / calls
 
 
 # --- Observers -------------------------------------------------------------------------------------------
@@ -517,6 +631,7 @@ KINDS: dict[str, Callable[[Job, float], dict[str, Any]]] = {
     "rate": rate,
     "shares": shares,
     "together": together,
+    "floor": floor,
     "observers": observers,
     "memory": memory,
     "startup": startup,

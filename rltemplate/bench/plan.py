@@ -35,6 +35,15 @@ COMPILED_LEVELS = ("fast", "repeat")
 NUM_ENVS = (1, 2, 4, 8, 16, 32)
 NUM_SEEDS = (1, 8)
 FULL_BUFFER = 1_000_000
+# Works in MuJoCo's environments that differ in what a step takes.
+_SIMULATED = (
+    "ppo-Hopper",
+    "ppo-HalfCheetah",
+    "ppo-Humanoid",
+    "sac-Hopper",
+    "sac-HalfCheetah",
+    "sac-Humanoid",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +189,15 @@ def time(sizes: Sizes) -> Part:
     return part
 
 
+def floor(sizes: Sizes) -> Part:
+    """What a core does for a step at the least."""
+    part = Part("floor", 1)
+    for work in ("ppo-Hopper", "sac-Hopper") if sizes.quick else _SIMULATED:
+        job = _job(sizes, part.name, "floor", work, "the least", 0.5)
+        part.jobs.append(Job.from_dict(job.to_dict() | {"options": {"cores": _cores(sizes)}}))
+    return part
+
+
 def levels(sizes: Sizes) -> Part:
     """Each level of determinism against `fast`."""
     part = Part("levels", sizes.repetitions)
@@ -285,6 +303,7 @@ def startup(sizes: Sizes) -> Part:
 PARTS: dict[str, Callable[[Sizes], Part]] = {
     "peers": peers,
     "time": time,
+    "floor": floor,
     "levels": levels,
     "observers": observers,
     "scaling": scaling,

@@ -240,6 +240,8 @@ def shown(result: Mapping[str, Any]) -> str:
         return f"an iteration takes {result['iteration']['wall_s'] * 1e3:,.1f} ms"
     if "buffer_bytes" in result:
         return f"{result['buffer_bytes'] / 1e6:,.0f} MB for {result['transitions']:,} transitions"
+    if "flops" in result:
+        return f"{result['flops'] / 1e6:,.1f} MFLOP a step, {result['flop_rate'] / 1e9:,.0f} GFLOP/s a core"
     if "env_steps" in result:
         rate = result["env_steps"] / result["wall_s"]
         return f"{rate:,.0f} steps/s, first learned after {result['first_s']:.1f} s"

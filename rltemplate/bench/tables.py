@@ -193,6 +193,42 @@ def time(every: list[Cell]) -> list[str]:
     ]
 
 
+def floor(every: list[Cell]) -> list[str]:
+    """By work, and what follows from it."""
+    body, cores = [], 0
+    for cell in every:
+        flops, rate, simulation = (
+            cell.middle(lambda result, name=name: result[name])  # type: ignore[misc]
+            for name in ("flops", "flop_rate", "simulation_s")
+        )
+        cores = round(cell.middle(lambda result: result["cores"]))
+        products = flops / rate
+        body.append(
+            [
+                WORKS[cell.work].title,
+                f"{flops / 1e6:,.1f}",
+                f"{rate / 1e9:,.0f}",
+                f"{products * 1e6:,.0f}",
+                f"{simulation * 1e6:,.0f}",
+                f"{cores / (products + simulation):,.0f}",
+            ]
+        )
+    head = [
+        *("work", "MFLOP of products", "GFLOP/s of a core", "us of products", "us of simulation"),
+        f"steps/s of {cores} cores at most",
+    ]
+    return [
+        *rows(head, body),
+        "",
+        *paragraph(
+            "By environment step: products of matrices in the updates (of the program that is compiled), and "
+            "what they would take on one core if all were as fast as the fastest of 256 x 256 matrices; the "
+            "time of MuJoCo's own `mj_step`. If cores did nothing else, shared it evenly and never waited, "
+            "so many steps a second would be the limit."
+        ),
+    ]
+
+
 def level_cost(every: Sequence[Cell], cell: Cell) -> float | None:
     """CPU time per environment step against that of `fast` in the same form."""
     base = "fast, compile=true" if "compile" in cell.contender else "fast"
@@ -373,6 +409,7 @@ def startup(every: list[Cell]) -> list[str]:
 TABLES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "peers": peers,
     "time": time,
+    "floor": floor,
     "levels": levels,
     "observers": observers,
     "scaling": scaling,
