@@ -329,8 +329,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     def stepped(self, action: np.ndarray, result: Sequence[Any], fits: bool) -> None:
         """Note a step that somebody else made with the environment inside (locomotion.py).
 
-        `result` is the observation, the reward and both flags, of the types that are announced. They are
-        looked at, as those of `step` are, unless `fits` says that they have been.
+        `result` is the observation, the reward and both flags, of the types that are announced. Whether the
+        numbers are finite is looked at, as `step` does, unless `fits` says that it has been.
         """
         self._actions.append(action)
         if not fits:

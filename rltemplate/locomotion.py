@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
@@ -60,8 +59,8 @@ def _summed_squares(values: np.ndarray) -> np.ndarray:
     return result
 
 
-class _Runner:
-    """HalfCheetah and Swimmer, and what Hopper and Walker2d have in common with them."""
+class _Robot:
+    """What all of them have in common: they move along x and are rewarded for that, and pay for actions."""
 
     def __init__(self, envs: Sequence[Any]) -> None:
         env = envs[0]
@@ -69,7 +68,11 @@ class _Runner:
         self._hidden = env.observation_structure["skipped_qpos"]  # so many positions
         self._dt = env.dt
         self._forward_weight, self._ctrl_weight = env._forward_reward_weight, env._ctrl_cost_weight
-        self.look()
+        self._x: np.ndarray  # before the next step
+
+
+class _Runner(_Robot):
+    """HalfCheetah and Swimmer, and what Hopper and Walker2d have in common with them."""
 
     def look(self) -> None:
         """As `Task.look`."""
@@ -97,7 +100,7 @@ class _Walker(_Runner):
     def __init__(self, envs: Sequence[Any]) -> None:
         super().__init__(envs)
         env = envs[0]
-        self._healthy_reward, self._ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
+        self._healthy_reward, self._ends = env._healthy_reward, env._terminate_when_unhealthy
         self._num_pos = env.model.nq - self._hidden
         self._bounded, self._low, self._high = self._bounds(env)
 
@@ -130,22 +133,28 @@ class _Hopper(_Walker):
         return slice(z_and_angle.start, None), low, high
 
 
-class _Ant:
+class _Touching(_Robot):
+    """What Ant and Humanoid have in common, which feel what they touch."""
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        super().__init__(envs)
+        env = envs[0]
+        self._forces = _Gathered(envs, "cfrc_ext")
+        self._contact_weight = env._contact_cost_weight
+        self._healthy_reward, self._ends = env._healthy_reward, env._terminate_when_unhealthy
+        self._z_range = env._healthy_z_range
+        self._shows_forces = env._include_cfrc_ext_in_observation
+
+
+class _Ant(_Touching):
     """Ant."""
 
     def __init__(self, envs: Sequence[Any]) -> None:
+        super().__init__(envs)
         env = envs[0]
-        self._pos, self._vel = _Gathered(envs, "qpos"), _Gathered(envs, "qvel")
-        self._forces, self._bodies = _Gathered(envs, "cfrc_ext"), _Gathered(envs, "xpos")
+        self._bodies = _Gathered(envs, "xpos")
         self._torso = 3 * env.model.body(env._main_body).id  # where its x is among all
-        self._hidden = env.observation_structure["skipped_qpos"]
-        self._dt = env.dt
-        self._forward_weight, self._ctrl_weight = env._forward_reward_weight, env._ctrl_cost_weight
-        self._contact_weight, self._contact_range = env._contact_cost_weight, env._contact_force_range
-        self._healthy_reward, self._ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
-        self._z_range = env._healthy_z_range
-        self._shows_forces = env._include_cfrc_ext_in_observation
-        self.look()
+        self._contact_range = env._contact_force_range
 
     def look(self) -> None:
         """As `Task.look`."""
@@ -164,33 +173,25 @@ class _Ant:
         return np.concatenate(shown, 1), rewards - costs, ~healthy & self._ends
 
 
-class _Humanoid:
+class _Humanoid(_Touching):
     """Humanoid."""
 
     def __init__(self, envs: Sequence[Any]) -> None:
+        super().__init__(envs)
         env = envs[0]
         self._mass_center = sys.modules[type(env).__module__].mass_center
         self._worlds = [(env.model, env.data) for env in envs]
-        self._pos, self._forces = _Gathered(envs, "qpos"), _Gathered(envs, "cfrc_ext")
         self._ctrl = _Gathered(envs, "ctrl")
-        self._hidden = env.observation_structure["skipped_qpos"]
-        self._dt = env.dt
-        self._forward_weight, self._ctrl_weight = env._forward_reward_weight, env._ctrl_cost_weight
-        self._contact_weight, self._contact_range = env._contact_cost_weight, env._contact_cost_range
-        self._healthy_reward, self._ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
-        self._z_range = env._healthy_z_range
-        # What follows the positions, and how many numbers of it do not, such as those of the world.
+        self._contact_range = env._contact_cost_range
+        # What follows positions and velocities, and how many numbers of it are left out: those of the world.
         shown = {
-            "qvel": (True, 0),
-            "cinert": (env._include_cinert_in_observation is True, 10),
-            "cvel": (env._include_cvel_in_observation is True, 6),
-            "qfrc_actuator": (env._include_qfrc_actuator_in_observation is True, 6),
+            "cinert": (env._include_cinert_in_observation, 10),
+            "cvel": (env._include_cvel_in_observation, 6),
+            "qfrc_actuator": (env._include_qfrc_actuator_in_observation, 6),
         }
         self._shown = [
             (_Gathered(envs, name), first) for name, (is_shown, first) in shown.items() if is_shown
         ]
-        self._shows_forces = env._include_cfrc_ext_in_observation is True
-        self.look()
 
     def look(self) -> None:
         """As `Task.look`."""
@@ -205,7 +206,7 @@ class _Humanoid:
         rewards = self._forward_weight * ((self._x - before) / self._dt) + healthy * self._healthy_reward
         contact = np.clip(self._contact_weight * _summed_squares(forces), *self._contact_range)
         costs = self._ctrl_weight * _summed_squares(self._ctrl()) + contact
-        shown = [pos[:, self._hidden :], *(part()[:, first:] for part, first in self._shown)]
+        shown = [pos[:, self._hidden :], self._vel(), *(part()[:, first:] for part, first in self._shown)]
         if self._shows_forces:
             shown.append(forces[:, 6:])
         return np.concatenate(shown, 1), rewards - costs, ~healthy & self._ends
@@ -221,9 +222,10 @@ _TASKS: dict[str, Callable[[Sequence[Any]], Task]] = {
     "swimmer_v5": _Runner,
     "walker2d_v5": _Walker,
 }
-# What these files were when this was written: the first digits of their SHA-256.
+# What these files were when this was written, with the wrappers around: the first digits of their SHA-256.
 _FILES = {
     "ant_v5": "03be9596a1fbc171",
+    "common": "ef31d8b3c302ba12",
     "half_cheetah_v5": "c6520e364985f471",
     "hopper_v5": "daa2951970f5f558",
     "humanoid_v5": "53792f8fd48efbee",
@@ -234,7 +236,10 @@ _FILES = {
 
 
 class AtOnce(Serial):
-    """Environments of one of these tasks in this process, with the results that `Serial` has."""
+    """Environments of one of these tasks in this process, with the results that `Serial` has.
+
+    What their arguments have set is read once: to change it afterwards has no effect.
+    """
 
     def __init__(self, kind: Kind, members: Sequence[Recorder], arrays: Arrays | None, task: Task) -> None:
         """`task` is that of the environments of all `members`."""
@@ -261,26 +266,13 @@ class AtOnce(Serial):
         self._seen = False
         return super().reset_some(mask)
 
-    def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """As `Recorded.call`."""
-        self._seen = False
-        return super().call(name, arguments)
-
     def end(self) -> Outcome:
         """As `VectorEnv.end`."""
-        actions = np.asarray(self._actions)
+        actions = np.ascontiguousarray(self._actions)  # or sums over their columns would have another order
         if not self._seen:
             self._task.look()
             self._seen = True
-        simulate, find_forces, frames = self._simulate, self._find_forces, self._num_frames
-        for row, (ctrl, model, data) in enumerate(self._worlds):
-            try:
-                ctrl[:] = actions[row]
-                simulate(model, data, frames)
-                find_forces(model, data)
-            except Exception as error:
-                self._members[row].failed(actions[row], error)
-                raise
+        num, failure = self._simulated(actions)
         fresh, rewards, over = self._task.outcome(actions)
         obs, reward, terminated, truncated = self._outcome
         obs[:], reward[:], terminated[:] = fresh, rewards, over
@@ -290,9 +282,24 @@ class AtOnce(Serial):
                 truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
         fits = surely_finite(fresh.reshape(-1)) and surely_finite(rewards)
         steps = zip(actions, fresh, rewards.tolist(), terminated.tolist(), truncated.tolist(), strict=True)
-        for member, (action, *result) in zip(self._members, steps, strict=True):
+        for member, (action, *result) in zip(self._members[:num], steps, strict=False):
             member.stepped(action, result, fits)
+        if failure is not None:
+            self._members[num].failed(actions[num], failure)
+            raise failure
         return self._outcome
+
+    def _simulated(self, actions: np.ndarray) -> tuple[int, Exception | None]:
+        """How many environments were simulated, and what the next one raised if these are not all."""
+        simulate, find_forces, frames = self._simulate, self._find_forces, self._num_frames
+        for row, (ctrl, model, data) in enumerate(self._worlds):
+            try:
+                ctrl[:] = actions[row]
+                simulate(model, data, frames)
+                find_forces(model, data)
+            except Exception as error:
+                return row, error
+        return len(self._worlds), None
 
 
 def in_this_process(kind: Kind, members: Sequence[Recorder], arrays: Arrays | None = None) -> Serial:
@@ -305,40 +312,85 @@ def _task(members: Sequence[Recorder]) -> Task | None:
     """How these are stepped at once; None if it is not known that that gives the same."""
     if not members or not all(map(_is_plain, members)):
         return None
-    envs = [member.unwrapped for member in members]
-    if any(_parameters(env) != _parameters(envs[0]) for env in envs[1:]):
+    envs: list[Any] = [member.unwrapped for member in members]
+    parameters = [_parameters(env) for env in envs]
+    if parameters[0] is None or any(each != parameters[0] for each in parameters[1:]):
         return None
-    return _TASKS[_name(type(envs[0]))](envs)
+    try:
+        return _TASKS[_name(type(envs[0]))](envs)
+    except LookupError:  # a body that is not there: the environment says so itself when it steps
+        return None
 
 
 def _is_plain(member: Recorder) -> bool:
-    """Whether it is what `gymnasium.make` gives for one of these environments, without a change."""
-    inside: gym.Env[Any, Any] = member.env
+    """Whether it is one of these environments as it was read, and in no other wrappers than were read."""
+    parts: list[Any] = [member.env]
     for wrapper in (TimeLimit, OrderEnforcing):
-        if type(inside) is wrapper:
-            inside = inside.env
-    kind = type(inside)
+        if type(parts[-1]) is wrapper:
+            parts.append(parts[-1].env)
+    kind = type(parts[-1])
     return (
         _name(kind) in _TASKS
-        and all(_is_known(each) for each in kind.__mro__ if each.__module__.startswith(_PACKAGE))
         and kind.__module__ == f"{_PACKAGE}.{_name(kind)}"
-        and not any(map(callable, vars(inside).values()))  # methods of its own
-        and inside.render_mode is None
+        and parts[-1].render_mode is None
+        and all(map(_is_as_read, parts))
     )
 
 
-def _parameters(env: Any) -> dict[str, Any]:
-    """All that the rewards and ends of an environment depend on, beside its state."""
-    plain = {name: value for name, value in vars(env).items() if isinstance(value, int | float | str | tuple)}
-    return {**plain, "dt": env.dt}
+def _is_as_read(part: Any) -> bool:
+    """Whether an environment or a wrapper has no method that is not in the files that were read."""
+    own = any(map(callable, vars(part).values()))
+    classes = [kind for kind in type(part).__mro__ if _name(kind) in _FILES]
+    return not own and all(_is_known(_file(kind)) and _is_unchanged(kind) for kind in classes)
+
+
+def _is_unchanged(kind: type) -> bool:
+    """Whether all methods of a class come from the file that it comes from."""
+    functions = [value.fget if isinstance(value, property) else value for value in vars(kind).values()]
+    codes = [function.__code__ for function in functions if inspect.isfunction(function)]
+    return all(code.co_filename == _file(kind) for code in codes)
+
+
+@functools.cache
+def _is_known(file: str) -> bool:
+    """Whether a file is what it was when it was read."""
+    path = Path(file)
+    return hashlib.sha256(path.read_bytes()).hexdigest().startswith(_FILES[path.stem])
+
+
+def _file(kind: type) -> str:
+    return inspect.getfile(kind)
 
 
 def _name(kind: type) -> str:
     return kind.__module__.rpartition(".")[2]
 
 
-@functools.cache
-def _is_known(kind: type) -> bool:
-    """Whether the file of the class is as it was read."""
-    file = Path(inspect.getfile(kind))
-    return hashlib.sha256(file.read_bytes()).hexdigest().startswith(_FILES.get(_name(kind), "?"))
+# Where these environments keep their arguments, by the kind of value that is expected here. They take other
+# kinds too, such as a range for each part of a state.
+_NUMBERS = ("_forward_reward_weight", "_ctrl_cost_weight", "_contact_cost_weight", "_healthy_reward", "dt")
+_RANGES = (
+    *("_healthy_state_range", "_healthy_z_range", "_healthy_angle_range"),
+    *("_contact_force_range", "_contact_cost_range"),
+)
+_FLAGS = (
+    *("_terminate_when_unhealthy", "_exclude_current_positions_from_observation"),
+    *("_include_cinert_in_observation", "_include_cvel_in_observation"),
+    *("_include_qfrc_actuator_in_observation", "_include_cfrc_ext_in_observation"),
+)
+
+
+def _parameters(env: Any) -> dict[str, Any] | None:
+    """What rewards, ends and observations depend on beside the state; None if one is of another kind."""
+
+    def number(value: Any) -> bool:
+        return type(value) in (int, float)
+
+    def pair(value: Any) -> bool:
+        return type(value) in (tuple, list) and len(value) == 2 and all(map(number, value))
+
+    kinds = dict.fromkeys((*_NUMBERS, "frame_skip"), number)
+    kinds |= dict.fromkeys(_RANGES, pair) | {name: (lambda value: type(value) is bool) for name in _FLAGS}
+    kinds["_main_body"] = lambda value: type(value) in (int, str)
+    values = {name: getattr(env, name) for name in kinds if hasattr(env, name)}
+    return values if all(kinds[name](value) for name, value in values.items()) else None

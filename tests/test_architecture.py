@@ -183,6 +183,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "types",
             "config",
             "launch",
+            "programs",
             "startup",
             "together",
             "train",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
@@ -34,6 +35,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("Humanoid-v5", {"include_cinert_in_observation": False, "include_cfrc_ext_in_observation": False}),
     ("Humanoid-v5", {"include_cvel_in_observation": False, "include_qfrc_actuator_in_observation": False}),
     ("Humanoid-v5", {"contact_cost_weight": 0.1, "contact_cost_range": (0.5, 2.0)}),
+    *((env_id, {"healthy_z_range": (0.5, 0.7)}) for env_id in ("Ant-v5",)),
+    *((env_id, {"healthy_z_range": (1.2, 1.38)}) for env_id in ("Humanoid-v5", "Walker2d-v5")),
 ]
 LIMIT = 40  # steps of an episode
 
@@ -83,6 +86,22 @@ def test_bits_are_those_of_one_by_one(env_id: str, kwargs: dict[str, Any]) -> No
     for one, other in zip(kept, expected, strict=True):
         assert one.pop("actions").numpy().tobytes() == other.pop("actions").numpy().tobytes()
         assert one == other
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_one_by_itself_is_as_it_was_too(env_id: str) -> None:
+    kind = kind_of(env_id, 1)
+    steps = actions(kind, 60)
+    assert trail(opened(kind), steps) == trail(opened(kind, Serial), steps)
+
+
+@pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5"])
+def test_how_actions_lie_in_memory_changes_nothing(env_id: str) -> None:
+    kind = kind_of(env_id, 3)
+    steps = actions(kind, 30)
+    turned = np.ascontiguousarray(steps.transpose(0, 2, 1)).transpose(0, 2, 1)
+    assert turned[0].flags.f_contiguous
+    assert trail(opened(kind), turned) == trail(opened(kind, Serial), steps)
 
 
 @pytest.mark.slow
@@ -149,11 +168,14 @@ def test_one_goes_on_where_the_other_stood(env_id: str, before: Make, after: Mak
     assert list(going_on(other, more)) == expected
 
 
-def patched() -> gym.Env[Any, Any]:
-    env: Any = HopperEnv()
+def plain(env_id: str = "Hopper-v5", **kwargs: Any) -> gym.Env[Any, Any]:
+    return gym.make(env_id, disable_env_checker=True, **kwargs)
+
+
+def patched(env: Any) -> Any:
     step = env.step
     env.step = lambda action: step(0.5 * action)
-    return env  # type: ignore[no-any-return]
+    return env
 
 
 class OwnHopper(HopperEnv):
@@ -164,18 +186,34 @@ class OwnHopper(HopperEnv):
         return 2.0 * reward, parts
 
 
+class OwnHopperInAFileOfTheName(OwnHopper):
+    """The same, where it is not told by the name of its file."""
+
+
+OwnHopperInAFileOfTheName.__module__ = "mine.hopper_v5"
+
+
 def twice(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return TransformReward(env, lambda reward: 2.0 * float(reward))
 
 
 OTHERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
-    "a wrapper": lambda: twice(gym.make("Hopper-v5")),
+    "a wrapper": lambda: twice(plain()),
     "a wrapper inside": lambda: gym.wrappers.TimeLimit(twice(HopperEnv()), 50),
+    "a check of every step": lambda: gym.make("Hopper-v5"),
     "a class of one's own": OwnHopper,
-    "a method of one's own": patched,
+    "a class of one's own in a file of the name": OwnHopperInAFileOfTheName,
+    "a method of one's own": lambda: patched(HopperEnv()),
+    "a method of one's own on a wrapper": lambda: patched(plain()),
     "pictures": lambda: HopperEnv(render_mode="rgb_array"),
-    "an older version": lambda: gym.make("Hopper-v4"),
-    "no runner": lambda: gym.make("Reacher-v5"),
+    "an older version": lambda: plain("Hopper-v4"),
+    "no runner": lambda: plain("Reacher-v5"),
+    # Of these arguments the plain ones make something else than could be made here.
+    "a range for each part": lambda: plain(healthy_state_range=[[-100.0] * 10, [100.0] * 10]),
+    "an array for a range": lambda: plain(healthy_z_range=np.array([0.7, 9.0])),
+    "a range for each force": lambda: plain("Ant-v5", contact_force_range=[[-1.0] * 6, [1.0] * 6]),
+    "no flag": lambda: plain(terminate_when_unhealthy=2),
+    "a body that is not there": lambda: plain("Ant-v5", main_body="torsoo"),
 }
 
 
@@ -186,6 +224,19 @@ def test_whatever_differs_is_stepped_one_by_one(other: str) -> None:
     first = make()
     kind = Kind(make, "Other-v0", 2, first.observation_space, first.action_space)
     assert type(opened(kind)) is Serial
+
+
+@pytest.mark.parametrize("name", ["_get_rew", "is_healthy", "step"])
+def test_a_method_that_was_put_into_the_class_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(opened(kind_of("Hopper-v5", 2))) is AtOnce
+    new = property(lambda self: True) if name == "is_healthy" else lambda self, *args: None
+    monkeypatch.setattr(HopperEnv, name, new)
+    assert type(opened(kind_of("Hopper-v5", 2))) is Serial
+
+
+def test_arguments_that_change_nothing_here_may_be_anything() -> None:
+    view = {"lookat": np.array([0.0, 0.0, 1.15])}
+    assert type(opened(kind_of("Hopper-v5", 2, default_camera_config=view))) is AtOnce
 
 
 def test_a_plain_one_without_any_wrapper_is_stepped_at_once() -> None:
@@ -205,7 +256,7 @@ def test_environments_of_different_parameters_are_stepped_one_by_one() -> None:
     assert type(in_this_process(kind, members)) is Serial
 
 
-@pytest.mark.parametrize("file", ["hopper_v5", "mujoco_env"])
+@pytest.mark.parametrize("file", ["hopper_v5", "mujoco_env", "common"])
 def test_another_version_of_a_file_is_stepped_one_by_one(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(locomotion._FILES, file, "0123")
     locomotion._is_known.cache_clear()
@@ -238,19 +289,50 @@ def test_what_is_no_number_names_its_environment(monkeypatch: pytest.MonkeyPatch
             envs.end()
 
 
-def test_what_the_simulation_raises_passes_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_only_large_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = opened(kind_of("Hopper-v5", 3))
     assert isinstance(envs, AtOnce)
     envs.reset([1, 2, 3])
-    simulate, broken = envs._simulate, envs._members[2].unwrapped.data  # type: ignore[attr-defined]
-
-    def fail(model: Any, data: Any, num_frames: int) -> None:
-        if data is broken:
-            raise RuntimeError("the simulation is unstable")
-        simulate(model, data, num_frames)
-
-    monkeypatch.setattr(envs, "_simulate", fail)
+    large = np.full((3, 11), 1e25), np.full(3, -1e30), np.zeros(3, np.bool_)
+    monkeypatch.setattr(envs._task, "outcome", lambda given: large)
     envs.begin(np.zeros((3, 3), np.float32))
-    with pytest.raises(RuntimeError, match="unstable") as caught:
-        envs.end()
-    assert caught.value.__notes__ == ["Hopper-v5, environment 3 of 3, step 1 of its episode 1"]
+    assert (envs.end().reward == -1e30).all()
+
+
+def failing(envs: Serial, where: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What comes out where the environment before `where` gives NaN and this one's simulation fails."""
+    broken: Any = envs._members[where].unwrapped
+    before: Any = envs._members[where - 1].unwrapped
+    simulate = mujoco.mj_step
+
+    def fail(model: Any, data: Any, nstep: int) -> None:
+        if data is broken.data:
+            raise RuntimeError("the simulation is unstable")
+        simulate(model, data, nstep)
+        if data is before.data and stepped:
+            data.qpos[:] = np.nan
+
+    stepped: list[bool] = []
+    monkeypatch.setattr(mujoco, "mj_step", fail)
+    if isinstance(envs, AtOnce):
+        monkeypatch.setattr(envs, "_simulate", fail)
+    told = []
+    for nan in (False, True):
+        stepped += [nan] * nan
+        envs.reset([1, 2, 3])
+        envs.begin(np.zeros((3, 3), np.float32))
+        with pytest.raises(Exception, match=r"Hopper|unstable") as caught:
+            envs.end()
+        told.append(f"{caught.type.__name__} {caught.value} {getattr(caught.value, '__notes__', [])}")
+    return "\n".join(told)
+
+
+@pytest.mark.parametrize("where", [1, 2])
+def test_what_fails_first_is_raised_as_one_by_one(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = kind_of("Hopper-v5", 3)
+    with monkeypatch.context() as patch:
+        expected = failing(opened(kind, Serial), where, patch)
+    assert f"environment {where + 1} of 3, step 1 of its episode 1" in expected
+    assert f"RunError Hopper-v5, environment {where} of 3, step 1" in expected
+    with monkeypatch.context() as patch:
+        assert failing(opened(kind), where, patch) == expected

@@ -153,17 +153,32 @@ def test_columns_that_nobody_uses_are_not_computed(stack: tuple[int, ...]) -> No
     assert sorted(plain.columns) == [5, 5, 9, 9]
 
 
-def test_columns_that_somebody_else_uses_are_computed() -> None:
-    def both(x: Tensor, y: Tensor) -> list[Tensor]:
-        product = x @ y
-        doubled = product + product
-        return [product[:, 1:3], product.sum(0), doubled[:, :2], (x @ y)[:2], (x @ y + 1.0)[:, 3:]]
+CUT: dict[str, tuple[Callable[[Tensor, Tensor], list[Tensor]], list[int]]] = {
+    # And how many columns are computed of products with six.
+    "once": (lambda x, y: [(x @ y)[:, 1:4]], [3]),
+    "once more": (lambda x, y: [(x @ y)[:, 1:6][:, :2]], [2]),
+    "a sum": (lambda x, y: [((x @ y)[:, 1:5] + (x @ (y * 2.0))[:, 1:5])[:, 1:2]], [1, 1]),
+    "from the end": (lambda x, y: [(x @ y)[:, -2:]], [2]),
+    "one twice": (lambda x, y: [(lambda p: p + p)(x @ y)[:, :2]], [6]),
+    "used elsewhere": (lambda x, y: [(lambda p: p[:, 1:3] * p.sum())(x @ y)], [6]),
+    "a sum used elsewhere": (lambda x, y: [(lambda p: p[:, 1:3] * p.sum())(x @ y + x @ y.cos())], [6, 6]),
+    "rows": (lambda x, y: [(x @ y)[1:3]], [6]),
+    "with something else": (lambda x, y: [(x @ y + 1.0)[:, 3:]], [6]),
+    "broadcast": (lambda x, y: [(x @ y + x[:1] @ y)[:, 3:]], [6, 6]),
+}
 
+
+@pytest.mark.parametrize("way", CUT)
+def test_columns_are_left_out_where_nobody_else_uses_them(way: str) -> None:
+    function, expected = CUT[way]
     arguments = [torch.randn(4, 3), torch.randn(3, 6)]
-    module = traced(both, arguments)
+    module = traced(function, arguments)
     module.graph.lint()
-    for result, expected in zip(module(*arguments), both(*arguments), strict=True):
-        torch.testing.assert_close(result, expected)
+    with Products() as seen:
+        (result,) = module(*arguments)
+    torch.testing.assert_close(result, function(*arguments)[0])
+    torch.testing.assert_close(Programs(compiles=True)(function)(*arguments)[0], result)
+    assert sorted(seen.columns) == expected
 
 
 def test_a_function_that_uses_what_may_change_is_refused() -> None:

@@ -115,7 +115,7 @@ def _peer_jobs(part: Part, name: str, cores: int, sizes: Sizes) -> Iterator[Job]
     def job(contender: str, library: str = "rltemplate") -> Job:
         return Job(
             *(part.name, "rate", name, contender, library, cores, threads, sizes.seconds, sizes.device),
-            FORMS.get(contender, ()),
+            () if contender in PEERS else FORMS[contender],
         )
 
     for contender, library in PEERS.items():
