@@ -605,7 +605,7 @@ RATIOS = [
 ]
 
 BENCH = [
-    wrong("bench", "only=unknown", "only=unknown: expected peers, time, levels,"),
+    wrong("bench", "only=unknown", "only=unknown: expected peers, time, floor, levels,"),
     wrong("bench", "only=peer", "only=peer", "did you mean peers?"),
     wrong("bench", "cores=0", "cores=0: must be from 1 to"),
     wrong("bench", "cores=100000", "cores=100000: must be from 1 to"),
