@@ -224,7 +224,8 @@ def _open(
         return codec, Pool(kind, spec.kwargs, limit, num_workers + 1)
     if num_workers:
         return codec, Workers(kind, num_workers, seeds, first, hosts)
-    return codec, in_this_process(kind, kind.members(range(num_envs), first))
+    members = kind.members(range(num_envs), first)
+    return codec, in_this_process(kind, members, convoy=None if hosts is None else hosts.convoy)
 
 
 class Envs:
@@ -243,7 +244,7 @@ class Envs:
         backend: str = "gymnasium",
         hosts: Hosts | None = None,
     ) -> None:
-        """`hosts` are the processes that step environments, where runs share them."""
+        """`hosts` are who steps the environments, where runs share them."""
         if len(seeds) != num_envs:
             raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec

@@ -16,15 +16,18 @@ import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from rltemplate.env_state import Recorder, surely_finite
-from rltemplate.vector import Arrays, Kind, Outcome, Serial
+from rltemplate.vector import Arrays, Kind, Outcome, Serial, even_parts
 
 
 class Task(Protocol):
@@ -235,80 +238,199 @@ _FILES = {
 }
 
 
+# Simulates environments with these numbers, and says what they raised, by number.
+_Simulation = Callable[[range], dict[int, Exception]]
+
+
+class _Known(NamedTuple):
+    """What environments have in common that can be stepped at once."""
+
+    task: Callable[[Sequence[Any]], Task]
+    parameters: dict[str, Any]  # what its numbers depend on beside the state
+
+
 class AtOnce(Serial):
     """Environments of one of these tasks in this process, with the results that `Serial` has.
 
     What their arguments have set is read once: to change it afterwards has no effect.
     """
 
-    def __init__(self, kind: Kind, members: Sequence[Recorder], arrays: Arrays | None, task: Task) -> None:
-        """`task` is that of the environments of all `members`."""
-        import mujoco
-
+    def __init__(
+        self, kind: Kind, members: Sequence[Recorder], arrays: Arrays | None, known: _Known, convoy: Convoy
+    ) -> None:
+        """`known` is about the environments of `members`; `convoy` steps those of other runs with them."""
         super().__init__(kind, members, arrays)
-        self._task = task
-        self._seen = False  # by the task, where the environments are
-        envs: list[Any] = [member.unwrapped for member in members]
+        self.known = known
+        self.envs: list[Any] = [member.unwrapped for member in members]
+        self.actions: np.ndarray  # (N, A) of the step that has begun
+        self.moved = True  # by something else than a step
         self._limits: list[Any] = [
             member.env if isinstance(member.env, TimeLimit) else None for member in members
         ]
-        self._worlds = [(env.data.ctrl, env.model, env.data) for env in envs]
-        self._num_frames = envs[0].frame_skip
-        self._simulate, self._find_forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
+        self._convoy = convoy
+        self._failure: Exception | None = None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """As `VectorEnv.reset`."""
-        self._seen = False
+        self.moved = True
         return super().reset(seeds)
 
     def reset_some(self, mask: np.ndarray) -> np.ndarray:
         """As `VectorEnv.reset_some`."""
-        self._seen = False
+        self.moved = True
         return super().reset_some(mask)
+
+    def begin(self, actions: np.ndarray) -> None:
+        """As `VectorEnv.begin`."""
+        self.actions = np.ascontiguousarray(actions)  # or sums over their columns would have another order
+        self._convoy.begin(self)
 
     def end(self) -> Outcome:
         """As `VectorEnv.end`."""
-        actions = np.ascontiguousarray(self._actions)  # or sums over their columns would have another order
-        if not self._seen:
-            self._task.look()
-            self._seen = True
-        num, failure = self._simulated(actions)
-        fresh, rewards, over = self._task.outcome(actions)
+        self._convoy.end(self)
+        if self._failure is not None:
+            raise self._failure
+        return self._outcome
+
+    def stepped(
+        self, fresh: np.ndarray, rewards: np.ndarray, over: np.ndarray, failures: Mapping[int, Exception]
+    ) -> None:
+        """Note a step: observations (N, O), rewards (N,), and whether the task ended (N,).
+
+        `failures` is what environments raised, by row. The first one that is not as it should be ends the
+        run, as it does where they step one by one.
+        """
+        self.moved = False
         obs, reward, terminated, truncated = self._outcome
         obs[:], reward[:], terminated[:] = fresh, rewards, over
         for row, limit in enumerate(self._limits):
             if limit is not None:
                 limit._elapsed_steps += 1
                 truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
+        num = min(failures, default=len(self._members))
         fits = surely_finite(fresh.reshape(-1)) and surely_finite(rewards)
-        steps = zip(actions, fresh, rewards.tolist(), terminated.tolist(), truncated.tolist(), strict=True)
-        for member, (action, *result) in zip(self._members[:num], steps, strict=False):
-            member.stepped(action, result, fits)
-        if failure is not None:
-            self._members[num].failed(actions[num], failure)
-            raise failure
-        return self._outcome
+        flags = terminated.tolist(), truncated.tolist()
+        rows = zip(self.actions, fresh, rewards.tolist(), *flags, strict=True)
+        try:
+            for member, (action, *result) in zip(self._members[:num], rows, strict=False):
+                member.stepped(action, result, fits)
+            if failures:
+                self._members[num].failed(self.actions[num], failures[num])
+                raise failures[num]
+        except Exception as error:
+            self.failed(error)
 
-    def _simulated(self, actions: np.ndarray) -> tuple[int, Exception | None]:
-        """How many environments were simulated, and what the next one raised if these are not all."""
-        simulate, find_forces, frames = self._simulate, self._find_forces, self._num_frames
-        for row, (ctrl, model, data) in enumerate(self._worlds):
+    def failed(self, error: Exception) -> None:
+        """Have the end of the step raise this."""
+        self._failure = error
+
+
+class Convoy:
+    """Environments of several runs of this process, stepped at once by the first run that ends its step.
+
+    MuJoCo simulates them in threads. Nothing of a run's results depends on the others that are there, and
+    what goes wrong in one is raised where that one ends its step.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: list[AtOnce] = []  # and not stepped yet
+        self._runs: list[AtOnce] = []  # that were stepped the last time
+        self._parts: list[_Part] = []  # with all of these
+
+    def begin(self, run: AtOnce) -> None:
+        """A run has given its actions."""
+        self._begun.append(run)
+
+    def end(self, run: AtOnce) -> None:
+        """Have a run's step made, and with it those of all that have begun theirs."""
+        if run not in self._begun:
+            return
+        runs, self._begun = self._begun, []
+        if runs != self._runs:
+            self._runs, self._parts = runs, _parts(runs)
+        for part in self._parts:
             try:
-                ctrl[:] = actions[row]
+                part.step(self._simulate)
+            except Exception as error:
+                for each in part.runs:
+                    each.failed(error)
+
+    def _simulate(self, simulate: _Simulation, num: int) -> dict[int, Exception]:
+        """What environments raised, by number, of `num` that are simulated in threads."""
+        parts = even_parts(num, min(self._num_threads, num))
+        if len(parts) == 1:
+            return simulate(parts[0])
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._num_threads - 1)
+        others = [self._pool.submit(simulate, part) for part in parts[1:]]
+        failures = simulate(parts[0])
+        for other in others:
+            failures |= other.result()
+        return failures
+
+
+class _Part:
+    """Runs of a convoy whose environments have everything but their state in common."""
+
+    def __init__(self, runs: Sequence[AtOnce]) -> None:
+        import mujoco
+
+        self.runs = runs
+        envs = [env for run in runs for env in run.envs]
+        self._task = runs[0].known.task(envs)
+        self._seen = False  # by the task, where the environments are
+        self._worlds = [(env.data.ctrl, env.model, env.data) for env in envs]
+        self._num_frames = envs[0].frame_skip
+        ends = list(accumulate(len(run.envs) for run in runs))
+        self._rows = [range(start, end) for start, end in pairwise([0, *ends])]
+        self._simulate, self._find_forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
+
+    def step(self, in_threads: Callable[[_Simulation, int], dict[int, Exception]]) -> None:
+        """Step all environments."""
+        actions = self.runs[0].actions
+        if len(self.runs) > 1:
+            actions = np.concatenate([run.actions for run in self.runs])
+        if not self._seen or any(run.moved for run in self.runs):
+            self._task.look()
+            self._seen = True
+        failures = in_threads(partial(self._simulated, actions), len(actions))
+        fresh = self._task.outcome(actions)
+        for run, rows in zip(self.runs, self._rows, strict=True):
+            own = {number - rows.start: failures[number] for number in rows if number in failures}
+            obs, rewards, over = (array[rows.start : rows.stop] for array in fresh)
+            run.stepped(obs, rewards, over, own)
+
+    def _simulated(self, actions: np.ndarray, numbers: range) -> dict[int, Exception]:
+        """What environments raised, by number, of those with these numbers."""
+        simulate, find_forces, frames = self._simulate, self._find_forces, self._num_frames
+        failures = {}
+        for number in numbers:
+            ctrl, model, data = self._worlds[number]
+            try:
+                ctrl[:] = actions[number]
                 simulate(model, data, frames)
                 find_forces(model, data)
             except Exception as error:
-                return row, error
-        return len(self._worlds), None
+                failures[number] = error
+        return failures
 
 
-def in_this_process(kind: Kind, members: Sequence[Recorder], arrays: Arrays | None = None) -> Serial:
-    """What steps `members`, all of a kind or some that have a part of its `arrays`, in the fastest way."""
-    task = _task(members)
-    return Serial(kind, members, arrays) if task is None else AtOnce(kind, members, arrays, task)
+def in_this_process(
+    kind: Kind, members: Sequence[Recorder], arrays: Arrays | None = None, convoy: Convoy | None = None
+) -> Serial:
+    """What steps `members`, all of a kind or some that have a part of its `arrays`, in the fastest way.
+
+    `convoy` is what steps them together with those of other runs, where that can be done.
+    """
+    known = _known(members)
+    if known is None:
+        return Serial(kind, members, arrays)
+    return AtOnce(kind, members, arrays, known, Convoy() if convoy is None else convoy)
 
 
-def _task(members: Sequence[Recorder]) -> Task | None:
+def _known(members: Sequence[Recorder]) -> _Known | None:
     """How these are stepped at once; None if it is not known that that gives the same."""
     if not members or not all(map(_is_plain, members)):
         return None
@@ -316,10 +438,25 @@ def _task(members: Sequence[Recorder]) -> Task | None:
     parameters = [_parameters(env) for env in envs]
     if parameters[0] is None or any(each != parameters[0] for each in parameters[1:]):
         return None
+    task = _TASKS[_name(type(envs[0]))]
     try:
-        return _TASKS[_name(type(envs[0]))](envs)
+        task(envs)
     except LookupError:  # a body that is not there: the environment says so itself when it steps
         return None
+    return _Known(task, parameters[0])
+
+
+def _parts(runs: Sequence[AtOnce]) -> list[_Part]:
+    """Runs by what their environments have in common."""
+    same: list[list[AtOnce]] = []
+    for run in runs:
+        for others in same:
+            if others[0].known == run.known:
+                others.append(run)
+                break
+        else:
+            same.append([run])
+    return [_Part(each) for each in same]
 
 
 def _is_plain(member: Recorder) -> bool:

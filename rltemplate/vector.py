@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -238,6 +239,13 @@ class Serial(Recorded):
         with contextlib.ExitStack() as closing:
             for member in self._members:
                 closing.callback(member.close)
+
+
+def even_parts(num: int, count: int) -> list[range]:
+    """The numbers from 0 to `num` in `count` parts as even as possible, the last ones the smaller."""
+    small, larger = divmod(num, count)
+    starts = [number * small + min(number, larger) for number in range(count + 1)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def available_cores() -> int:

@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -31,9 +30,9 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from rltemplate.locomotion import in_this_process
+from rltemplate.locomotion import Convoy, in_this_process
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
-from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores
+from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores, even_parts
 
 # How long workers that were told to end may take to close their environments.
 _GRACE_S = 5.0
@@ -71,13 +70,16 @@ class Place(NamedTuple):
 
 
 class Hosts:
-    """The processes that step environments of `num_runs` runs, started when the first takes its place.
+    """Who steps the environments of `num_runs` runs: this process, and others beside it.
 
-    They end when all places have been left, and with this process at the latest.
+    The others start when the first run takes its place. They end when all places have been left, and with
+    this process at the latest.
     """
 
     def __init__(self, num_runs: int = 1) -> None:
         self._num_runs = num_runs
+        # What is stepped in this process. A run of its own has workers for that, where it wants more cores.
+        self.convoy = Convoy(available_cores() if num_runs > 1 else 1)
         # The environments of each run by process; the last ones are the run's own.
         self.groups: list[range] = []
         self.processes: list[BaseProcess] = []
@@ -99,7 +101,7 @@ class Hosts:
                 self.close()
                 raise
         assert self._kind is not None
-        assert (self._kind.env_id, self.groups) == (kind.env_id, _groups(kind.num_envs, num_workers + 1))
+        assert (self._kind.env_id, self.groups) == (kind.env_id, even_parts(kind.num_envs, num_workers + 1))
         return next(self._free)
 
     def leave(self, place: Place) -> None:
@@ -116,8 +118,9 @@ class Hosts:
 
     def _start(self, kind: Kind, num_workers: int) -> None:
         self._kind = kind
-        self.groups = _groups(kind.num_envs, num_workers + 1)
+        self.groups = even_parts(kind.num_envs, num_workers + 1)
         self.may_spin = available_cores() > num_workers
+        self.convoy = Convoy(max(1, available_cores() - num_workers) if self._num_runs > 1 else 1)
         # Where a fork is to be had: it knows all environments registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # It has no name in any file system, so that nothing is left of it whatever happens.
@@ -190,7 +193,8 @@ class Workers(Recorded):
             here = self._groups[-1]
 
             def make() -> Serial:
-                return in_this_process(kind, kind.members(here, first), self._arrays.part(here))
+                members = kind.members(here, first)
+                return in_this_process(kind, members, self._arrays.part(here), self._hosts.convoy)
 
             for number, group in enumerate(self._groups[:-1]):
                 self._send(number, pickle.dumps(("open", (seeds[group.start],))))
@@ -313,13 +317,6 @@ class Workers(Recorded):
         whose = "its" if len(self._groups[number]) == 1 else "their"
         self._died = RunError(f"{self._names[number]}: {whose} worker process {how}")
         raise self._died from None
-
-
-def _groups(num_envs: int, count: int) -> list[range]:
-    """Consecutive environments in groups as even as possible, the last ones the smaller."""
-    small, larger = divmod(num_envs, count)
-    starts = [number * small + min(number, larger) for number in range(count + 1)]
-    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 class _Wait:

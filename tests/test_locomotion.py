@@ -16,7 +16,7 @@ from gymnasium.wrappers import TransformReward
 from rltemplate import locomotion
 from rltemplate.env_state import Recorder
 from rltemplate.envs import EnvSpec, make_env
-from rltemplate.locomotion import AtOnce, in_this_process
+from rltemplate.locomotion import AtOnce, Convoy, Task, in_this_process
 from rltemplate.types import RunError
 from rltemplate.vector import Kind, Serial
 
@@ -266,22 +266,29 @@ def test_another_version_of_a_file_is_stepped_one_by_one(file: str, monkeypatch:
     assert type(opened(kind_of("Hopper-v5", 2))) is AtOnce
 
 
-def test_what_is_no_number_names_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    envs = opened(kind_of("Hopper-v5", 3))
+def task_of(envs: Serial, still: np.ndarray) -> Task:
+    """What looks at environments after a step, of which one is made."""
     assert isinstance(envs, AtOnce)
     envs.reset([1, 2, 3])
-    outcome = envs._task.outcome
+    envs.begin(still)
+    envs.end()
+    (part,) = envs._convoy._parts
+    return part._task
+
+
+def test_what_is_no_number_names_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = opened(kind_of("Hopper-v5", 3))
+    still = np.zeros((3, 3), np.float32)
+    task = task_of(envs, still)
+    outcome = task.outcome
 
     def broken(given: np.ndarray, where: int) -> Any:
         parts = outcome(given)
         parts[where][1] = np.nan
         return parts
 
-    still = np.zeros((3, 3), np.float32)
-    envs.begin(still)
-    envs.end()
     for where, what in enumerate(["the observation has nan in place 1 of 11", "the reward is nan"]):
-        monkeypatch.setattr(envs._task, "outcome", partial(broken, where=where))
+        monkeypatch.setattr(task, "outcome", partial(broken, where=where))
         envs.begin(still)
         with pytest.raises(
             RunError, match=rf"Hopper-v5, environment 2 of 3, step {2 + where} of its episode: {what}"
@@ -291,10 +298,9 @@ def test_what_is_no_number_names_its_environment(monkeypatch: pytest.MonkeyPatch
 
 def test_numbers_that_are_only_large_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = opened(kind_of("Hopper-v5", 3))
-    assert isinstance(envs, AtOnce)
-    envs.reset([1, 2, 3])
+    task = task_of(envs, np.zeros((3, 3), np.float32))
     large = np.full((3, 11), 1e25), np.full(3, -1e30), np.zeros(3, np.bool_)
-    monkeypatch.setattr(envs._task, "outcome", lambda given: large)
+    monkeypatch.setattr(task, "outcome", lambda given: large)
     envs.begin(np.zeros((3, 3), np.float32))
     assert (envs.end().reward == -1e30).all()
 
@@ -314,8 +320,6 @@ def failing(envs: Serial, where: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
     stepped: list[bool] = []
     monkeypatch.setattr(mujoco, "mj_step", fail)
-    if isinstance(envs, AtOnce):
-        monkeypatch.setattr(envs, "_simulate", fail)
     told = []
     for nan in (False, True):
         stepped += [nan] * nan
@@ -336,3 +340,114 @@ def test_what_fails_first_is_raised_as_one_by_one(where: int, monkeypatch: pytes
     assert f"RunError Hopper-v5, environment {where} of 3, step 1" in expected
     with monkeypatch.context() as patch:
         assert failing(opened(kind), where, patch) == expected
+
+
+class Failing(RuntimeError):
+    """What a simulation raises here."""
+
+
+def several(kind: Kind, num_runs: int, num_threads: int) -> list[Serial]:
+    convoy = Convoy(num_threads)
+    return [opened(kind, partial(in_this_process, convoy=convoy)) for _ in range(num_runs)]
+
+
+def in_step(runs: Sequence[Serial], every: Sequence[np.ndarray], leaves_after: int) -> list[list[bytes]]:
+    """What each gives; the second one leaves after some steps."""
+    trails = [[run.reset(range(10 * row, 10 * row + 3)).tobytes()] for row, run in enumerate(runs)]
+    for number, each in enumerate(zip(*every, strict=True)):
+        going = [row for row in range(len(runs)) if row != 1 or number < leaves_after]
+        for row in going:
+            runs[row].begin(each[row])
+        for row in reversed(going):  # whoever comes first ends the step of all
+            outcome = runs[row].end()
+            trails[row] += [array.tobytes() for array in outcome]
+            over = outcome.terminated | outcome.truncated
+            if over.any():
+                trails[row].append(runs[row].reset_some(over)[over].tobytes())
+    return trails
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("env_id", IDS)
+def test_runs_that_step_together_have_the_bits_of_each_alone(env_id: str, num_threads: int) -> None:
+    kind = kind_of(env_id, 3)
+    every = [actions(kind, 70, seed) for seed in range(3)]
+    together = in_step(several(kind, 3, num_threads), every, 30)
+    assert together == in_step([opened(kind, Serial) for _ in range(3)], every, 30)
+    assert len({tuple(trail) for trail in together}) == 3  # a run with the numbers of another would show
+
+
+def test_a_convoy_makes_one_step_of_those_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = kind_of("Hopper-v5", 3)
+    runs = several(kind, 3, 2)
+    steps: list[int] = []
+    step = locomotion._Hopper.outcome
+
+    def counted(self: Any, given: np.ndarray) -> Any:
+        steps.append(len(given))
+        return step(self, given)
+
+    monkeypatch.setattr(locomotion._Hopper, "outcome", counted)
+    every = [actions(kind, 4, seed) for seed in range(3)]
+    in_step(runs, every, 2)
+    assert steps == [9, 9, 6, 6]
+
+
+def test_runs_of_different_parameters_share_a_convoy() -> None:
+    kinds = [kind_of("Hopper-v5", 3, forward_reward_weight=weight) for weight in (1.0, 2.0, 1.0)]
+    convoy = Convoy(2)
+    runs = [opened(kind, partial(in_this_process, convoy=convoy)) for kind in kinds]
+    every = [actions(kinds[0], 50, seed) for seed in range(3)]
+    expected = in_step([opened(kind, Serial) for kind in kinds], every, 20)
+    assert in_step(runs, every, 20) == expected
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_what_fails_in_a_run_ends_that_one_only(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = kind_of("Hopper-v5", 3)
+    every = actions(kind, 40)
+    alone = trail(opened(kind, Serial), every)
+    runs = several(kind, 3, num_threads)
+    bad: Any = runs[1]._members[1].unwrapped
+    simulate = mujoco.mj_step
+
+    def fail(model: Any, data: Any, nstep: int) -> None:
+        if data is bad.data and len(runs[1]._members[1]._actions) == 6:
+            raise Failing
+        simulate(model, data, nstep)
+
+    monkeypatch.setattr(mujoco, "mj_step", fail)
+    trails = [[run.reset(range(100, 103)).tobytes()] for run in runs]
+    going, told = [0, 1, 2], []
+    for each in every:
+        for row in going:
+            runs[row].begin(each)
+        for row in list(going):
+            try:
+                outcome = runs[row].end()
+            except Failing as error:
+                told += error.__notes__
+                going.remove(row)
+                continue
+            trails[row] += [array.tobytes() for array in outcome]
+            over = outcome.terminated | outcome.truncated
+            if over.any():
+                trails[row].append(runs[row].reset_some(over)[over].tobytes())
+    assert going == [0, 2]
+    assert told == ["Hopper-v5, environment 2 of 3, step 7 of its episode 1"]
+    assert trails[0] == trails[2] == alone
+    assert len(trails[1]) < len(alone)
+
+
+def test_a_defect_of_the_convoy_is_raised_by_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or others would go on with what the step before gave."""
+    kind = kind_of("Hopper-v5", 2)
+    runs = several(kind, 2, 1)
+    monkeypatch.setattr(locomotion._Hopper, "outcome", lambda self, given: 1 / 0)
+    for run in runs:
+        run.reset([1, 2])
+    for run in runs:
+        run.begin(actions(kind, 1)[0])
+    for run in runs:
+        with pytest.raises(ZeroDivisionError):
+            run.end()

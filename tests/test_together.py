@@ -44,6 +44,8 @@ TINY = {
     "ppo": ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=320"],
     "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=192"],
 }
+# Environments that runs of one process step at once, with TINY those that they do not.
+RUNNERS = {"runners": ["algo=ppo", "env=Hopper", *SHRUNK["ppo"], "total_env_steps=320"]}
 OBSERVED = ["log_every=32", "eval_every=160", "eval_episodes=1", "video_every=0", "checkpoint_every=64"]
 QUIET = ["determinism=fast", "logger=none", *OBSERVED]
 NO_CODE = Snapshot(problem="no snapshot in this test").to_json()
@@ -124,7 +126,7 @@ def invariant(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         if key not in done:
             folder = tmp_path_factory.mktemp("invariant")
             more = ["determinism=invariant", "trace=step", "total_env_steps=96", *OBSERVED]
-            made = run_train(fork, folder, *TINY[algo][:-1], *more, *words, **environment)
+            made = run_train(fork, folder, *(TINY | RUNNERS)[algo][:-1], *more, *words, **environment)
             assert made.returncode == 0, made.stderr
             runs = [path.parent for path in folder.glob(f"runs/*/*/{paths.RECORD}")]
             done[key] = sorted(runs, key=lambda run_dir: load_run(run_dir).value("seed"))
@@ -133,7 +135,7 @@ def invariant(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return train
 
 
-@pytest.mark.parametrize("algo", TINY)
+@pytest.mark.parametrize("algo", TINY | RUNNERS)
 def test_at_invariant_each_is_bit_for_bit_the_run_of_its_seed(
     invariant: Callable[..., list[Path]], fork: Path, algo: str
 ) -> None:
