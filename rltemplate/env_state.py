@@ -327,7 +327,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         return fitting, reward, terminated, truncated, {}
 
     def stepped(self, action: np.ndarray, result: Sequence[Any], fits: bool) -> None:
-        """Note a step that somebody else made with the environment inside (locomotion.py).
+        """Note a step that somebody else made with the environment inside (at_once.py).
 
         `result` is the observation, the reward and both flags, of the types that are announced. Whether the
         numbers are finite is looked at, as `step` does, unless `fits` says that it has been.

@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.locomotion import in_this_process
+from rltemplate.at_once import in_this_process
 from rltemplate.pool import Pool, find_model
 from rltemplate.types import ConfigError, Episode
 from rltemplate.vector import Kind, VectorEnv

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from rltemplate.locomotion import Convoy, in_this_process
+from rltemplate.at_once import Convoy, in_this_process
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores, even_parts
 
@@ -78,8 +78,7 @@ class Hosts:
 
     def __init__(self, num_runs: int = 1) -> None:
         self._num_runs = num_runs
-        # What is stepped in this process. A run of its own has workers for that, where it wants more cores.
-        self.convoy = Convoy(available_cores() if num_runs > 1 else 1)
+        self.convoy = self._convoy(0)  # of the environments that are stepped in this process
         # The environments of each run by process; the last ones are the run's own.
         self.groups: list[range] = []
         self.processes: list[BaseProcess] = []
@@ -120,7 +119,7 @@ class Hosts:
         self._kind = kind
         self.groups = even_parts(kind.num_envs, num_workers + 1)
         self.may_spin = available_cores() > num_workers
-        self.convoy = Convoy(max(1, available_cores() - num_workers) if self._num_runs > 1 else 1)
+        self.convoy = self._convoy(num_workers)
         # Where a fork is to be had: it knows all environments registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # It has no name in any file system, so that nothing is left of it whatever happens.
@@ -131,6 +130,11 @@ class Hosts:
             for numbers in self.groups[:-1]:
                 birth = _Birth(kind, numbers, memories, mask, _deadly_parent(), self.may_spin)
                 self._start_one(context, birth)
+
+    def _convoy(self, num_workers: int) -> Convoy:
+        """One that takes the cores that workers leave. A run of its own has these where it wants several."""
+        cores = available_cores() - num_workers if self._num_runs > 1 else 1
+        return Convoy(self._num_runs, max(1, cores))
 
     def _start_one(self, context: Any, birth: _Birth) -> None:
         forks = context.get_start_method() == "fork"

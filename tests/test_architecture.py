@@ -40,9 +40,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "env_state": ("types",),
     "vector": ("types", "env_state"),
     "pool": ("types", "env_state", "vector"),
-    "locomotion": ("env_state", "vector"),
-    "workers": ("types", "vector", "locomotion", "foreign_rng"),
-    "envs": ("types", "rng", "vector", "locomotion", "workers", "pool"),
+    "locomotion": (),
+    "cart_pole": (),
+    "at_once": ("env_state", "vector", "locomotion", "cart_pole"),
+    "workers": ("types", "vector", "at_once", "foreign_rng"),
+    "envs": ("types", "rng", "vector", "at_once", "workers", "pool"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.

@@ -1,4 +1,4 @@
-"""Runners and walkers that are stepped several at once: the same bits as one by one, or one by one."""
+"""Environments that are stepped several at once: the same bits as one by one, or one by one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ import pytest
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 from gymnasium.wrappers import TransformReward
 
-from rltemplate import locomotion
+from rltemplate import at_once, locomotion
+from rltemplate.at_once import AtOnce, Convoy, Task, in_this_process
 from rltemplate.env_state import Recorder
 from rltemplate.envs import EnvSpec, make_env
-from rltemplate.locomotion import AtOnce, Convoy, Task, in_this_process
 from rltemplate.types import RunError
 from rltemplate.vector import Kind, Serial
 
-IDS = ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Swimmer-v5", "Walker2d-v5"]
+ROBOTS = ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Swimmer-v5", "Walker2d-v5"]
+IDS = [*ROBOTS, "CartPole-v1"]
 # Whatever an argument of theirs may change in what is computed.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((env_id, {}) for env_id in IDS),
-    *((env_id, {"exclude_current_positions_from_observation": False}) for env_id in IDS),
-    *((env_id, {"forward_reward_weight": 2, "ctrl_cost_weight": 0.3, "frame_skip": 3}) for env_id in IDS),
+    *((env_id, {"exclude_current_positions_from_observation": False}) for env_id in ROBOTS),
+    *((env_id, {"forward_reward_weight": 2, "ctrl_cost_weight": 0.3, "frame_skip": 3}) for env_id in ROBOTS),
+    ("CartPole-v1", {"sutton_barto_reward": True}),
     *((env_id, {"terminate_when_unhealthy": False}) for env_id in ("Ant-v5", "Humanoid-v5", "Walker2d-v5")),
     ("Hopper-v5", {"terminate_when_unhealthy": False, "healthy_state_range": (-3.0, 2.0)}),
     ("Hopper-v5", {"healthy_z_range": (0.9, 1.3), "healthy_angle_range": (-0.05, 0.1)}),
@@ -54,10 +56,12 @@ def opened(kind: Kind, make: Make = in_this_process) -> Serial:
 
 
 def actions(kind: Kind, num_steps: int, seed: int = 3) -> np.ndarray:
-    space = kind.action_space
+    space, rng = kind.action_space, np.random.default_rng(seed)
+    if isinstance(space, gym.spaces.Discrete):
+        return rng.integers(space.n, size=(num_steps, kind.num_envs))
     assert isinstance(space, gym.spaces.Box)
     shape = (num_steps, kind.num_envs, *space.shape)
-    return np.random.default_rng(seed).uniform(space.low, space.high, shape).astype(np.float32)
+    return rng.uniform(space.low, space.high, shape).astype(np.float32)
 
 
 def going_on(envs: Serial, all_actions: np.ndarray) -> Iterator[bytes]:
@@ -77,8 +81,8 @@ def trail(envs: Serial, all_actions: np.ndarray) -> list[bytes]:
 
 @pytest.mark.parametrize(("env_id", "kwargs"), VARIANTS)
 def test_bits_are_those_of_one_by_one(env_id: str, kwargs: dict[str, Any]) -> None:
-    kind = kind_of(env_id, 3, **kwargs)
-    steps = actions(kind, 100)
+    kind = kind_of(env_id, 6, **kwargs)
+    steps = actions(kind, 60)
     together, single = opened(kind), opened(kind, Serial)
     assert isinstance(together, AtOnce)
     assert trail(together, steps) == trail(single, steps)
@@ -88,7 +92,7 @@ def test_bits_are_those_of_one_by_one(env_id: str, kwargs: dict[str, Any]) -> No
         assert one == other
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", ROBOTS)
 def test_one_by_itself_is_as_it_was_too(env_id: str) -> None:
     kind = kind_of(env_id, 1)
     steps = actions(kind, 60)
@@ -105,7 +109,7 @@ def test_how_actions_lie_in_memory_changes_nothing(env_id: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [1, 2, 5, 8])
+@pytest.mark.parametrize("num", [1, 2, 6, 8])
 @pytest.mark.parametrize("env_id", IDS)
 def test_bits_stay_those_of_one_by_one(env_id: str, num: int) -> None:
     kind = kind_of(env_id, num, limit=None)
@@ -127,7 +131,7 @@ def test_episodes_end_in_both_ways() -> None:
     assert (ends.sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", ROBOTS)
 def test_another_order_of_a_sum_is_noticed(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = kind_of(env_id, 3)
     steps = actions(kind, 40)
@@ -147,13 +151,13 @@ def test_another_order_of_a_sum_is_noticed(env_id: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("before", "after"), [(in_this_process, Serial), (Serial, in_this_process)])
-@pytest.mark.parametrize("env_id", ["Ant-v5", "Hopper-v5", "Humanoid-v5"])
+@pytest.mark.parametrize("env_id", ["Ant-v5", "CartPole-v1", "Hopper-v5", "Humanoid-v5"])
 def test_one_goes_on_where_the_other_stood(env_id: str, before: Make, after: Make) -> None:
-    kind = kind_of(env_id, 3)
+    kind = kind_of(env_id, 6)
     steps, more = np.split(actions(kind, 90), [65])
     envs = opened(kind, before)
-    returns, lengths = np.zeros(3), np.zeros(3, np.int64)
-    envs.reset([7, 8, 9])
+    returns, lengths = np.zeros(6), np.zeros(6, np.int64)
+    envs.reset(range(7, 13))
     for each in steps:
         envs.begin(each)
         outcome = envs.end()
@@ -258,11 +262,11 @@ def test_environments_of_different_parameters_are_stepped_one_by_one() -> None:
 
 @pytest.mark.parametrize("file", ["hopper_v5", "mujoco_env", "common"])
 def test_another_version_of_a_file_is_stepped_one_by_one(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(locomotion._FILES, file, "0123")
-    locomotion._is_known.cache_clear()
+    monkeypatch.setitem(at_once._FILES, file, "0123")
+    at_once._is_known.cache_clear()
     assert type(opened(kind_of("Hopper-v5", 2))) is Serial
     monkeypatch.undo()
-    locomotion._is_known.cache_clear()
+    at_once._is_known.cache_clear()
     assert type(opened(kind_of("Hopper-v5", 2))) is AtOnce
 
 
@@ -347,7 +351,7 @@ class Failing(RuntimeError):
 
 
 def several(kind: Kind, num_runs: int, num_threads: int) -> list[Serial]:
-    convoy = Convoy(num_threads)
+    convoy = Convoy(num_runs, num_threads)
     return [opened(kind, partial(in_this_process, convoy=convoy)) for _ in range(num_runs)]
 
 
@@ -372,8 +376,10 @@ def in_step(runs: Sequence[Serial], every: Sequence[np.ndarray], leaves_after: i
 def test_runs_that_step_together_have_the_bits_of_each_alone(env_id: str, num_threads: int) -> None:
     kind = kind_of(env_id, 3)
     every = [actions(kind, 70, seed) for seed in range(3)]
-    together = in_step(several(kind, 3, num_threads), every, 30)
+    runs = several(kind, 3, num_threads)
+    together = in_step(runs, every, 30)
     assert together == in_step([opened(kind, Serial) for _ in range(3)], every, 30)
+    assert all(type(run) is AtOnce for run in runs)
     assert len({tuple(trail) for trail in together}) == 3  # a run with the numbers of another would show
 
 
@@ -381,13 +387,13 @@ def test_a_convoy_makes_one_step_of_those_of_its_runs(monkeypatch: pytest.Monkey
     kind = kind_of("Hopper-v5", 3)
     runs = several(kind, 3, 2)
     steps: list[int] = []
-    step = locomotion._Hopper.outcome
+    step = locomotion.Hopper.outcome
 
     def counted(self: Any, given: np.ndarray) -> Any:
         steps.append(len(given))
         return step(self, given)
 
-    monkeypatch.setattr(locomotion._Hopper, "outcome", counted)
+    monkeypatch.setattr(locomotion.Hopper, "outcome", counted)
     every = [actions(kind, 4, seed) for seed in range(3)]
     in_step(runs, every, 2)
     assert steps == [9, 9, 6, 6]
@@ -395,7 +401,7 @@ def test_a_convoy_makes_one_step_of_those_of_its_runs(monkeypatch: pytest.Monkey
 
 def test_runs_of_different_parameters_share_a_convoy() -> None:
     kinds = [kind_of("Hopper-v5", 3, forward_reward_weight=weight) for weight in (1.0, 2.0, 1.0)]
-    convoy = Convoy(2)
+    convoy = Convoy(3, 2)
     runs = [opened(kind, partial(in_this_process, convoy=convoy)) for kind in kinds]
     every = [actions(kinds[0], 50, seed) for seed in range(3)]
     expected = in_step([opened(kind, Serial) for kind in kinds], every, 20)
@@ -443,7 +449,7 @@ def test_a_defect_of_the_convoy_is_raised_by_every_run(monkeypatch: pytest.Monke
     """Or others would go on with what the step before gave."""
     kind = kind_of("Hopper-v5", 2)
     runs = several(kind, 2, 1)
-    monkeypatch.setattr(locomotion._Hopper, "outcome", lambda self, given: 1 / 0)
+    monkeypatch.setattr(locomotion.Hopper, "outcome", lambda self, given: 1 / 0)
     for run in runs:
         run.reset([1, 2])
     for run in runs:
@@ -451,3 +457,70 @@ def test_a_defect_of_the_convoy_is_raised_by_every_run(monkeypatch: pytest.Monke
     for run in runs:
         with pytest.raises(ZeroDivisionError):
             run.end()
+
+
+# --- CartPole --------------------------------------------------------------------------------------------
+
+
+def test_few_poles_are_stepped_one_by_one() -> None:
+    """A pole takes Python less time than NumPy takes for a few of them."""
+    few, many = kind_of("CartPole-v1", 3), kind_of("CartPole-v1", 6)
+    assert type(opened(few)) is Serial
+    assert type(opened(many)) is AtOnce
+    assert [type(run) for run in several(few, 2, 1)] == [AtOnce, AtOnce]
+
+
+def test_a_sine_that_depends_on_its_company_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, sine = kind_of("CartPole-v1", 6), np.sin
+    monkeypatch.setattr(np, "sin", lambda x: sine(x) if np.ndim(x) == 0 else sine(x) * (1 + 1e-15))
+    assert type(opened(kind)) is Serial
+    monkeypatch.undo()
+    assert type(opened(kind)) is AtOnce
+
+
+OTHER_LAWS = [("kinematics_integrator", "semi-implicit"), ("gravity", 1.6), ("x_threshold", 0.04)]
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER_LAWS)
+def test_poles_of_other_laws_are_those_of_gymnasium(name: str, value: Any) -> None:
+    """What no argument changes may still be changed, in all of them alike or in one."""
+    kind = kind_of("CartPole-v1", 6)
+    steps = actions(kind, 60)
+    trails = []
+    for make in (Serial, in_this_process):
+        for changed in (range(6), range(1)):
+            members = kind.members(range(6))
+            for row in changed:
+                setattr(members[row].unwrapped, name, value)
+            trails.append(trail(make(kind, members), steps))
+    assert trails[:2] == trails[2:]
+    assert trails[0] != trail(opened(kind), steps) != trails[1]
+
+
+def test_what_is_no_action_is_refused_as_one_by_one() -> None:
+    kind = kind_of("CartPole-v1", 6)
+    told = []
+    for make in (Serial, in_this_process):
+        envs = opened(kind, make)
+        envs.reset(range(6))
+        envs.begin(np.array([0, 1, 1, 2, -1, 0]))
+        with pytest.raises(AssertionError) as caught:
+            envs.end()
+        told.append((str(caught.value), caught.value.__notes__))
+    assert told[0] == told[1]
+    assert "environment 4 of 6, step 1 of its episode 1" in told[0][1][0]
+
+
+def test_the_state_of_a_pole_is_where_it_was() -> None:
+    kind = kind_of("CartPole-v1", 6)
+    steps = actions(kind, 9)
+    states = []
+    for make in (Serial, in_this_process):
+        envs = opened(kind, make)
+        envs.reset(range(6))
+        for each in steps:
+            envs.begin(each)
+            envs.end()
+        poles: list[Any] = [member.unwrapped for member in envs._members]
+        states.append([(pole.state.tobytes(), pole.steps_beyond_terminated) for pole in poles])
+    assert states[0] == states[1]
