@@ -15,7 +15,6 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,7 +36,7 @@ class Task(Protocol):
         ...
 
     fewest: int  # environments with which it takes less time than they do one by one
-    in_threads: bool  # whether `simulate` takes long, and lets threads work meanwhile
+    is_long: bool  # whether `simulate` is worth threads, and lets others work meanwhile
 
     def look(self) -> None:
         """See where the environments are before they are stepped, after something else than a step."""
@@ -74,13 +73,14 @@ _FILES = {
     "swimmer_v5": "5bdb513ea955bc2e",
     "walker2d_v5": "10219f0e6b5208d6",
 }
-# Simulates environments with these numbers, and says what they raised, by number.
-_Simulation = Callable[[range], dict[int, Exception]]
+# A thread is worth so many environments: to wake it takes as long as a small one takes for a step.
+_FEWEST_IN_A_THREAD = 4
 
 
 class _Known(NamedTuple):
     """What environments have in common that can be stepped at once."""
 
+    kind: type  # of the environments
     task: type[Task]
     parameters: dict[str, Any]  # what its numbers depend on beside the state
 
@@ -88,7 +88,7 @@ class _Known(NamedTuple):
 class AtOnce(Serial):
     """Environments of one of these tasks in this process, with the results that `Serial` has.
 
-    What their arguments have set is read once: to change it afterwards has no effect.
+    What their arguments have set must not be changed afterwards: it is read of one of them, now or later.
     """
 
     def __init__(
@@ -116,10 +116,18 @@ class AtOnce(Serial):
         self.moved = True
         return super().reset_some(mask)
 
+    def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """As `Recorded.call`."""
+        self.moved = True
+        return super().call(name, arguments)
+
     def begin(self, actions: np.ndarray) -> None:
         """As `VectorEnv.begin`."""
         self.actions = np.ascontiguousarray(actions)  # or sums over their columns would have another order
-        self._convoy.begin(self)
+        if len(actions) == len(self.envs):
+            self._convoy.begin(self)
+        else:  # the rows of others would move
+            self.failed(ValueError(f"{len(actions)} actions for {len(self.envs)} environments"))
 
     def end(self) -> Outcome:
         """As `VectorEnv.end`."""
@@ -165,11 +173,12 @@ class Convoy:
     """Environments of several runs of this process, stepped at once by the first run that ends its step.
 
     Those that take long are simulated in threads. Nothing of a run's results depends on the others that are
-    there, and what goes wrong in one is raised where that one ends its step.
+    there, and what goes wrong in one is raised where that one ends its step. It saves time where all begin
+    their steps before the first one ends its own.
     """
 
     def __init__(self, num_runs: int = 1, num_threads: int = 1) -> None:
-        """For so many runs, of which all have the same number of environments."""
+        """For so many runs, by which it is known how many environments there will be."""
         self.num_runs = num_runs
         self._num_threads = num_threads
         self._pool: ThreadPoolExecutor | None = None
@@ -186,26 +195,28 @@ class Convoy:
         if run not in self._begun:
             return
         runs, self._begun = self._begun, []
-        if runs != self._runs:
-            self._runs, self._parts = runs, _parts(runs)
-        for part in self._parts:
-            try:
-                part.step(self._simulate)
-            except Exception as error:
-                for each in part.runs:
-                    each.failed(error)
+        try:
+            if runs != self._runs:
+                self._parts = _parts(runs)
+                self._runs = runs
+            for part in self._parts:
+                part.step(self._simulated)
+        except Exception as error:  # a defect of ours: what the others have is of the step before
+            for each in runs:
+                each.failed(error)
 
-    def _simulate(self, simulate: _Simulation, num: int) -> dict[int, Exception]:
-        """What environments raised, by number, of `num` that are simulated in threads."""
-        parts = even_parts(num, min(self._num_threads, num))
-        if len(parts) == 1:
-            return simulate(parts[0])
-        if self._pool is None:
+    def _simulated(self, task: Task, actions: np.ndarray) -> dict[int, Exception]:
+        """What environments raised, by number, when a task simulated all of them."""
+        num = len(actions)
+        num_threads = min(self._num_threads, num // _FEWEST_IN_A_THREAD) if task.is_long else 1
+        here, *others = even_parts(num, max(1, num_threads))
+        if others and self._pool is None:
             self._pool = ThreadPoolExecutor(self._num_threads - 1)
-        others = [self._pool.submit(simulate, part) for part in parts[1:]]
-        failures = simulate(parts[0])
-        for other in others:
-            failures |= other.result()
+        pool = self._pool
+        elsewhere = [] if pool is None else [pool.submit(task.simulate, actions, part) for part in others]
+        failures = task.simulate(actions, here)
+        for each in elsewhere:
+            failures |= each.result()
         return failures
 
 
@@ -220,17 +231,15 @@ class _Part:
         ends = list(accumulate(len(run.envs) for run in runs))
         self._rows = [range(start, end) for start, end in pairwise([0, *ends])]
 
-    def step(self, in_threads: Callable[[_Simulation, int], dict[int, Exception]]) -> None:
-        """Step all environments."""
+    def step(self, simulated: Callable[[Task, np.ndarray], dict[int, Exception]]) -> None:
+        """Step all environments; `simulated` has a task simulate them, and says what they raised."""
         actions = self.runs[0].actions
         if len(self.runs) > 1:
             actions = np.concatenate([run.actions for run in self.runs])
         if not self._seen or any(run.moved for run in self.runs):
             self._task.look()
             self._seen = True
-        simulation = partial(self._task.simulate, actions)
-        num = len(actions)
-        failures = in_threads(simulation, num) if self._task.in_threads else simulation(range(num))
+        failures = simulated(self._task, actions)
         fresh = self._task.outcome(actions)
         for run, rows in zip(self.runs, self._rows, strict=True):
             own = {number - rows.start: failures[number] for number in rows if number in failures}
@@ -265,7 +274,7 @@ def _known(members: Sequence[Recorder]) -> _Known | None:
         task(envs)
     except LookupError:  # such as a body that is not there, which the environment says itself when it steps
         return None
-    return _Known(task, parameters[0])
+    return _Known(type(envs[0]), task, parameters[0])
 
 
 def _parts(runs: Sequence[AtOnce]) -> list[_Part]:
@@ -352,5 +361,6 @@ def _parameters(env: Any) -> dict[str, Any] | None:
     kinds |= dict.fromkeys(_RANGES, pair) | {name: (lambda value: type(value) is bool) for name in _FLAGS}
     kinds["_main_body"] = lambda value: type(value) in (int, str)
     kinds["kinematics_integrator"] = lambda value: value == "euler"
+    kinds["fullpath"] = lambda value: type(value) is str  # of the file that describes the robot
     values = {name: getattr(env, name) for name in kinds if hasattr(env, name)}
     return values if all(kinds[name](value) for name, value in values.items()) else None

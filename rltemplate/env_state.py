@@ -226,7 +226,7 @@ class _Episode:
     seed: int | None
     options: dict[str, Any] | None
     generator: Any  # its state before the reset; None where the seed decides, or where there is none
-    actions: list[np.ndarray]  # one by one; one array of all of them in the end
+    actions: list[Any]  # arrays or numbers of NumPy, one by one; one array of all of them in the end
     last: tuple[Any, ...] = ()  # what the last step gave and the generator's state, once the episode is over
     outcome: str = ""  # a digest of that in the end
 
@@ -257,7 +257,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._seed: int | None = None  # the last one given
         self._seed_options: dict[str, Any] | None = None
         self._episodes: list[_Episode] = []  # the last one is under way
-        self._actions: list[np.ndarray] = []  # its actions
+        self._actions: list[Any] = []  # its actions
         self._last: tuple[Any, ...] = ()  # observation, reward, terminated, truncated
         self._whole = False  # whether all episodes since the seed count
         self._begun = 0  # episodes in all

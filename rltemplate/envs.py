@@ -278,7 +278,10 @@ class Envs:
         self._vector.begin(self.codec.decode_action(action))
 
     def end_step(self) -> Step:
-        """Step the environments of this process, wait for the others, and start episodes where some ended."""
+        """Step the environments of this process, wait for the others, and start episodes where some ended.
+
+        Runs that share their `hosts` and have begun a step have theirs made now too.
+        """
         assert self._stepping, "no step has been begun"
         self._stepping = False
         raw, *rest = self._vector.end()

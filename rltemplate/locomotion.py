@@ -39,7 +39,7 @@ class _Robot:
     """What all of them have in common: they move along x and are rewarded for that, and pay for actions."""
 
     fewest = 1
-    in_threads = True
+    is_long = True
 
     def __init__(self, envs: Sequence[Any]) -> None:
         import mujoco

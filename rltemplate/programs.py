@@ -75,7 +75,10 @@ class Programs:
         return self.compiles or (self.group is not None and self.group.joint)
 
     def pause(self) -> None:
-        """Something that takes a while has been begun elsewhere: whoever has work may do it now."""
+        """Let the others of the group come as far, after `begin_step` and before `end_step`.
+
+        Processes beside this one step meanwhile, and environments of this one are stepped all together.
+        """
         if self.group is not None:
             self.group.pause()
 

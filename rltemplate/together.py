@@ -8,8 +8,8 @@ Every member runs in a coroutine of its own (greenlet) up to the next function t
 As soon as all of them wait, their arguments are stacked, the function is computed once for several of them
 (`torch.func.vmap`), and each goes on with its row of the result. On the CPU a stack has `_STACKED` members at
 most: more would save little, and where a whole epoch is computed, each stack has a thread, as long as there
-are cores. The algorithms know nothing of it. While environments step in processes of their own, the next
-member's are set going.
+are cores. The algorithms know nothing of it. All members set their environments going before the first one
+looks at what they gave: those of this process are stepped at once, and others meanwhile in theirs.
 
 A product of stacked matrices may round otherwise than the single ones. So at the levels that promise that a
 result does not depend on its company, every member's functions are computed by themselves. So are those of

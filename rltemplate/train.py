@@ -153,7 +153,7 @@ class _CutShort(Exception):
 def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorithm, Envs]:
     """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other.
 
-    `hosts` are processes that step the environments of several runs.
+    `hosts` are who steps the environments of several runs.
     """
     if config.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise ConfigError(
@@ -484,8 +484,8 @@ class Member:
         """Builds the algorithm; `ConfigError` if it does not fit. Nothing of a run is written yet.
 
         `number` counts the members that are here, `place` those that there were at first.
-        `together` is what the record says of the group that the run is a part of; `hosts` are the processes
-        that step the environments of all of them.
+        `together` is what the record says of the group that the run is a part of; `hosts` are who steps
+        the environments of all of them.
         """
         self.number = number
         self.place = place

@@ -55,6 +55,7 @@ class VectorEnv(Protocol):
     def begin(self, actions: np.ndarray) -> None:
         """Let the environments step with `actions` (N, ...), which nobody writes to any more; `end` follows.
 
+        Those whose episodes ended have been reset since.
         Raises nothing: whatever goes wrong is raised by `end`.
         """
         ...

@@ -132,7 +132,7 @@ class Hosts:
                 self._start_one(context, birth)
 
     def _convoy(self, num_workers: int) -> Convoy:
-        """One that takes the cores that workers leave. A run of its own has these where it wants several."""
+        """For runs of one process, on the cores that workers leave. A single run stays on one of them."""
         cores = available_cores() - num_workers if self._num_runs > 1 else 1
         return Convoy(self._num_runs, max(1, cores))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,15 +11,17 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 from gymnasium.wrappers import TransformReward
 
-from rltemplate import at_once, locomotion
+from rltemplate import at_once, cart_pole, locomotion
 from rltemplate.at_once import AtOnce, Convoy, Task, in_this_process
 from rltemplate.env_state import Recorder
-from rltemplate.envs import EnvSpec, make_env
+from rltemplate.envs import Envs, EnvSpec, make_env
 from rltemplate.types import RunError
 from rltemplate.vector import Kind, Serial
+from rltemplate.workers import Hosts
 
 ROBOTS = ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Swimmer-v5", "Walker2d-v5"]
 IDS = [*ROBOTS, "CartPole-v1"]
@@ -88,7 +91,8 @@ def test_bits_are_those_of_one_by_one(env_id: str, kwargs: dict[str, Any]) -> No
     assert trail(together, steps) == trail(single, steps)
     kept, expected = together.states(), single.states()
     for one, other in zip(kept, expected, strict=True):
-        assert one.pop("actions").numpy().tobytes() == other.pop("actions").numpy().tobytes()
+        mine, theirs = one.pop("actions").numpy(), other.pop("actions").numpy()
+        assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
         assert one == other
 
 
@@ -109,12 +113,16 @@ def test_how_actions_lie_in_memory_changes_nothing(env_id: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [1, 2, 6, 8])
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize(
+    ("env_id", "num"),
+    [*((env_id, num) for env_id in ROBOTS for num in (1, 2, 5, 8)), ("CartPole-v1", 6), ("CartPole-v1", 37)],
+)
 def test_bits_stay_those_of_one_by_one(env_id: str, num: int) -> None:
     kind = kind_of(env_id, num, limit=None)
     steps = actions(kind, 3000)
-    assert trail(opened(kind), steps) == trail(opened(kind, Serial), steps)
+    together = opened(kind)
+    assert isinstance(together, AtOnce)
+    assert trail(together, steps) == trail(opened(kind, Serial), steps)
 
 
 def test_episodes_end_in_both_ways() -> None:
@@ -197,6 +205,14 @@ class OwnHopperInAFileOfTheName(OwnHopper):
 OwnHopperInAFileOfTheName.__module__ = "mine.hopper_v5"
 
 
+class OwnPole(CartPoleEnv):
+    """One of another gravity."""
+
+    def step(self, action: Any) -> Any:
+        self.gravity = 1.6
+        return super().step(action)  # type: ignore[no-untyped-call]
+
+
 def twice(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return TransformReward(env, lambda reward: 2.0 * float(reward))
 
@@ -218,6 +234,11 @@ OTHERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "a range for each force": lambda: plain("Ant-v5", contact_force_range=[[-1.0] * 6, [1.0] * 6]),
     "no flag": lambda: plain(terminate_when_unhealthy=2),
     "a body that is not there": lambda: plain("Ant-v5", main_body="torsoo"),
+    "a pole in a wrapper": lambda: twice(plain("CartPole-v1")),
+    "a pole whose every step is checked": lambda: gym.make("CartPole-v1"),
+    "a pole of one's own": OwnPole,
+    "a method of one's own on a pole": lambda: patched(CartPoleEnv()),
+    "pictures of a pole": lambda: CartPoleEnv(render_mode="rgb_array"),
 }
 
 
@@ -226,7 +247,7 @@ OTHERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
 def test_whatever_differs_is_stepped_one_by_one(other: str) -> None:
     make = OTHERS[other]
     first = make()
-    kind = Kind(make, "Other-v0", 2, first.observation_space, first.action_space)
+    kind = Kind(make, "Other-v0", 6, first.observation_space, first.action_space)
     assert type(opened(kind)) is Serial
 
 
@@ -260,14 +281,15 @@ def test_environments_of_different_parameters_are_stepped_one_by_one() -> None:
     assert type(in_this_process(kind, members)) is Serial
 
 
-@pytest.mark.parametrize("file", ["hopper_v5", "mujoco_env", "common"])
+@pytest.mark.parametrize("file", ["hopper_v5", "mujoco_env", "common", "cartpole"])
 def test_another_version_of_a_file_is_stepped_one_by_one(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = kind_of("CartPole-v1" if file == "cartpole" else "Hopper-v5", 6)
     monkeypatch.setitem(at_once._FILES, file, "0123")
     at_once._is_known.cache_clear()
-    assert type(opened(kind_of("Hopper-v5", 2))) is Serial
+    assert type(opened(kind)) is Serial
     monkeypatch.undo()
     at_once._is_known.cache_clear()
-    assert type(opened(kind_of("Hopper-v5", 2))) is AtOnce
+    assert type(opened(kind)) is AtOnce
 
 
 def task_of(envs: Serial, still: np.ndarray) -> Task:
@@ -371,8 +393,10 @@ def in_step(runs: Sequence[Serial], every: Sequence[np.ndarray], leaves_after: i
     return trails
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize(
+    ("env_id", "num_threads"),
+    [*((env_id, num) for env_id in ROBOTS for num in (1, 2, 5)), ("CartPole-v1", 1)],
+)
 def test_runs_that_step_together_have_the_bits_of_each_alone(env_id: str, num_threads: int) -> None:
     kind = kind_of(env_id, 3)
     every = [actions(kind, 70, seed) for seed in range(3)]
@@ -383,20 +407,61 @@ def test_runs_that_step_together_have_the_bits_of_each_alone(env_id: str, num_th
     assert len({tuple(trail) for trail in together}) == 3  # a run with the numbers of another would show
 
 
-def test_a_convoy_makes_one_step_of_those_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def steps_of_hoppers(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[bool, int]]]:
+    """How many were simulated in each step that is made at once, and whether by the main thread, by part."""
+    steps: list[list[tuple[bool, int]]] = [[]]
+    simulate, outcome = locomotion.Hopper.simulate, locomotion.Hopper.outcome
+
+    def watched(self: Any, given: np.ndarray, numbers: range) -> Any:
+        steps[-1].append((threading.current_thread() is threading.main_thread(), len(numbers)))
+        return simulate(self, given, numbers)
+
+    def ended(self: Any, given: np.ndarray) -> Any:
+        steps[-1].sort(reverse=True)
+        steps.append([])
+        return outcome(self, given)
+
+    monkeypatch.setattr(locomotion.Hopper, "simulate", watched)
+    monkeypatch.setattr(locomotion.Hopper, "outcome", ended)
+    return steps
+
+
+def test_a_convoy_makes_one_step_of_those_of_its_runs(steps_of_hoppers: list[Any]) -> None:
     kind = kind_of("Hopper-v5", 3)
-    runs = several(kind, 3, 2)
-    steps: list[int] = []
-    step = locomotion.Hopper.outcome
-
-    def counted(self: Any, given: np.ndarray) -> Any:
-        steps.append(len(given))
-        return step(self, given)
-
-    monkeypatch.setattr(locomotion.Hopper, "outcome", counted)
     every = [actions(kind, 4, seed) for seed in range(3)]
-    in_step(runs, every, 2)
-    assert steps == [9, 9, 6, 6]
+    in_step(several(kind, 3, 8), every, 2)
+    both, few = [(True, 5), (False, 4)], [(True, 6)]  # a thread for two would take longer than it saves
+    assert steps_of_hoppers == [both, both, few, few, []]
+
+
+@pytest.mark.parametrize(
+    ("num_runs", "workers", "expected"),
+    [
+        (2, 0, [(True, 4), (False, 4)]),
+        (4, 1, [(True, 4), (False, 4)]),  # of each run two, while the worker steps the others
+        (4, 2, [(True, 4)]),
+        (1, 0, [(True, 4)]),
+    ],
+)
+def test_runs_of_one_process_take_the_cores_that_workers_leave(
+    num_runs: int, workers: int, expected: Any, steps_of_hoppers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltemplate.workers.available_cores", lambda: 2 + min(workers, 1))
+    hosts = Hosts(num_runs)
+    spec = EnvSpec("Hopper-v5", LIMIT, {})
+    runs = [Envs(spec, 4, range(4 * run, 4 * run + 4), workers, hosts=hosts) for run in range(num_runs)]
+    try:
+        for envs in runs:
+            envs.reset()
+        for envs in runs:
+            envs.begin_step(np.zeros((4, 3), np.float32))
+        for envs in runs:
+            envs.end_step()
+    finally:
+        for envs in runs:
+            envs.close()
+    assert steps_of_hoppers == [expected, []]
 
 
 def test_runs_of_different_parameters_share_a_convoy() -> None:
@@ -408,17 +473,20 @@ def test_runs_of_different_parameters_share_a_convoy() -> None:
     assert in_step(runs, every, 20) == expected
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
-def test_what_fails_in_a_run_ends_that_one_only(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ill", [0, 1])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_what_fails_in_a_run_ends_that_one_only(
+    num_threads: int, ill: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = kind_of("Hopper-v5", 3)
     every = actions(kind, 40)
     alone = trail(opened(kind, Serial), every)
     runs = several(kind, 3, num_threads)
-    bad: Any = runs[1]._members[1].unwrapped
+    bad: Any = runs[ill]._members[1].unwrapped
     simulate = mujoco.mj_step
 
     def fail(model: Any, data: Any, nstep: int) -> None:
-        if data is bad.data and len(runs[1]._members[1]._actions) == 6:
+        if data is bad.data and len(runs[ill]._members[1]._actions) == 6:
             raise Failing
         simulate(model, data, nstep)
 
@@ -439,17 +507,17 @@ def test_what_fails_in_a_run_ends_that_one_only(num_threads: int, monkeypatch: p
             over = outcome.terminated | outcome.truncated
             if over.any():
                 trails[row].append(runs[row].reset_some(over)[over].tobytes())
-    assert going == [0, 2]
+    assert going == [row for row in range(3) if row != ill]
     assert told == ["Hopper-v5, environment 2 of 3, step 7 of its episode 1"]
-    assert trails[0] == trails[2] == alone
-    assert len(trails[1]) < len(alone)
+    assert [trails[row] == alone for row in range(3)] == [row != ill for row in range(3)]
 
 
-def test_a_defect_of_the_convoy_is_raised_by_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["__init__", "look", "outcome"])
+def test_a_defect_of_the_convoy_is_raised_by_every_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or others would go on with what the step before gave."""
     kind = kind_of("Hopper-v5", 2)
     runs = several(kind, 2, 1)
-    monkeypatch.setattr(locomotion.Hopper, "outcome", lambda self, given: 1 / 0)
+    monkeypatch.setattr(locomotion.Hopper, name, lambda *given: 1 / 0)
     for run in runs:
         run.reset([1, 2])
     for run in runs:
@@ -473,12 +541,18 @@ def test_few_poles_are_stepped_one_by_one() -> None:
 def test_a_sine_that_depends_on_its_company_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, sine = kind_of("CartPole-v1", 6), np.sin
     monkeypatch.setattr(np, "sin", lambda x: sine(x) if np.ndim(x) == 0 else sine(x) * (1 + 1e-15))
+    cart_pole._functions_keep_bits.cache_clear()
     assert type(opened(kind)) is Serial
     monkeypatch.undo()
+    cart_pole._functions_keep_bits.cache_clear()
     assert type(opened(kind)) is AtOnce
 
 
-OTHER_LAWS = [("kinematics_integrator", "semi-implicit"), ("gravity", 1.6), ("x_threshold", 0.04)]
+OTHER_LAWS = [
+    *[("gravity", 1.6), ("masspole", 0.3), ("total_mass", 2.0), ("length", 0.9), ("polemass_length", 0.2)],
+    *[("force_mag", 3.0), ("tau", 0.03), ("theta_threshold_radians", 0.1), ("x_threshold", 0.04)],
+    ("kinematics_integrator", "semi-implicit"),  # which is not written down here
+]
 
 
 @pytest.mark.parametrize(("name", "value"), OTHER_LAWS)
@@ -486,41 +560,58 @@ def test_poles_of_other_laws_are_those_of_gymnasium(name: str, value: Any) -> No
     """What no argument changes may still be changed, in all of them alike or in one."""
     kind = kind_of("CartPole-v1", 6)
     steps = actions(kind, 60)
-    trails = []
+    trails, kinds = [], []
     for make in (Serial, in_this_process):
         for changed in (range(6), range(1)):
             members = kind.members(range(6))
             for row in changed:
                 setattr(members[row].unwrapped, name, value)
-            trails.append(trail(make(kind, members), steps))
+            envs = make(kind, members)
+            trails.append(trail(envs, steps))
+            kinds.append(type(envs))
+    assert kinds == [Serial, Serial, AtOnce if isinstance(value, float) else Serial, Serial]
     assert trails[:2] == trails[2:]
     assert trails[0] != trail(opened(kind), steps) != trails[1]
 
 
 def test_what_is_no_action_is_refused_as_one_by_one() -> None:
     kind = kind_of("CartPole-v1", 6)
-    told = []
-    for make in (Serial, in_this_process):
-        envs = opened(kind, make)
-        envs.reset(range(6))
-        envs.begin(np.array([0, 1, 1, 2, -1, 0]))
-        with pytest.raises(AssertionError) as caught:
-            envs.end()
-        told.append((str(caught.value), caught.value.__notes__))
-    assert told[0] == told[1]
-    assert "environment 4 of 6, step 1 of its episode 1" in told[0][1][0]
+    for given in (np.array([0, 1, 1, 2, -1, 0]), np.ones(6, np.float32), np.full(6, np.nan)):
+        told = []
+        for make in (Serial, in_this_process):
+            envs = opened(kind, make)
+            envs.reset(range(6))
+            envs.begin(given)
+            with pytest.raises(AssertionError) as caught:
+                envs.end()
+            told.append((str(caught.value), caught.value.__notes__))
+        assert told[0] == told[1]
+        number = 4 if given.dtype == np.int64 else 1
+        assert f"environment {number} of 6, step 1 of its episode 1" in told[0][1][0]
+
+
+def test_a_number_of_actions_that_does_not_fit_ends_that_run_only() -> None:
+    kind = kind_of("CartPole-v1", 3)
+    runs = several(kind, 2, 1)
+    for run, num in zip(runs, (2, 3), strict=True):
+        run.reset(range(3))
+        run.begin(np.ones(num, np.int64))
+    with pytest.raises(ValueError, match="2 actions for 3 environments"):
+        runs[0].end()
+    assert runs[1].end().reward.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_state_of_a_pole_is_where_it_was() -> None:
     kind = kind_of("CartPole-v1", 6)
-    steps = actions(kind, 9)
     states = []
     for make in (Serial, in_this_process):
         envs = opened(kind, make)
         envs.reset(range(6))
-        for each in steps:
-            envs.begin(each)
-            envs.end()
+        over = np.zeros(6, np.bool_)
+        while not over.any():  # pushed to one side, until one falls
+            envs.begin(np.ones(6, np.int64))
+            over = envs.end().terminated.copy()
         poles: list[Any] = [member.unwrapped for member in envs._members]
         states.append([(pole.state.tobytes(), pole.steps_beyond_terminated) for pole in poles])
     assert states[0] == states[1]
+    assert {steps_beyond for _, steps_beyond in states[0]} == {None, 0}

@@ -36,6 +36,15 @@ def test_tables_of_the_benchmark_are_those_of_results() -> None:
         assert [row for row in table if row not in speeds] == []
 
 
+def test_the_most_that_these_cores_could_do_is_that_of_results() -> None:
+    """What a sentence says of two rows of a table that is not shown."""
+    said = re.search(r"SAC would make (\d+) steps/s on Hopper\s+and (\d+) on Humanoid", README)
+    assert said is not None
+    floor = (RESULTS / "bench.md").read_text().partition("## floor\n")[2].partition("\n## ")[0]
+    for work, most in zip(("SAC Hopper", "SAC Humanoid"), said.groups(), strict=True):
+        assert [row for row in rows(floor) if row.startswith(f"| {work} |") and row.endswith(f"| {most} |")]
+
+
 def test_proofs_are_those_of_results() -> None:
     """Each certificate leads with its result, and the README quotes it."""
     proofs = sorted((RESULTS / "proofs").glob("*.txt"))

@@ -44,7 +44,7 @@ TINY = {
     "ppo": ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=320"],
     "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=192"],
 }
-# Environments that runs of one process step at once, with TINY those that they do not.
+# Environments that are simulated in threads.
 RUNNERS = {"runners": ["algo=ppo", "env=Hopper", *SHRUNK["ppo"], "total_env_steps=320"]}
 OBSERVED = ["log_every=32", "eval_every=160", "eval_episodes=1", "video_every=0", "checkpoint_every=64"]
 QUIET = ["determinism=fast", "logger=none", *OBSERVED]
