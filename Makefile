@@ -106,7 +106,7 @@ fetch-runs: $(STAMP) ## fetch the runs of colleagues: make fetch-runs remote=NAM
 resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 	$(call RUN,resume_times,$(WORDS))
 
-test: $(STAMP) ## the tests, a few minutes: make test [ARGS="-k record"]
+test: $(STAMP) ## the tests, a quarter of an hour on two cores: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)
 
 test-slow: $(STAMP) ## the long tests, which train for real

@@ -30,6 +30,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.bench import goals, measure, plots  # noqa: E402
+from rltemplate.bench.distance import Distance  # noqa: E402
 from rltemplate.bench.plan import PARTS, Part, Sizes, affordable_cores, plan  # noqa: E402
 from rltemplate.bench.session import ONE, Processes, Session  # noqa: E402
 from rltemplate.bench.works import Job, MeasurementError  # noqa: E402
@@ -69,7 +70,9 @@ def main(argv: list[str]) -> int:
         children = Children()
         with tempfile.TemporaryDirectory() as scratch, _progress() as (say, begun, planned):
             run = Processes(children, Path(scratch))
-            session = Session(out / f"{name}.json", sizes, run, say, begun, given.get("fresh") == "true")
+            distance = Distance(affordable_cores(), Path(scratch))
+            fresh = given.get("fresh") == "true"
+            session = Session(out / f"{name}.json", sizes, run, say, begun, fresh, distance)
             planned(sum(len(session.todo(part)) for part in parts))
             with children.listening():
                 failures = measure_all(session, parts, out / name)

@@ -85,14 +85,17 @@ class Session:
         say: Callable[[str], None],
         begun: Callable[[str], None] = lambda name: None,
         fresh: bool = False,
+        distance: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`say` gets a line about each measurement, `begun` the name of one that begins.
 
         `ConfigError` if the file is there and cannot be gone on with; `fresh` measures everything anew.
+        `distance` says how far apart the cores are, in nanoseconds, if that is known.
         """
         self.file = file
         self.document = read(file, fresh)
         self._sizes, self._run, self._say, self._begun, self._fresh = sizes, run, say, begun, fresh
+        self._distance = distance
 
     def todo(self, part: Part) -> list[tuple[int, Job]]:
         """What is still to be measured of a part, in order, with the number of the repetition from 1."""
@@ -124,7 +127,7 @@ class Session:
             for number, job in todo:
                 name = f"{part.name}  {job.work}  {job.cores} core(s)  {job.contender}"
                 self._begun(name)
-                load = os.getloadavg()[0]
+                load, before = os.getloadavg()[0], self._distance()
                 try:
                     result = self._one(job, number, Path(scratch))
                     check_same_work(job, result, kept["measurements"])
@@ -133,8 +136,9 @@ class Session:
                     self._say(f"{number}/{part.repetitions}  {name}: FAILED: {error}")
                     self._keep()
                     continue
+                around = {"load": load, "core_to_core_ns": [before, self._distance()]}
                 kept["measurements"].append(
-                    {"job": job.to_dict(), "repetition": number, "load": load, "result": result}
+                    {"job": job.to_dict(), "repetition": number, **around, "result": result}
                 )
                 self._keep()
                 self._say(f"{number}/{part.repetitions}  {name}: {shown(result)}")

@@ -13,6 +13,8 @@ from rltemplate.bench.timeline import SHARES
 from rltemplate.bench.works import WORKS
 
 PartRecord = Mapping[str, Any]
+# Cores whose data takes so many times the least share no cache, or had to wait for others.
+_FAR = 3
 
 
 class Cell(NamedTuple):
@@ -72,6 +74,28 @@ def document(measured: Mapping[str, Any], ahead: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def _distances(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How far apart the cores were while two of them were used, where that is known."""
+    around = [
+        (each["job"], each["repetition"], [ns for ns in each.get("core_to_core_ns", ()) if ns is not None])
+        for each in measurements
+        if each["job"]["cores"] > 1
+    ]
+    every = [ns for _, _, both in around for ns in both]
+    if not every:
+        return []
+    said = f"Data took {min(every):,.0f} to {max(every):,.0f} ns from one core to the other and back"
+    far = [
+        f"{WORKS[job['work']].title}, {job['contender']} ({repetition})"
+        for job, repetition, both in around
+        if both and max(both) > _FAR * min(every)
+    ]
+    if far:
+        said += f"; {_FAR} times the least and more beside {len(far)} of {len(around)} measurements: "
+        said += "; ".join(far)
+    return [*textwrap.wrap(f"{said}.", 110), ""]
+
+
 def section(name: str, part: PartRecord, table: Callable[[list[Cell]], list[str]]) -> list[str]:
     """One part: how it was made, its tables, and what is missing."""
     settings, machine, versions = part["settings"], part["machine"], part["versions"]
@@ -91,7 +115,7 @@ def section(name: str, part: PartRecord, table: Callable[[list[Cell]], list[str]
         "",
         f"`{' '.join(words)}` on {machine['cpu']}, {cores}, {pinned}, {load}; {named}.",
     ]
-    lines += ["", *table(cells(part)), ""]
+    lines += ["", *table(cells(part)), "", *_distances(part["measurements"])]
     for line in part["left_out"]:
         lines += [f"Left out: {line}.", ""]
     for line in part["failures"]:
