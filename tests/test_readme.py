@@ -45,6 +45,13 @@ def test_the_most_that_these_cores_could_do_is_that_of_results() -> None:
         assert [row for row in rows(floor) if row.startswith(f"| {work} |") and row.endswith(f"| {most} |")]
 
 
+def test_how_far_apart_cores_were_is_that_of_results() -> None:
+    said = re.search(r"data took (\d+ to \d+ ns) from one to the other and back", README)
+    assert said is not None
+    seeds = (RESULTS / "bench.md").read_text().partition("## seeds\n")[2].partition("\n## ")[0]
+    assert f"Data took {said[1]} from one core to the other" in seeds
+
+
 def test_proofs_are_those_of_results() -> None:
     """Each certificate leads with its result, and the README quotes it."""
     proofs = sorted((RESULTS / "proofs").glob("*.txt"))
