@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import importlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -53,7 +52,7 @@ from rltemplate.run.finite import first_not_finite
 from rltemplate.run.group_console import GroupConsole
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
-from rltemplate.run.machine import machine_facts, package_versions
+from rltemplate.run.machine import cpp_compiler, machine_facts, package_versions
 from rltemplate.run.record import read_record
 from rltemplate.run.sinks import RunFacts, console_sink, make_sinks
 from rltemplate.run.snapshot import Snapshot, take_snapshot
@@ -155,7 +154,7 @@ def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorit
 
     `hosts` are who steps the environments of several runs.
     """
-    if config.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+    if config.compile and cpp_compiler() is None:
         raise ConfigError(
             "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import pickle
@@ -78,7 +79,6 @@ class Hosts:
 
     def __init__(self, num_runs: int = 1) -> None:
         self._num_runs = num_runs
-        self.convoy = self._convoy(0)  # of the environments that are stepped in this process
         # The environments of each run by process; the last ones are the run's own.
         self.groups: list[range] = []
         self.processes: list[BaseProcess] = []
@@ -119,7 +119,6 @@ class Hosts:
         self._kind = kind
         self.groups = even_parts(kind.num_envs, num_workers + 1)
         self.may_spin = available_cores() > num_workers
-        self.convoy = self._convoy(num_workers)
         # Where a fork is to be had: it knows all environments registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # It has no name in any file system, so that nothing is left of it whatever happens.
@@ -131,9 +130,13 @@ class Hosts:
                 birth = _Birth(kind, numbers, memories, mask, _deadly_parent(), self.may_spin)
                 self._start_one(context, birth)
 
-    def _convoy(self, num_workers: int) -> Convoy:
-        """For runs of one process, on the cores that workers leave. A single run stays on one of them."""
-        cores = available_cores() - num_workers if self._num_runs > 1 else 1
+    @functools.cached_property
+    def convoy(self) -> Convoy:
+        """Of the environments that are stepped in this process, on the cores that workers leave.
+
+        A single run stays on one of them.
+        """
+        cores = available_cores() - len(self.processes) if self._num_runs > 1 else 1
         return Convoy(self._num_runs, max(1, cores))
 
     def _start_one(self, context: Any, birth: _Birth) -> None:

@@ -64,7 +64,6 @@ def main(argv: list[str]) -> int:
             device=given.get("device", "cpu"),
             quick=quick,
         )
-        parts = plan(given.get("only", list(PARTS)), sizes)
         make_folder("out", out)
         name = "bench-quick" if quick else "bench"
         children = Children()
@@ -73,6 +72,7 @@ def main(argv: list[str]) -> int:
             distance = Distance(affordable_cores(), Path(scratch))
             fresh = given.get("fresh") == "true"
             session = Session(out / f"{name}.json", sizes, run, say, begun, fresh, distance)
+            parts = plan(given.get("only", list(PARTS)), sizes)  # seconds, so what is refused comes first
             planned(sum(len(session.todo(part)) for part in parts))
             with children.listening():
                 failures = measure_all(session, parts, out / name)

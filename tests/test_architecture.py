@@ -196,7 +196,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         "run.*",
     ),
-    "bench.distance": (),
+    "bench.distance": ("run.machine",),
     "bench.plan": ("types", "bench.contenders", "bench.works"),
     "bench.session": ("types", "children", "bench.contenders", "bench.plan", "bench.works", "run.*"),
     "bench.tables": ("bench.contenders", "bench.plan", "bench.timeline", "bench.works"),

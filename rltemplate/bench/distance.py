@@ -8,11 +8,12 @@ slows down then, while each of them by itself does not. So it is looked at befor
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from rltemplate.run import machine
 
 # Two threads, each on a core, hand a number to each other; for a fifth of a second at most, in case that
 # others keep a core busy.
@@ -75,24 +76,33 @@ class Distance:
         self._cores = cores
         self._scratch = scratch
         self._library: ctypes.CDLL | None = None
-        compilers = [shutil.which(name) for name in ("g++", "c++", "clang++")]
-        self._compiler = next((found for found in compilers if found), None)
+        # One try: what does not compile once does not compile later.
+        self._tried = False
 
     def __call__(self) -> float | None:
         """Nanoseconds from the first core to the second and back; None where that cannot be measured."""
-        if len(self._cores) < 2 or sys.platform != "linux" or self._compiler is None:
+        if len(self._cores) < 2 or sys.platform != "linux":
             return None
+        if not self._tried:
+            self._tried = True
+            self._library = self._made()
         if self._library is None:
-            self._library = self._made(self._compiler)
+            return None
         here, there = self._cores[:2]
         return float(self._library.round_trip_ns(here, there, _TRIPS))
 
-    def _made(self, compiler: str) -> ctypes.CDLL:
+    def _made(self) -> ctypes.CDLL | None:
+        compiler = machine.cpp_compiler()
+        if compiler is None:
+            return None
         source, program = self._scratch / "distance.cpp", self._scratch / "distance.so"
         source.write_text(_SOURCE)
         words = ["-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", str(source), "-o", str(program)]
-        subprocess.run([compiler, *words], check=True, capture_output=True)
-        library = ctypes.CDLL(str(program))
+        try:
+            subprocess.run([compiler, *words], check=True, capture_output=True)
+            library = ctypes.CDLL(str(program))
+        except (OSError, subprocess.CalledProcessError):
+            return None  # a compiler that does not work is no reason to measure nothing
         library.round_trip_ns.restype = ctypes.c_double
         library.round_trip_ns.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long]
         return library

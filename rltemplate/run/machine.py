@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,11 @@ def _cpu() -> tuple[str | None, list[str]]:
     arm = [facts[key] for key in ("CPU implementer", "CPU part", "CPU variant") if key in facts]
     model = facts.get("model name") or " ".join(arm)
     return model or None, [flag for flag in CPU_FLAGS if flag in present]
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that torch.compile would take; None where there is none."""
+    return next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
 
 
 def cpu_identity() -> tuple[str | None, frozenset[str]]:
