@@ -506,7 +506,7 @@ def test_it_is_kept_and_told_how_far_apart_the_cores_were(tmp_path: Path) -> Non
     said = " ".join(tables.document(session.document).split())
     assert (  # a single core is near itself
         "Data took 55 to 340 ns from one core to the other and back; 3 times the least and more beside 2 "
-        "of 4 measurements: PPO Hopper, rltemplate, compile=true (1); "
+        "of 4 measurements, here with their repetition: PPO Hopper, rltemplate, compile=true (1); "
         "PPO Hopper, rltemplate, compile=true (2)."
     ) in said
 
@@ -657,6 +657,23 @@ def test_goals_are_held_against_the_fastest_form_and_missed_where_they_are(tmp_p
     assert line.endswith("| 4.00 times compiled runs, 20.00 times plain ones | yes |")
 
 
+@pytest.mark.parametrize(
+    ("profile", "met"),
+    [
+        ([100.0, 98.0, 97.0], "1.020 (1.000 to 1.031) | yes"),
+        ([95.0, 90.0, 94.0], "1.064 (1.053 to 1.111) | no"),
+        ([100.0, 98.0, 90.0], "1.020 (1.000 to 1.111) | cannot be told"),
+    ],
+)
+def test_a_level_whose_repetitions_do_not_agree_is_not_judged(
+    profile: list[float], met: str, tmp_path: Path
+) -> None:
+    speeds = {"fast": [100.0, 100.0, 100.0], "profile": profile}
+    part = Part("levels", 3, [job(name, part="levels") for name in speeds])
+    lines = goals.table(recorded(part, lambda job, i: rate(speeds[job.contender][i]), tmp_path))
+    assert f"| `determinism=profile` | 1.05 times the time of `fast` | PPO Hopper {met} |" in lines
+
+
 def observed() -> dict[str, Any]:
     def both(seconds: float) -> dict[str, float]:
         return {"wall_s": seconds, "cpu_s": seconds}
@@ -784,7 +801,7 @@ def test_a_full_bench_fits_into_an_evening() -> None:
         return sum(times * (each.seconds + 8.0) for each, times in every) / 60
 
     assert minutes(quick) < 6
-    assert minutes(full) < 95
+    assert minutes(full) < 100
 
 
 def test_a_process_of_ours_is_asked_for_one_job(

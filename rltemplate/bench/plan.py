@@ -191,17 +191,17 @@ def floor(sizes: Sizes) -> Part:
 
 
 def levels(sizes: Sizes) -> Part:
-    """Each level of determinism against `fast`."""
-    part = Part("levels", sizes.repetitions)
+    """Each level of determinism against `fast`: often and for a short time, since little is looked for."""
+    part = Part("levels", sizes.repetitions if sizes.quick else 2 * sizes.repetitions)
     for work in ("ppo-Hopper",) if sizes.quick else ("ppo-Hopper", "sac-Hopper"):
         for level in EAGER_LEVELS:
             part.jobs.append(
-                _job(sizes, part.name, "rate", work, level, 0.5, f"determinism={level}", "compile=false")
+                _job(sizes, part.name, "rate", work, level, 0.25, f"determinism={level}", "compile=false")
             )
         for level in () if sizes.quick else COMPILED_LEVELS:
             part.jobs.append(
                 _job(
-                    *(sizes, part.name, "rate", work, f"{level}, compile=true", 0.5),
+                    *(sizes, part.name, "rate", work, f"{level}, compile=true", 0.25),
                     *(f"determinism={level}", "compile=true"),
                 )
             )

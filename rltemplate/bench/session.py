@@ -113,12 +113,11 @@ class Session:
         if kept is None or len(todo) == part.repetitions * len(part.jobs):
             kept = self.document["parts"][part.name] = {
                 "made_with": made_with(part),
-                "settings": asdict(self._sizes),
                 "machine": machine(),
                 "versions": versions(),
                 "measurements": [],
             }
-        kept["repetitions"] = part.repetitions
+        kept["settings"] = asdict(self._sizes)
         kept["left_out"] = part.left_out
         kept["failures"] = []
         for line in part.left_out:

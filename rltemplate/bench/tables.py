@@ -15,6 +15,8 @@ from rltemplate.bench.works import WORKS
 PartRecord = Mapping[str, Any]
 # Cores whose data takes so many times the least share no cache, or had to wait for others.
 _FAR = 3
+# Kinds of measurements in which iterations of training are counted, as many as fit into the seconds.
+_TRAIN = ("rate", "shares", "together")
 
 
 class Cell(NamedTuple):
@@ -46,16 +48,21 @@ def cells(part: PartRecord) -> list[Cell]:
     return list(found.values())
 
 
-def ratio(cell: Cell, against: Cell | None, clock: str = "wall_s") -> float | None:
-    """How often as fast, the median over the repetitions that both have; None where there are none.
+def ratios(cell: Cell, against: Cell | None, clock: str = "wall_s") -> list[float]:
+    """How often as fast, in each repetition that both have.
 
-    What was measured right after one another met much the same load: each repetition is compared in itself.
+    What was measured soon after one another met much the same load: each repetition is compared in itself.
     """
     if against is None:
-        return None
+        return []
     mine, theirs = cell.rates(clock), against.rates(clock)
-    both = [mine[number] / theirs[number] for number in mine if number in theirs]
-    return statistics.median(both) if both else None
+    return [mine[number] / theirs[number] for number in mine if number in theirs]
+
+
+def ratio(cell: Cell, against: Cell | None) -> float | None:
+    """The median of `ratios`; None where there are none."""
+    every = ratios(cell, against)
+    return statistics.median(every) if every else None
 
 
 def find(all_cells: Iterable[Cell], work: str, contender: str, cores: int) -> Cell | None:
@@ -91,8 +98,10 @@ def _distances(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
         if both and max(both) > _FAR * min(every)
     ]
     if far:
-        said += f"; {_FAR} times the least and more beside {len(far)} of {len(around)} measurements: "
-        said += "; ".join(far)
+        said += (
+            f"; {_FAR} times the least and more beside {len(far)} of {len(around)} measurements, here with "
+        )
+        said += f"their repetition: {'; '.join(far)}"
     return [*textwrap.wrap(f"{said}.", 110), ""]
 
 
@@ -101,7 +110,7 @@ def section(name: str, part: PartRecord, table: Callable[[list[Cell]], list[str]
     settings, machine, versions = part["settings"], part["machine"], part["versions"]
     words = [f"make bench only={name}"]
     words += ["quick=true"] if settings["quick"] else []
-    words += [f"seconds={settings['seconds']:g}", f"repetitions={part['repetitions']}"]
+    words += [f"seconds={settings['seconds']:g}", f"repetitions={settings['repetitions']}"]
     words += [f"cores={','.join(map(str, settings['cores']))}"]
     words += [f"device={settings['device']}"] if settings["device"] != "cpu" else []
     named = ", ".join(f"{package} {version}" for package, version in versions.items())
@@ -110,10 +119,14 @@ def section(name: str, part: PartRecord, table: Callable[[list[Cell]], list[str]
         cores += f" ({machine['physical_cores']} physical)"
     pinned = "each process pinned to its cores" if machine["pinned"] else "processes could not be pinned"
     load = f"load average {machine['load'][0]:.1f} when it began"
+    trained = [
+        job["seconds"] for job in (each["job"] for each in part["measurements"]) if job["kind"] in _TRAIN
+    ]
+    lasted = f"; each measured for {min(trained):g} s and more, in whole iterations" if trained else ""
     lines = [
         f"## {name}",
         "",
-        f"`{' '.join(words)}` on {machine['cpu']}, {cores}, {pinned}, {load}; {named}.",
+        f"`{' '.join(words)}` on {machine['cpu']}, {cores}, {pinned}, {load}{lasted}; {named}.",
     ]
     lines += ["", *table(cells(part)), "", *_distances(part["measurements"])]
     for line in part["left_out"]:
@@ -184,10 +197,11 @@ def peers(every: list[Cell]) -> list[str]:
             "contenders took turns; ratios are medians of those within a repetition. PPO: 8 environments x "
             "256 steps, 10 epochs, minibatches of 64, networks of 64-64 tanh, observations and rewards "
             "scaled on MuJoCo. SAC: one update of everything per environment step, batches of 256, networks "
-            "of 256-256 relu. All in float32. Each contender was asked what it had built, and its "
+            "of 256-256 relu. Networks in float32. Each contender was asked what it had built, and its "
             "optimisers how often they stepped, and none differs. Warm-up and compilation are not counted; "
             "how long it takes until a first rollout, or 250 steps of SAC, was learned from is in the last "
-            "column but one, from the start of the process. Workers have the same cores."
+            "column but one, from the start of the process. Threads are those of a process; with "
+            "`env.num_workers=1` two processes share the cores."
         ),
         "",
         *paragraph(OTHERWISE),
@@ -253,11 +267,10 @@ def floor(every: list[Cell]) -> list[str]:
     ]
 
 
-def level_cost(every: Sequence[Cell], cell: Cell) -> float | None:
-    """CPU time per environment step against that of `fast` in the same form."""
+def level_costs(every: Sequence[Cell], cell: Cell) -> list[float]:
+    """CPU time per environment step against that of `fast` in the same form, by repetition."""
     base = "fast, compile=true" if "compile" in cell.contender else "fast"
-    speed = ratio(cell, find(every, cell.work, base, cell.cores), "cpu_s")
-    return None if speed is None else 1.0 / speed
+    return [1.0 / speed for speed in ratios(cell, find(every, cell.work, base, cell.cores), "cpu_s")]
 
 
 def levels(every: list[Cell]) -> list[str]:
@@ -266,8 +279,8 @@ def levels(every: list[Cell]) -> list[str]:
     for cell in every:
         mine = list(cell.rates("cpu_s").values())
         listed = ", ".join(f"{rate:,.0f}" for rate in mine)
-        cost = level_cost(every, cell)
-        shown = "" if cost is None else f"{cost:.3f}"
+        costs = level_costs(every, cell)
+        shown = f"{statistics.median(costs):.3f}" if costs else ""
         title = WORKS[cell.work].title
         body.append([title, cell.contender, f"{statistics.median(mine):,.0f} ({listed})", shown])
     return [
@@ -404,7 +417,9 @@ def memory(every: list[Cell]) -> list[str]:
         "",
         *paragraph(
             f"A buffer of {count} transitions filled by stepping 8 environments with random actions: the "
-            "bytes of its arrays, and by how much the resident memory of the process grew meanwhile. A "
+            "bytes of its arrays, and by how much the resident memory of the process grew meanwhile. "
+            "Gymnasium's observations of Humanoid are float64, as which Stable-Baselines3 keeps them; here "
+            "they are float32, as the networks take them, and each is stored once. A "
             "million takes as many per transition. What a process takes that trains is in the tables of "
             "`peers`."
         ),
