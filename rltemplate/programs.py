@@ -237,7 +237,8 @@ def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True)
     table = select_decomp_table() if decompose else None
     if table is not None and all(x.device.type == "cpu" for x in leaves):
         table = {**table, _aten.tanh.default: _tanh}
-    with torch.no_grad():
+    # Otherwise another thread would write down the gradients of what is on a GPU.
+    with torch.no_grad(), torch.autograd.set_multithreading_enabled(False):
         module = make_fx(function, table, tracing_mode="fake")(*leaves)
     if decompose:
         _narrow_products(module)

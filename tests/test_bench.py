@@ -791,6 +791,14 @@ def test_the_command_measures_writes_and_goes_on(
     assert len(recording) == 16
 
 
+def test_what_a_processor_does_at_the_least_is_not_held_against_a_gpu(tmp_path: Path) -> None:
+    (part,) = plan(["floor"], Sizes(seconds=1.0, repetitions=1, cores=(1,), device="cuda", quick=True))
+    assert part.jobs == []
+    text = tables.document(recorded(part, lambda job, i: rate(1.0), tmp_path))
+    assert "Left out: what a processor does" in text
+    assert "at most" not in text
+
+
 def test_a_full_bench_fits_into_an_evening() -> None:
     """Counted in measurements: one takes its seconds and some ten to start and to warm up."""
     full = Sizes(seconds=15.0, repetitions=3, cores=(1, 2), device="cpu", quick=False)

@@ -290,7 +290,7 @@ class PPO:
         return self.dist.noise(self.envs.num_envs, stream)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _scaled_reward(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) divided by the running deviation of the discounted return."""

@@ -126,7 +126,7 @@ def critic_loss(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
     next_action, next_log_prob = nets.dist.sample(nets.actor.call(learner.actor, batch.next_obs), noise)
-    next_q = nets.critic.call(learner.target, batch.next_obs, next_action).min(0).values  # (B,)
+    next_q = torch.minimum(*nets.critic.call(learner.target, batch.next_obs, next_action))  # (B,)
     soft_value = next_q - kernels.exp(learner.log_alpha) * next_log_prob
     td_target = (batch.reward + gamma * (1.0 - batch.terminated) * soft_value).detach()  # (B,)
     td_target = show("critic/target", td_target)
@@ -141,7 +141,8 @@ def actor_loss(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """alpha * log pi - min Q for actions of the present policy (eq. 9)."""
     action, log_prob = nets.dist.sample(nets.actor.call(actor, obs), noise)
-    q = nets.critic.call(learner.critic, obs, action).min(0).values  # (B,)
+    # Of `min(0)` the gradient is a scatter, with which a compiled program cannot join anything.
+    q = torch.minimum(*nets.critic.call(learner.critic, obs, action))  # (B,)
     assert q.shape == log_prob.shape
     loss = (kernels.exp(learner.log_alpha) * log_prob - q).mean()
     return loss, (loss, log_prob.mean())
@@ -309,7 +310,7 @@ class SAC:
             noise = self.probe("noise", torch.rand(len(obs), codec.action_size, generator=stream))
             return (2.0 * noise - 1.0).numpy()
         noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
-        rows = torch.from_numpy(obs).to(self.device)
+        rows = torch.from_numpy(obs).to(self.device, non_blocking=True)
         params, noise, action = self._decide(self.nets.actor.current, self._scaling(), rows, noise)
         if self.programs.opaque:
             self.probe("policy", params)

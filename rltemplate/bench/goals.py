@@ -151,9 +151,9 @@ def _levels(parts: Parts) -> Iterator[Reached]:
         met: list[bool | None] = []
         for cell in every:
             name, _, compiled = cell.contender.partition(", ")
-            costs = [round(cost, 3) for cost in level_costs(every, cell)]
+            costs = level_costs(every, cell)
             if name == level and costs:
-                low, high = min(costs), max(costs)
+                low, high = round(min(costs), 3), round(max(costs), 3)
                 met.append(None if low <= most < high else high <= most)
                 form = f"{WORKS[cell.work].title}{', compiled' if compiled else ''}"
                 said.append(f"{form} {statistics.median(costs):.3f} ({low:.3f} to {high:.3f})")

@@ -183,6 +183,9 @@ def time(sizes: Sizes) -> Part:
 def floor(sizes: Sizes) -> Part:
     """What a core does for a step at the least."""
     part = Part("floor", 1)
+    if sizes.device != "cpu":
+        part.left_out.append("what a processor does at the least says nothing about a GPU: left out")
+        return part
     for env in ("Hopper",) if sizes.quick else ("Hopper", "Humanoid"):
         for work in (f"ppo-{env}", f"sac-{env}"):
             job = _job(sizes, part.name, "floor", work, "the least", 0.2)

@@ -214,7 +214,7 @@ def versions() -> dict[str, str]:
 def code_digest() -> str:
     """Of all code and configuration of this project but what only shows results."""
     digest = hashlib.sha256()
-    shows = {"tables.py", "plots.py", "session.py"}
+    shows = {"goals.py", "plots.py", "session.py", "tables.py"}
     for folder, pattern in (("rltemplate", "*.py"), ("conf", "*.yaml")):
         for path in sorted((ROOT / folder).rglob(pattern)):
             if not (path.parent.name == "bench" and path.name in shows):

@@ -122,13 +122,17 @@ def section(name: str, part: PartRecord, table: Callable[[list[Cell]], list[str]
     trained = [
         job["seconds"] for job in (each["job"] for each in part["measurements"]) if job["kind"] in _TRAIN
     ]
-    lasted = f"; each measured for {min(trained):g} s and more, in whole iterations" if trained else ""
+    # How long it takes until something was learned is no matter of how long it goes on then.
+    whole = trained and name != "startup"
+    lasted = f"; each measured for {min(trained):g} s and more, in whole iterations" if whole else ""
     lines = [
         f"## {name}",
         "",
         f"`{' '.join(words)}` on {machine['cpu']}, {cores}, {pinned}, {load}{lasted}; {named}.",
     ]
-    lines += ["", *table(cells(part)), "", *_distances(part["measurements"])]
+    lines.append("")
+    if part["measurements"]:
+        lines += [*table(cells(part)), "", *_distances(part["measurements"])]
     for line in part["left_out"]:
         lines += [f"Left out: {line}.", ""]
     for line in part["failures"]:
