@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rltemplate.algos.sac import SAC, Rates, Seen, actor_loss, alpha_loss, criti
 from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.envs import Step
 from rltemplate.optim import gradient
+from rltemplate.programs import Flat, flatten, traced
 from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError, Probe
 
@@ -218,6 +220,22 @@ def test_several_updates_as_one_launch_are_the_same_updates(configure: Configure
     assert updates == joined_updates > 10
     torch.testing.assert_close(joined_metrics, metrics, rtol=0, atol=0)
     torch.testing.assert_close(joined_learner, learner, rtol=0, atol=0)
+
+
+def test_nothing_in_an_update_is_scattered(configure: Configure) -> None:
+    """A compiled program leaves that to torch where it has to repeat, and joins nothing across it."""
+
+    def operations(function: Any, *args: Any) -> list[str]:
+        program = traced(Flat(function, args), flatten(args))
+        return [str(node.target) for node in program.graph.nodes if "scatter" in str(node.target)]
+
+    sac = build(configure)
+    noise = torch.zeros(6, 1)
+    args = (sac.learner, batch(), noise, [noise], sac.rates())
+    assert operations(sac._update_both.function, *args) == []
+    least = operations(lambda x: gradient(lambda q: (q.min(0).values.sum(), ()), x)[:1], torch.rand(2, 6))
+    assert least != []
+    sac.close()
 
 
 def test_a_fixed_temperature_stays_fixed(configure: Configure) -> None:
