@@ -148,37 +148,37 @@ def parted(case: Case, folder: Path) -> str:
     )
 
 
-def check(cases: list[Case], folder: Path) -> None:
+def all_parted(cases: list[Case], folder: Path) -> list[str]:
+    """Where each of those cases parted that did."""
     for case in cases:
         save(case, folder)
     in_another_process(folder, cases)
-    assert [found for case in cases if (found := parted(case, folder))] == []
+    return [found for case in cases if (found := parted(case, folder))]
 
 
 def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
-    check(
-        [
-            *(Case("CartPole-v1", 3, moment) for moment in MOMENTS),
-            *(Case("Hopper-v5", 3, moment) for moment in MOMENTS),
-            Case("Pendulum-v1", 1, "mid-episode"),
-            Case("LunarLander-v3", 3, "mid-episode"),
-            Case("BipedalWalker-v3", 1, "just ended"),
-            Case("HalfCheetah-v5", 1, "just ended"),
-            Case("Humanoid-v5", 1, "mid-episode"),
-            Case("Ant-v5", 1, "mid-episode"),
-            Case("CartPole-v1", 3, "just ended", save_workers=3, load_workers=1),
-            Case("Hopper-v5", 3, "mid-episode", save_workers=2, load_workers=0),
-            Case("Pendulum-v1", 1, "first episode", save_workers=0, load_workers=1),
-        ],
-        tmp_path,
-    )
+    cases = [
+        *(Case("CartPole-v1", 3, moment) for moment in MOMENTS),
+        *(Case("Hopper-v5", 3, moment) for moment in MOMENTS),
+        Case("Pendulum-v1", 1, "mid-episode"),
+        Case("LunarLander-v3", 3, "mid-episode"),
+        Case("BipedalWalker-v3", 1, "just ended"),
+        Case("HalfCheetah-v5", 1, "just ended"),
+        Case("Humanoid-v5", 1, "mid-episode"),
+        Case("Ant-v5", 1, "mid-episode"),
+        Case("CartPole-v1", 3, "just ended", save_workers=3, load_workers=1),
+        Case("Hopper-v5", 3, "mid-episode", save_workers=2, load_workers=0),
+        Case("Pendulum-v1", 1, "first episode", save_workers=0, load_workers=1),
+    ]
+    assert all_parted(cases, tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", LIMITS)
 def test_every_environment_goes_on_from_every_moment(env_id: str, tmp_path: Path) -> None:
     kinds = itertools.product((1, 3), MOMENTS, ((0, 0), (1, 1)))
-    check([Case(env_id, num, moment, *modes) for num, moment, modes in kinds], tmp_path)
+    cases = [Case(env_id, num, moment, *modes) for num, moment, modes in kinds]
+    assert all_parted(cases, tmp_path) == []
 
 
 def test_the_comparison_sees_another_course(tmp_path: Path) -> None:

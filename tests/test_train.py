@@ -21,7 +21,7 @@ from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.snapshot import Snapshot
-from rltemplate.train import run
+from rltemplate.train import build_algorithm, run
 from rltemplate.types import ConfigError
 
 SHORT = {
@@ -289,3 +289,22 @@ def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
         paths.find_run("20260101", tmp_path)
     with pytest.raises(ConfigError, match="no such run"):
         paths.find_run("c", tmp_path)
+
+
+@pytest.mark.parametrize("there", ["g++", "clang++", "named"])
+def test_compiling_is_refused_without_the_compiler_that_torch_takes(
+    there: str, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / there
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if there == "named":
+        monkeypatch.setenv("CXX", str(compiler))
+    if there == ("g++" if sys.platform == "darwin" else "clang++"):
+        with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
+            build_algorithm(configure("compile=true"))
+    else:
+        algorithm, _ = build_algorithm(configure("compile=true"))
+        algorithm.close()

@@ -290,6 +290,7 @@ class PPO:
         return self.dist.noise(self.envs.num_envs, stream)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
+        # Nothing waits for a GPU: what the system may page out is taken over before the call returns.
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _scaled_reward(self, rollout: Rollout) -> Tensor:

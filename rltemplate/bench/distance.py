@@ -8,6 +8,7 @@ slows down then, while each of them by itself does not. So it is looked at befor
 from __future__ import annotations
 
 import ctypes
+import functools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,23 +76,18 @@ class Distance:
         """`cores` are those that may be used, `scratch` is a folder for the program."""
         self._cores = cores
         self._scratch = scratch
-        self._library: ctypes.CDLL | None = None
-        # One try: what does not compile once does not compile later.
-        self._tried = False
 
     def __call__(self) -> float | None:
         """Nanoseconds from the first core to the second and back; None where that cannot be measured."""
         if len(self._cores) < 2 or sys.platform != "linux":
             return None
-        if not self._tried:
-            self._tried = True
-            self._library = self._made()
         if self._library is None:
             return None
         here, there = self._cores[:2]
         return float(self._library.round_trip_ns(here, there, _TRIPS))
 
-    def _made(self) -> ctypes.CDLL | None:
+    @functools.cached_property
+    def _library(self) -> ctypes.CDLL | None:
         compiler = machine.cpp_compiler()
         if compiler is None:
             return None

@@ -195,7 +195,7 @@ def floor(sizes: Sizes) -> Part:
 
 def levels(sizes: Sizes) -> Part:
     """Each level of determinism against `fast`: often and for a short time, since little is looked for."""
-    part = Part("levels", sizes.repetitions if sizes.quick else 2 * sizes.repetitions)
+    part = Part("levels", sizes.repetitions if sizes.quick else max(4, sizes.repetitions))
     for work in ("ppo-Hopper",) if sizes.quick else ("ppo-Hopper", "sac-Hopper"):
         for level in EAGER_LEVELS:
             part.jobs.append(
@@ -280,7 +280,7 @@ def memory(sizes: Sizes) -> Part:
 
 def startup(sizes: Sizes) -> Part:
     """From the command to the first environment step, and to what was learned first."""
-    part = Part("startup", 1 if sizes.quick else sizes.repetitions)
+    part = Part("startup", 1 if sizes.quick else min(2, sizes.repetitions))
     works = ("ppo-CartPole",) if sizes.quick else ("ppo-CartPole", "ppo-Hopper", "sac-Hopper")
     for work in works:
         job = _job(sizes, part.name, "startup", work, "first environment step", 1.0)

@@ -98,10 +98,8 @@ def _distances(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
         if both and max(both) > _FAR * min(every)
     ]
     if far:
-        said += (
-            f"; {_FAR} times the least and more beside {len(far)} of {len(around)} measurements, here with "
-        )
-        said += f"their repetition: {'; '.join(far)}"
+        said += f"; {_FAR} times the least and more beside {len(far)} of {len(around)} measurements"
+        said += f", here with their repetition: {'; '.join(far)}"
     return [*textwrap.wrap(f"{said}.", 110), ""]
 
 

@@ -114,8 +114,8 @@ def _cpu() -> tuple[str | None, list[str]]:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile would take; None where there is none."""
-    return next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    """The C++ compiler that torch's compiler takes (`torch._inductor.config.cpp.cxx`), None without it."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 
 def cpu_identity() -> tuple[str | None, frozenset[str]]:
