@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-slow lint format curves report bench rename lock clean FORCE
+.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-all test-slow lint format curves report bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -109,7 +109,10 @@ resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 test: $(STAMP) ## the tests, a quarter of an hour on two cores: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)
 
-test-slow: $(STAMP) ## the long tests, which train for real
+test-all: $(STAMP) ## all tests that have to pass before a merge
+	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(value ARGS)
+
+test-slow: $(STAMP) ## tests that train for minutes
 	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(value ARGS)
 
 lint: $(STAMP) ## style, format, types, spelling; changes nothing
