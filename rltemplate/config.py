@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.algos import ALGORITHMS, AlgoConfig
-from rltemplate.types import ConfigError, count, number
+from rltemplate.types import ConfigError, count, number, removed_keys, without_removed
 
 
 class Device(Enum):
@@ -41,16 +41,6 @@ class Level(Enum):
     repeat = "repeat"
     invariant = "invariant"
     profile = "profile"
-
-
-class Backend(Enum):
-    """Who simulates the environments that a run learns in; evaluation and videos stay with Gymnasium.
-
-    Their random numbers and their rounding differ, so that this is another experiment.
-    """
-
-    gymnasium = "gymnasium"
-    envpool = "envpool"
 
 
 class Products(Enum):
@@ -101,7 +91,6 @@ class EnvConfig:
     id: str = field()
     num_envs: int = count()
     num_workers: int = number(0)
-    backend: Backend = field()
     max_episode_steps: int | None = count()
     kwargs: dict[str, Any] = field()
 
@@ -248,11 +237,6 @@ def check(config: Config) -> None:
         )
     if level is Level.profile and config.determinism.profile is None:
         raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
-    if config.determinism.profile is not None and config.env.backend is Backend.envpool:
-        raise ConfigError(
-            f"env.backend=envpool: no digest of determinism.profile={config.determinism.profile} covers what "
-            "it simulates; use env.backend=gymnasium, or determinism=invariant"
-        )
     for name, instead in _SET_BY_THE_PROJECT.items():
         if name in config.env.kwargs:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
@@ -323,6 +307,11 @@ def _plain(value: Any) -> Any:
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """The inverse of `to_dict`; wrong keys, types and ranges raise `ConfigError`."""
+    values = without_removed(values)
+    for key, value in removed_keys(values).items():
+        raise ConfigError(
+            f"{key}={value}: this version no longer has it; `make reproduce run=RUN` runs the recorded code"
+        )
     name = values.get("algo", {}).get("name")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")

@@ -4,9 +4,6 @@ From the inside out: gymnasium.make (with its time limit), in training `Recorder
 (vector.py), then `Codec`, which is the only place that knows spaces. Episodes begin where an explicit mask
 says so, and never by themselves, so that no phantom step enters a buffer; the observation in which an episode
 ended is kept apart from the one that the next episode starts with.
-
-Where EnvPool simulates in training (pool.py), Gymnasium's environment of the same id still says what the
-spaces and the time limit are, and is what a policy is evaluated and filmed in.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ import numpy as np
 from gymnasium import spaces
 
 from rltemplate.at_once import in_this_process
-from rltemplate.pool import Pool, find_model
 from rltemplate.types import ConfigError, Episode
 from rltemplate.vector import Kind, VectorEnv
 from rltemplate.workers import Hosts, Workers
@@ -197,31 +193,22 @@ class Step(NamedTuple):
     episodes: list[Episode]  # episodes that ended in this step
 
 
-def check_env(spec: EnvSpec, backend: str = "gymnasium") -> Codec:
-    """Make an environment once, and what translates for it; `ConfigError` if it cannot be had.
-
-    `backend` is who is to simulate it in training: `gymnasium`, or `envpool` (pool.py).
-    """
+def check_env(spec: EnvSpec) -> Codec:
+    """Make an environment once, and what translates for it; `ConfigError` if it cannot be had."""
     env = make_env(spec)
     codec = Codec(spec.id, env.observation_space, env.action_space)
     env.close()
-    if backend == "envpool":
-        find_model(spec.id, codec.obs_space, codec.action_space, spec.kwargs)
     return codec
 
 
 def _open(
-    spec: EnvSpec, seeds: Sequence[int], num_workers: int, backend: str, hosts: Hosts | None
+    spec: EnvSpec, seeds: Sequence[int], num_workers: int, hosts: Hosts | None
 ) -> tuple[Codec, VectorEnv]:
     """Environments, and what translates for them: the one place that knows who steps which."""
     first = make_env(spec)  # refuses, as the codec does, before any worker starts
     codec = Codec(spec.id, first.observation_space, first.action_space)
     num_envs = len(seeds)
     kind = Kind(partial(make_env, spec), spec.id, num_envs, first.observation_space, first.action_space)
-    if backend == "envpool":
-        limit = None if first.spec is None else first.spec.max_episode_steps
-        first.close()
-        return codec, Pool(kind, spec.kwargs, limit, num_workers + 1)
     if num_workers:
         return codec, Workers(kind, num_workers, seeds, first, hosts)
     members = kind.members(range(num_envs), first)
@@ -241,7 +228,6 @@ class Envs:
         num_envs: int,
         seeds: Sequence[int],
         num_workers: int = 0,
-        backend: str = "gymnasium",
         hosts: Hosts | None = None,
     ) -> None:
         """`hosts` are who steps the environments, where runs share them."""
@@ -250,7 +236,7 @@ class Envs:
         self.spec = spec
         self.num_envs = num_envs
         self._seeds = [int(seed) for seed in seeds]
-        self.codec, self._vector = _open(spec, self._seeds, num_workers, backend, hosts)
+        self.codec, self._vector = _open(spec, self._seeds, num_workers, hosts)
         self._stepping = False  # between `begin_step` and `end_step`
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)

@@ -44,7 +44,7 @@ from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot
-from rltemplate.types import ASIDE, MEANS, ConfigError
+from rltemplate.types import ASIDE, MEANS, REMOVED, ConfigError, without_removed
 
 ACCEPT = "changes"
 
@@ -425,6 +425,7 @@ def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config, s
 def config_digest(config: Config) -> str:
     """Of all values that decide a run, but for how long it is."""
     values = {key: value for key, value in deciding(config).items() if key != "total_env_steps"}
+    values |= REMOVED  # records of earlier versions have their digest with them
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
@@ -433,7 +434,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
     `free` names root keys that may differ beside those that say where a run lies and by what means.
     """
-    now = to_dict(config)
+    before, now = without_removed(before), to_dict(config)
     algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"

@@ -144,5 +144,5 @@ def check_environment(config: Config) -> None:
     spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the runs give them again
-        codec = check_env(spec, config.env.backend.name)
+        codec = check_env(spec)
     check_actions(config.algo.name, codec)

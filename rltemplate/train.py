@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import Backend, Config, Device, TraceDetail, from_dict, load_config, to_dict
+from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.folder import RunFolder
 from rltemplate.foreign_rng import ForeignTurns, foreign_state, restore_foreign_state
@@ -161,7 +161,7 @@ def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorit
     streams = Streams(config.seed, determinism.resolve_device(config.device.name))
     num_envs = config.env.num_envs
     seeds = env_seeds(config.seed, "env", num_envs)
-    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, config.env.backend.name, hosts)
+    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, hosts)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     captures = config.compile and streams.device.type == "cuda"
@@ -188,8 +188,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVING, "total_env_steps"))
-    # A policy is looked at in Gymnasium's environments, wherever it has learned.
-    env = dataclasses.replace(config.env, num_envs=1, num_workers=0, backend=Backend.gymnasium)
+    env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
     algorithm.load_state_dict({**checkpoint.state, "streams": {}})
@@ -226,7 +225,6 @@ class Observers:
         self.trace: Trace | None = None
         self.iterations = 0
         self._codec = envs.codec
-        # Gymnasium's environments, whatever simulates those of training: returns stay comparable.
         spec = envs.spec  # which can be sent to another process, unlike the environments
         self._evaluator = Evaluator(lambda: make_env(spec), envs.codec)
         self._video = VideoRecorder(

@@ -84,10 +84,9 @@ def check_environments(configs: Sequence[Config]) -> None:
         warnings.simplefilter("ignore")  # the run gives them again
         for config in configs:
             spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-            backend = config.env.backend.name
-            name = f"{spec} {backend}"
+            name = f"{spec}"
             if name not in made:
-                made[name] = check_env(spec, backend)
+                made[name] = check_env(spec)
             check_actions(config.algo.name, made[name])
 
 

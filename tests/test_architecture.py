@@ -39,12 +39,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "buffers": ("types", "rng"),
     "env_state": ("types",),
     "vector": ("types", "env_state"),
-    "pool": ("types", "env_state", "vector"),
     "locomotion": (),
     "cart_pole": (),
     "at_once": ("env_state", "vector", "locomotion", "cart_pole"),
     "workers": ("types", "vector", "at_once", "foreign_rng"),
-    "envs": ("types", "rng", "vector", "at_once", "workers", "pool"),
+    "envs": ("types", "rng", "vector", "at_once", "workers"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
@@ -212,7 +211,6 @@ LIBRARY_USERS: dict[str, tuple[str, ...]] = {
     "wandb": ("run.sinks", "run.wandb_sink", "run.wandb_files"),
     "tensorboard": ("run.sinks",),
     "torch.utils.tensorboard": (),
-    "envpool": ("pool",),
 }
 
 # Which modules may start git: one, so that no harm can come of it, renaming, which runs alone, and the proof

@@ -17,7 +17,9 @@ import yaml
 
 from rltemplate import cli
 from rltemplate.algos import ALGORITHMS
+from rltemplate.analysis.run_files import read_config
 from rltemplate.config import Config, Level, from_dict, load_config, to_dict, to_yaml
+from rltemplate.resume import check_same_run
 from rltemplate.types import ConfigError
 
 FILES = sorted(cli.CONF.rglob("*.yaml"))
@@ -250,6 +252,21 @@ def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 def test_a_recorded_configuration_is_checked_like_a_new_one(key: str, value: Any) -> None:
     with pytest.raises(ConfigError):
         from_dict(with_value(to_dict(compose()), key, value))
+
+
+@pytest.mark.parametrize(("key", "neutral", "other"), [("env.backend", "gymnasium", "envpool")])
+def test_a_recorded_key_that_was_removed_counts_only_where_it_decided(
+    tmp_path: Path, key: str, neutral: Any, other: Any
+) -> None:
+    config = compose()
+    before = with_value(to_dict(config), key, neutral)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    assert load_config(path) == config
+    assert read_config(tmp_path)[1] == to_dict(config)
+    check_same_run(before, config, "step_1.pt")
+    with pytest.raises(ConfigError, match=f"^{key}=.*: this version no longer has it"):
+        from_dict(with_value(to_dict(config), key, other))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rltemplate.bench import tables
-from rltemplate.bench.plan import COMPILED, EAGER, POOL, POOL_OF_TWO, SB3, SBX, WORKER
+from rltemplate.bench.plan import COMPILED, EAGER, SB3, SBX, WORKER
 from rltemplate.bench.tables import Cell, cells, find, level_costs, observer_costs, paragraph, ratio, rows
 from rltemplate.bench.works import WORKS
 
@@ -90,21 +90,21 @@ def _seeds(parts: Parts) -> Iterator[Reached]:
     for work in dict.fromkeys(cell.work for cell in every):
         here = {cell.contender: cell for cell in every if cell.work == work}
         many = [cell for name, cell in here.items() if name.endswith("seeds=8")]
-        for form, like in (("Gymnasium", (COMPILED, WORKER)), ("EnvPool", (POOL, POOL_OF_TWO))):
-            mine = [cell for cell in many if cell.contender.rpartition(", ")[0] in like]
-            single = [here[f"{name}, seeds=1"] for name in like if f"{name}, seeds=1" in here]
-            plain = here.get(f"{EAGER}, seeds=1")
-            if not mine or not single or plain is None:
-                continue
-            best = max(mine, key=_rate)
-            one, other = ratio(best, max(single, key=_rate)), ratio(best, plain)
-            if one is not None and other is not None:
-                yield Reached(
-                    f"8 seeds in one process, {WORKS[work].title}, {form}",
-                    "4 times 8 runs one after the other",
-                    f"{one:.2f} times compiled runs, {other:.2f} times plain ones",
-                    round(one, 2) >= 4.0,
-                )
+        like = (COMPILED, WORKER)
+        mine = [cell for cell in many if cell.contender.rpartition(", ")[0] in like]
+        single = [here[f"{name}, seeds=1"] for name in like if f"{name}, seeds=1" in here]
+        plain = here.get(f"{EAGER}, seeds=1")
+        if not mine or not single or plain is None:
+            continue
+        best = max(mine, key=_rate)
+        one, other = ratio(best, max(single, key=_rate)), ratio(best, plain)
+        if one is not None and other is not None:
+            yield Reached(
+                f"8 seeds in one process, {WORKS[work].title}",
+                "4 times 8 runs one after the other",
+                f"{one:.2f} times compiled runs, {other:.2f} times plain ones",
+                round(one, 2) >= 4.0,
+            )
 
 
 def _startup(parts: Parts) -> Iterator[Reached]:
@@ -165,7 +165,6 @@ def _levels(parts: Parts) -> Iterator[Reached]:
 
 
 GOALS: tuple[Callable[[Parts], Iterator[Reached]], ...] = (
-    # In Gymnasium's environments: in those of EnvPool it is another experiment.
     _training("ppo-Hopper", 10_000, {SBX: 3.0, SB3: 4.0}),
     _training("sac-Hopper", 300, {SBX: 1.4}),
     _training("sac-Humanoid", 150, {}),

@@ -15,20 +15,16 @@ from rltemplate.types import ConfigError
 SB3, SBX = "Stable-Baselines3", "SBX"
 EAGER, COMPILED = "rltemplate, eager", "rltemplate, compile=true"
 WORKER = f"{COMPILED} env.num_workers=1"
-POOL = f"{COMPILED} env.backend=envpool"
-POOL_OF_TWO = f"{POOL} env.num_workers=1"
 FORMS = {
     EAGER: (),
     COMPILED: ("compile=true",),
     WORKER: ("compile=true", "env.num_workers=1"),
-    POOL: ("compile=true", "env.backend=envpool"),
-    POOL_OF_TWO: ("compile=true", "env.backend=envpool", "env.num_workers=1"),
 }
 PEERS = {SB3: "stable_baselines3", SBX: "sbx"}
 # Packages that the speed of a contender hangs on.
 PACKAGES = (
     *("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-rl", "jax", "jaxlib", "flax"),
-    *("optax", "envpool"),
+    "optax",
 )
 EAGER_LEVELS = ("fast", "repeat", "invariant", "profile")
 COMPILED_LEVELS = ("fast", "repeat")
@@ -122,22 +118,12 @@ def _peer_jobs(part: Part, name: str, cores: int, sizes: Sizes) -> Iterator[Job]
         yield job(EAGER)
     yield job(COMPILED)
     if cores > 1:
-        for contender in (WORKER, POOL if WORKS[name].num_envs == 1 else POOL_OF_TWO):
-            if _has_environments(part, contender):
-                wanted = job(contender)
-                problem = refused(wanted)
-                if problem is None:
-                    yield wanted
-                else:
-                    part.left_out.append(f"{contender}: left out, for {problem}")
-
-
-def _has_environments(part: Part, contender: str) -> bool:
-    """Whether the environments of a form of this project are installed; notes it if they are not."""
-    if contender not in (POOL, POOL_OF_TWO) or _installed("envpool"):
-        return True
-    part.left_out.append("envpool is not installed (.venv/bin/pip install -e '.[envpool]'): left out")
-    return False
+        wanted = job(WORKER)
+        problem = refused(wanted)
+        if problem is None:
+            yield wanted
+        else:
+            part.left_out.append(f"{WORKER}: left out, for {problem}")
 
 
 def refused(job: Job) -> str | None:
@@ -247,10 +233,8 @@ def seeds(sizes: Sizes) -> Part:
     part, cores = Part("seeds", min(2, sizes.repetitions)), _cores(sizes)
     for work in ("ppo-CartPole",) if sizes.quick else ("ppo-CartPole", "ppo-Hopper", "sac-Hopper"):
         ppo = WORKS[work].algo == "ppo"
-        for form in (EAGER, COMPILED, WORKER, POOL_OF_TWO) if work == "ppo-Hopper" else (EAGER, COMPILED):
+        for form in (EAGER, COMPILED, WORKER) if work == "ppo-Hopper" else (EAGER, COMPILED):
             for number in (1,) if form == EAGER else NUM_SEEDS:
-                if not _has_environments(part, form):
-                    continue
                 # Where one run takes all cores for its products, several take one each.
                 threads = 1 if ppo or number > 1 else cores
                 job = _job(

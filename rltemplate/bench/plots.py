@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.bench.plan import COMPILED, EAGER, POOL, POOL_OF_TWO, SB3, SBX, WORKER
+from rltemplate.bench.plan import COMPILED, EAGER, SB3, SBX, WORKER
 from rltemplate.bench.tables import Cell, cells, find, ratio
 from rltemplate.bench.timeline import ACTING, ENVIRONMENT, OBSERVERS, REST, SHARES, UPDATE
 from rltemplate.bench.works import WORKS
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Of Okabe and Ito (2008); the peers in grey, so that this project's forms stand out.
-COLORS = {SB3: "#bbbbbb", SBX: "#777777", EAGER: "#56b4e9", COMPILED: "#0072b2", WORKER: "#009e73"} | {
-    POOL: "#e69f00",
-    POOL_OF_TWO: "#d55e00",
-}
+COLORS = {SB3: "#bbbbbb", SBX: "#777777", EAGER: "#56b4e9", COMPILED: "#0072b2", WORKER: "#009e73"}
 SHARE_COLORS = {ENVIRONMENT: "#009e73", ACTING: "#56b4e9", UPDATE: "#0072b2", REST: "#e69f00"} | {
     OBSERVERS: "#d55e00"
 }
