@@ -807,7 +807,7 @@ def _finding_lines(finding: Finding, item: str) -> Iterator[str]:
         before = f"the one operation before it, from {finding.logged_from} on, has equal results"
     elif finding.agreeing == 0:
         before = f"it is the first from {finding.logged_from} on"
-    text = {
+    texts = {
         COMPUTED: f"made by {name}: equal inputs, other results; {before}",
         ARGUMENTS: f"made by {name}: called with other arguments; {before}",
         DRAWN: f"drawn by {name}: its random stream was in another state; {before}",
@@ -815,16 +815,19 @@ def _finding_lines(finding: Finding, item: str) -> Iterator[str]:
             f"the runs carried out other operations: one went on with {name}, the other with "
             f"{finding.other_name}; {before}"
         ),
-        OTHER_CODE: (
-            f"made by other code: {_of_both(finding)}; "
-            f"{finding.agreeing:,} operations before it, from {finding.logged_from} on, have equal results"
-        ),
         OUTSIDE: (
             f"made by no operation of torch that was logged: {item} came from elsewhere, such as the "
             f"environment or numpy, or from before {finding.logged_from}"
         ),
         UNSEEN: "made before operations can be logged, while the networks were built",
-    }[finding.kind]
+    }
+    if finding.kind == OTHER_CODE:
+        text = (
+            f"made by other code: {_of_both(finding)}; "
+            f"{finding.agreeing:,} operations before it, from {finding.logged_from} on, have equal results"
+        )
+    else:
+        text = texts[finding.kind]
     if finding.kind == OUTSIDE and finding.agreeing:
         text += f"; the {finding.agreeing:,} operations before it have equal results"
     yield from _wrapped(text, "  ")

@@ -31,7 +31,7 @@ from rltemplate.analysis.ulp import LAST_BITS
 from rltemplate.own_code import Code
 from rltemplate.run import checkout
 from rltemplate.types import ConfigError
-from rltemplate.zoom import Finding, Rerun, Zoom, how_made, made_by_other_code, zoom_in
+from rltemplate.zoom import Finding, Operation, Rerun, Zoom, how_made, made_by_other_code, zoom_in
 
 QUIET = ["logger=none", "eval_every=0", "video_every=0"]
 SETTINGS = {
@@ -708,6 +708,26 @@ def test_numbers_that_differed_before_are_not_blamed_on_code() -> None:
     # Nor is memory that nobody has written.
     a, b = ([op("empty.memory_format", "", m), *BEFORE] for m in "gG")
     assert by_other_code(a, b) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (zoom.COMPUTED, "made by aten.mul: equal inputs, other results"),
+        (zoom.ARGUMENTS, "made by aten.mul: called with other arguments"),
+        (zoom.DRAWN, "drawn by aten.mul: its random stream was in another state"),
+        (zoom.OTHER_OPERATIONS, "one went on with aten.mul, the other with aten.add"),
+        (zoom.OTHER_CODE, "made by other code: a went on with aten.mul, b with aten.add"),
+        (zoom.OUTSIDE, "made by no operation of torch that was logged"),
+        (zoom.UNSEEN, "made before operations can be logged"),
+    ],
+)
+def test_each_kind_of_finding_has_its_words(kind: str, words: str) -> None:
+    found = Finding(kind, 3, Operation("aten.mul", "x", "y", [], []), "aten.add", "step 1")
+    findings = [found] if kind == zoom.OTHER_CODE else [found, replace(found, operation=None)]
+    for finding in findings:
+        text = " ".join(zoom.report(Zoom(Rerun("x"), Rerun("y"), None, 0, finding=finding)).split())
+        assert words.replace("aten.mul", "aten.mul" if finding.operation else "") in text
 
 
 def test_lines_of_both_are_shown_where_they_differ() -> None:
