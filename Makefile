@@ -51,7 +51,7 @@ UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
-.PHONY: help install train resume evaluate runs diff compare prove prove-resume noise stats reproduce push-runs fetch-runs resume-times test test-all test-slow lint format curves report bench rename lock clean FORCE
+.PHONY: help install train resume evaluate runs diff compare prove prove-resume stats reproduce resume-times test test-all test-slow lint format curves report bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -88,20 +88,11 @@ compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=R
 prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]
 	$(call RUN,prove,$(WORDS))
 
-noise: $(STAMP) ## how much an experiment varies, by seed and by itself: make noise algo=ppo env=Hopper [seeds=5]
-	$(call RUN,noise,$(WORDS))
-
 prove-resume: $(STAMP) ## kill runs at random moments and continue them: make prove-resume [times=25]
 	$(call RUN,prove_resume,$(WORDS))
 
 reproduce: $(STAMP) ## make a recorded run again from its own code, and compare: make reproduce run=RUN
 	$(call RUN,reproduce,$(WORDS))
-
-push-runs: $(STAMP) ## push refs/runs/*, looked through for secrets: make push-runs remote=NAME [run=RUN] [dry=1]
-	$(call RUN,push_runs,$(WORDS))
-
-fetch-runs: $(STAMP) ## fetch the runs of colleagues: make fetch-runs remote=NAME [run=RUN]
-	$(call RUN,fetch_runs,$(WORDS))
 
 resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 	$(call RUN,resume_times,$(WORDS))

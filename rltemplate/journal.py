@@ -61,26 +61,6 @@ def write_sweep(folder: Path, index: Mapping[str, Any], runs_dir: Path, project:
     _write(runs_dir, lambda: _sweep_entry(folder, index, runs_dir, project))
 
 
-def write_noise(document: Mapping[str, Any], runs_dir: Path) -> None:
-    """Add the entry of a measurement of noise, with what it stored."""
-
-    def entry() -> tuple[str, str]:
-        started = str(document["date"])[:16].replace("T", " ")
-        words = " ".join(document["asked"]["overrides"])
-        lines = [
-            f"## {started} · noise of {document['algo']} on {document['env']}, "
-            f"{document['between_seeds']['seeds']} seeds",
-            "",
-            *([f"* **Words** {_code(words)}"] if words else []),
-            *(f"* **Result** {text}" for text in document["sentences"]),
-            *(f"* **Caution** {text}" for text in document["cautions"]),
-            f"* {_link('folder', Path(document['folder']), runs_dir)}",
-        ]
-        return str(document["id"]), "\n".join(lines) + "\n"
-
-    _write(runs_dir, entry)
-
-
 def _write(runs_dir: Path, entry: Callable[[], tuple[str, str] | None]) -> None:
     path = runs_dir / paths.JOURNAL
     try:

@@ -71,7 +71,7 @@ def find_code(project: Path, run: str, git: Mapping[str, Any]) -> Code:
     except GitError as error:
         return Code(stands_in=f"{its_code} cannot be had: {error}")
     if commit is None:
-        brings = f"make fetch-runs run={run} brings it from where it was pushed"
+        brings = f"`{checkout.fetch_command(run)}` brings it from the remote that it was pushed to"
         return Code(stands_in=f"{its_code} is not in this repository; {brings}")
     if source is None:
         return Code(stands_in=f"{its_code} has no {_REPLAY}, which runs a part of it again")

@@ -6,9 +6,10 @@ too long. A run may have been killed while it wrote: what counts ends with its l
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from rltemplate.analysis import traces
 from rltemplate.analysis.compare import row_independent
 from rltemplate.analysis.run_files import read_config
 from rltemplate.resume import few
-from rltemplate.run import checkout, paths, remotes
+from rltemplate.run import checkout, paths
+from rltemplate.run.git import attempt
 from rltemplate.run.lock import RunLock
 from rltemplate.run.record import RUNNING, SCHEMA_VERSION, read_record
 from rltemplate.types import ConfigError
@@ -93,8 +95,7 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
     neither, or it is damaged.
     """
     if text.startswith(paths.REF_PREFIX):
-        (run_id,) = remotes.choose_ids("run", text, remotes.run_refs(project), "here")
-        return _measured(_from_ref(run_id, project, scratch), scratch)
+        return _measured(_from_ref(_find_id(text, run_refs(project), "here"), project, scratch), scratch)
     try:
         run_dir = paths.find_run(text, runs_dir)
     except ConfigError:
@@ -109,12 +110,35 @@ def _id_of_ref(text: str, project: Path, runs_dir: Path) -> str:
     """The run that `text` names and that has no folder here."""
     # The nearest match to a mistyped id may be a folder, though none is found by the id as it stands.
     folders = {path.parent.name for path in runs_dir.glob(f"*/*/{paths.RECORD}")}
-    known = {*remotes.run_refs(project), *folders}
     try:
-        (run_id,) = remotes.choose_ids("run", text, known, "here, as a folder or a ref")
+        return _find_id(text, folders | run_refs(project), "here, as a folder or a ref")
     except ConfigError as error:
-        raise ConfigError(f"{error}\nmake fetch-runs brings what colleagues have pushed") from None
-    return run_id
+        raise ConfigError(
+            f"{error}\n`{checkout.fetch_command()}` brings the runs that were pushed there"
+        ) from None
+
+
+def run_refs(project: Path) -> set[str]:
+    """Ids of the runs that this repository has a ref of. Raises GitError."""
+    told = attempt(project, lambda git: git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX))
+    return {name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()}
+
+
+def _find_id(text: str, known: Collection[str], where: str) -> str:
+    """The run among `known` that `text` names: an id, a unique part of one or a ref. ConfigError if none."""
+    wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
+    if wanted in known:
+        return wanted
+    matches = [run for run in sorted(known) if wanted and wanted in run]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        last = ", ".join(matches[-3:])
+        raise ConfigError(f"run={text}: in the ids of {len(matches)} runs {where}, the last are {last}")
+    near = difflib.get_close_matches(wanted[:255], known, n=1)
+    newest = f"the newest is {max(known)}" if known else "there are none"
+    hint = f"did you mean {near[0]}?" if near else newest
+    raise ConfigError(f"run={text}: no such run {where}; {hint}")
 
 
 def _from_folder(run_dir: Path, project: Path) -> Recorded:
@@ -130,7 +154,7 @@ def _from_folder(run_dir: Path, project: Path) -> Recorded:
     if commit is None:
         raise ConfigError(
             f"{run_id}: its code, {git.get('ref')} at {str(git['commit'])[:12]}, is not in this repository; "
-            f"make fetch-runs run={run_id} brings it from where it was pushed"
+            f"`{checkout.fetch_command(run_id)}` brings it from the remote that it was pushed to"
         )
     trace, metrics = run_dir / paths.TRACE, run_dir / paths.METRICS
     return Recorded(
@@ -161,7 +185,7 @@ def _check_nobody_writes(run_dir: Path, run_id: str) -> None:
 
 
 def _from_ref(run_id: str, project: Path, scratch: Path) -> Recorded:
-    """From the ref alone, as it is after `make fetch-runs`."""
+    """From the ref alone, as it is after a fetch of `refs/runs/*`."""
     ref = paths.REF_PREFIX + run_id
     commit = checkout.find_commit(project, ref)
     if commit is None:

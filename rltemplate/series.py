@@ -1,7 +1,6 @@
 """Runs that answer one question together, each in a process of its own, side by side in one folder.
 
-What a proof and a measurement of noise share: how their words are taken apart, one snapshot of the code for
-all runs, and how each of these is started.
+How the words of a proof are taken apart, one snapshot of the code for all runs, and how each is started.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 `python scripts/prove_reproduce.py [works=ppo-CartPole,sac-Pendulum] [cases=clean,dirty,...] [out=FILE]`
 
-Everything goes through the commands: an author trains in a clone of this repository and calls `push-runs`; a
-colleague, who has no run folder, calls `fetch-runs` and `reproduce`. Then the inverse, where the code that
-ran is not the colleague's present code: the same configuration run with that must give another trace.
+An author trains in a clone of this repository and pushes `refs/runs/*`; a colleague, who has no run folder,
+fetches them and calls `reproduce`. Then the inverse, where the code that ran is not the colleague's present
+code: the same configuration run with that must give another trace.
 
 Results are written to `<out>.md`. Exit status: 0 all identical and all inverses different, 1 not, 2 bad
 words.
@@ -157,6 +157,7 @@ CASES: dict[str, Callable[[Author], None]] = {
     each.__name__: each for each in (clean, dirty, untracked, detached, linked, later)
 }
 # Where what ran is not what the colleague's branch has.
+ALL_RUNS = "refs/runs/*:refs/runs/*"
 OTHER_CODE = ("dirty", "untracked", "later")
 
 
@@ -169,14 +170,14 @@ def prove(case: str, work: str, folder: Path) -> Seen:
     run_id = json.loads((run_dir / paths.RECORD).read_text())["id"]
     if author.place != author.clone:
         git(author.clone, "worktree", "remove", "--force", str(author.place))
-    python(author.clone, "push_runs", "remote=origin")
+    git(author.clone, "push", "-q", "origin", ALL_RUNS)
     (folder / "run").rename(folder / "out of sight")
 
     colleague = folder / "colleague"
     git(folder, "clone", "-q", str(folder / "server.git"), str(colleague))
     if case == "later":  # all that comes after the run is there before it is made again
         author.present(colleague)
-    python(colleague, "fetch_runs", "remote=origin")
+    git(colleague, "fetch", "-q", "origin", ALL_RUNS)
     before = _state(colleague)
     began = time.monotonic()
     done = python(colleague, "reproduce", f"run={run_id}", "--json", fine=(0, 1))
@@ -246,8 +247,8 @@ def table(results: Sequence[Seen]) -> str:
         "# Made again from a ref alone",
         "",
         f"{good} of {len(results)} runs identical, trace byte for byte and every row of metrics but times,",
-        "in a clone that had nothing of them but `refs/runs/*` (`make push-runs`, `make fetch-runs`,",
-        f"`make reproduce`). In {inverses} cases the code that ran is not the present one: with that, the",
+        "in a clone that had nothing of them but `refs/runs/*` (`git push`, `git fetch`, `make reproduce`).",
+        f" In {inverses} cases the code that ran is not the present one: with that, the",
         "same configuration gives another trace.",
         f"Made with `python scripts/prove_reproduce.py` on {facts['cpu']}, {facts['usable_cores']} cores.",
         "",

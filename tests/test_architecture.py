@@ -160,21 +160,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run",
         "run.*",
     ),
-    # Starts runs as a proof does, and looks at how they ended.
-    "noise": (
-        "types",
-        "words",
-        "children",
-        "config",
-        "launch",
-        "series",
-        "cli",
-        "disturbances",
-        "analysis",
-        "analysis.*",
-        "run",
-        "run.*",
-    ),
     # Measures the others, and shows what it measured without loading what it takes to measure.
     "bench.works": (),
     "bench.timeline": ("bench.works", "programs"),

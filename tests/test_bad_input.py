@@ -440,7 +440,12 @@ COMPARE = [
 REPRODUCE = [
     wrong("reproduce", "", "run= is missing", "allowed: run=, env=, keep="),
     wrong("reproduce", "rum=x", "rum=x: no such key", "did you mean run=?"),
-    wrong("reproduce", "run=seed1-aaaaab", "run=seed1-aaaaab: no such run here", "make fetch-runs brings"),
+    wrong(
+        "reproduce",
+        "run=seed1-aaaaab",
+        "run=seed1-aaaaab: no such run here",
+        "`git fetch origin 'refs/runs/*:refs/runs/*'` brings",
+    ),
     wrong("reproduce", f"run={A[:-1]}b", f"did you mean {A}?"),
     wrong("reproduce", "run=seed1", "in the ids of 2 runs"),
     wrong("reproduce", "run=refs/runs/none", "run=refs/runs/none: no such run here"),
@@ -457,25 +462,9 @@ REPRODUCE = [
     wrong(
         "reproduce",
         RUN,
-        "is not in this repository; make fetch-runs run=",
+        "is not in this repository; `git fetch origin 'refs/runs/",
         given=edited(paths.RECORD, '"commit": "', '"commit": "f'),
     ),
-]
-
-PUSH_RUNS = [
-    wrong("push_runs", "", "this repository has no remote", "`git remote add origin ADDRESS`"),
-    wrong("push_runs", "remote=lab", "remote=lab: this repository has no remote"),
-    wrong("push_runs", "remotes=lab", "remotes=lab: no such key", "did you mean remote=?"),
-    wrong("push_runs", "run=a runs=b", "give run= or runs=, not both"),
-    wrong("push_runs", "dry=maybe", "dry=maybe: expected 1, true, 0 or false"),
-    wrong("push_runs", "--force", "--force: no such option", "allowed: remote=, run=, runs=, allow=, dry="),
-]
-
-FETCH_RUNS = [
-    wrong("fetch_runs", "", "this repository has no remote"),
-    wrong("fetch_runs", "remote=", "remote=: a value is missing"),
-    wrong("fetch_runs", "allow=x", "allow=x: no such key", "allowed: remote=, run=, runs="),
-    wrong("fetch_runs", "run=a runs=b", "give run= or runs=, not both"),
 ]
 
 PROVE = [
@@ -501,24 +490,6 @@ PROVE = [
         given=a_link("link", "no/where"),
         torch=True,
     ),
-]
-
-NOISE = [
-    wrong("noise", "seeds=1", "seeds=1: must be from 2 to 1000", "one seed has no spread"),
-    wrong("noise", "seeds=2.5", "seeds=2.5: expected a whole number, from 2 to 1000"),
-    wrong("noise", f"seeds={DIGITS}", "seeds=999", "5,006 characters", "whole number"),
-    wrong("noise", "seeds=3 seeds=4", "seeds=4: seeds is given twice"),
-    wrong("noise", "sedes=3", "sedes=3: no such key", "did you mean seeds=3?"),
-    wrong("noise", "seed=1,2", "noise is that of one configuration", "seeds=N"),
-    wrong("noise", "algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
-    wrong("noise", "run_dir=x", "run_dir=x", "use runs_dir"),
-    wrong("noise", "eval_every=0", "eval_every=0: noise compares evaluations", "use eval_every=N"),
-    wrong("noise", "seed=9223372036854775807", "seed=9223372036854775807: there are no 5 seeds"),
-    wrong("noise", "algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
-    wrong("noise", "hydra/launcher=joblib", "hydra/launcher=joblib", "leave it out"),
-    wrong("noise", "--multirun", "--multirun: no such option", "allowed: overrides, seeds=N and --json"),
-    wrong("noise", "runs_dir=mine", "runs_dir=mine: is a file", given=a_file("mine")),
-    wrong("noise", "runs_dir=link", "runs_dir=link: cannot be made", given=a_link("link", "no/where")),
 ]
 
 STATS = [
@@ -669,12 +640,9 @@ CASES = [
     *DIFF,
     *COMPARE,
     *REPRODUCE,
-    *PUSH_RUNS,
-    *FETCH_RUNS,
     *PROVE,
     *CURVES,
     *REPORT,
-    *NOISE,
     *STATS,
     *RATIOS,
     *BENCH,

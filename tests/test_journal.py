@@ -169,21 +169,6 @@ def test_a_sweep_tells_each_setting_with_its_interval(runs_dir: Path) -> None:
     assert sweep.count("too few to tell") == 1
 
 
-def test_a_measurement_has_an_entry_and_its_runs_have_none(fork: Path, tmp_path: Path) -> None:
-    runs = tmp_path / "r"
-    words = ["env=CartPole", "seeds=2", "total_env_steps=512", "eval_every=512", f"runs_dir={runs}"]
-    done = subprocess.run(
-        [sys.executable, str(fork / "scripts" / "noise.py"), *words], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    ((name, text),) = entries(runs / paths.JOURNAL).items()
-    assert "-noise-" in name
-    assert "noise of ppo on CartPole, 2 seeds" in text
-    assert "* **Result** seed 1 run twice: no difference in " in text
-    (link,) = re.findall(r"\]\(([^)]+)\)", text)
-    assert (runs / link / "noise.json").exists()
-
-
 def test_links_lead_there(runs_dir: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", (runs_dir / paths.JOURNAL).read_text())
     assert len(links) >= 8

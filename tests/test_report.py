@@ -360,23 +360,15 @@ def test_levels_checks_settings_digests_and_refs_are_shown(tmp_path: Path) -> No
     assert len(re.findall(r"S\d: settings of 1 run at repeat", text)) == 2
 
 
-def test_sweeps_proofs_noise_and_journal_are_found_beside_the_runs(tmp_path: Path) -> None:
+def test_sweeps_proofs_and_journal_are_found_beside_the_runs(tmp_path: Path) -> None:
     write_run(tmp_path)
     sweep = {"status": "failed", "words": ["seed=1,2"], "num_jobs": 2}
     jobs = [{"job": 0, "run_id": "run-1", "status": "finished", "return": 1.0, "overrides": ["seed=1"]}]
     proof: dict[str, Any] = {"sentence": "repeat holds for ppo", "problems": [], "inverse": None}
-    noise = {
-        "sentences": ["seed 1 run twice: no difference"],
-        "algo": "ppo",
-        "env": "Thing",
-        "level": "repeat",
-    }
     for name, document in (
         ("sweeps/s1/sweep.json", sweep | {"jobs": jobs}),
         ("sweeps/s2/sweep.json", sweep | {"jobs": 7}),
         ("prove/p1/certificate.json", proof),
-        ("noise/n1/noise.json", noise),
-        ("noise/n2/noise.json", {}),
     ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(json.dumps(document))
@@ -394,12 +386,11 @@ def test_sweeps_proofs_noise_and_journal_are_found_beside_the_runs(tmp_path: Pat
     text = text_of(report.html)
     assert "make train seed=1,2" in text
     assert "repeat holds for ppo" in text
-    assert "ppo on Thing at repeat" in text
     assert "<h3>Tuesday</h3>" in report.html
     assert "<strong>bold</strong> here" in report.html  # a link to a file beside the page leads nowhere
     assert '<a href="https://example.org">there</a>' in report.html
     assert "entry x" not in report.html
-    assert sorted(problem.partition(":")[0] for problem in report.problems) == ["n2", "s2"]
+    assert sorted(problem.partition(":")[0] for problem in report.problems) == ["s2"]
 
 
 def test_a_commit_is_a_link_where_it_has_an_address(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_a_ref_that_is_no_run_that_has_ended(place: Place) -> None:
 def test_a_run_that_nobody_knows(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = place.refused(place.run[:-1] + "x")
     assert f"did you mean {place.run}?" in said
-    assert "make fetch-runs brings" in said
+    assert "`git fetch origin 'refs/runs/*:refs/runs/*'` brings" in said
     assert "did you mean" in place.refused(f"refs/runs/{place.run}x")
     (tmp_path / "empty").mkdir()
     assert "no run folder" in place.refused(str(tmp_path / "empty"))
@@ -412,7 +412,7 @@ def test_a_folder_whose_code_is_not_here(with_folder: tuple[Place, Path]) -> Non
     git_facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
     edit_record(run_dir, git={**git_facts, "commit": "1" * 40})
     said = place.refused(place.run)
-    assert "is not in this repository; make fetch-runs run=" in said
+    assert "is not in this repository; `git fetch origin 'refs/runs/" in said
     edit_record(run_dir, git={**git_facts, "commit": None, "ref": None, "problem": "no space left"})
     assert "has no snapshot of its code, so it cannot be made again: no space left" in place.refused(
         place.run

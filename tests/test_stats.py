@@ -291,19 +291,6 @@ def test_a_profile_keeps_its_width_where_all_runs_are_on_one_side() -> None:
     assert plain.low == [1.0]  # which is what the other mends
 
 
-def test_the_smallest_difference_is_the_one_that_is_found_so_often() -> None:
-    smallest = stats.smallest_difference(2.0, 5)
-    assert smallest is not None
-    assert smallest / 2.0 == pytest.approx(2.024, abs=0.001)  # tables of Cohen's d for two groups of five
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(smallest, 2.0, (4000, 5)), rng.normal(0.0, 2.0, (4000, 5))
-    assert (scipy_stats.ttest_ind(a, b, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.02)
-    half = rng.normal(smallest / 2, 2.0, (4000, 5))
-    assert (scipy_stats.ttest_ind(half, b, axis=1).pvalue < 0.05).mean() < 0.4
-    assert stats.smallest_difference(2.0, 1) is None
-    assert stats.smallest_difference(2.0, 2) is not None
-
-
 # --- What can be told --------------------------------------------------------------------------------------
 
 

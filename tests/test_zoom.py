@@ -277,7 +277,9 @@ def test_a_run_that_does_not_repeat_is_said_to_and_the_other_one_shown(
     assert errors[0].startswith("error: neither run can be run again here: a: it first differs")
     assert errors[1].startswith("b: it first differs from its own record in iteration 1, reward")
     # They were made in another repository, so that the present code need not be theirs.
-    assert "is not in this repository; make fetch-runs run=copy brings it" in errors[1]
+    assert (
+        "is not in this repository; `git fetch origin 'refs/runs/copy:refs/runs/copy'` brings it" in errors[1]
+    )
     assert errors[1].endswith("so the present code was run")
     assert errors[2].startswith(f"instead: make diff a={other} b={b} code=full shows what was changed")
 
@@ -509,7 +511,8 @@ def test_code_that_cannot_be_run_is_named_with_what_to_do(fork: Path, tmp_path: 
         (broken, "speaks an older form of the hand-over in rltemplate/replay.py, and this one 1"),
         (
             {"commit": "d" * 40},
-            "is not in this repository; make fetch-runs run=it brings it from where it was pushed",
+            "is not in this repository; `git fetch origin 'refs/runs/it:refs/runs/it'` brings it from the "
+            "remote that it was pushed to",
         ),
     ]:
         assert found(facts) == Code(None, f"its code, commit {facts['commit'][:12]}, {said}")

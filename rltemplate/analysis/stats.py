@@ -304,32 +304,6 @@ def compare(
     )
 
 
-def smallest_difference(
-    deviation: float, seeds: int, confidence: float = 0.95, power: float = 0.8
-) -> float | None:
-    """The smallest true difference of two means that a t test would find with this power.
-
-    Two groups of `seeds` runs each, both with the standard deviation `deviation`; two-sided, from the
-    noncentral t distribution (Cohen 1988, "Statistical Power Analysis", chapter 2). None with fewer than two
-    seeds.
-    """
-    from scipy import optimize, stats
-
-    if seeds < 2:
-        return None
-    df = 2 * seeds - 2
-    critical = stats.t.ppf((1 + confidence) / 2, df)
-
-    def missing(noncentrality: float) -> float:
-        found = stats.nct.sf(critical, df, noncentrality) + stats.nct.cdf(-critical, df, noncentrality)
-        return float(found) - power
-
-    high = critical
-    while missing(high) < 0:  # far beyond, the distribution's tails are no numbers any more
-        high += 0.5
-    return float(optimize.brentq(missing, 0.0, high)) * deviation * math.sqrt(2 / seeds)
-
-
 def show(value: float) -> str:
     """A score for people: one decimal where it is large, else three significant digits."""
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -45,6 +45,12 @@ class Tree:
     submodules: list[str] = field(default_factory=list)
 
 
+def fetch_command(run: str = "*") -> str:
+    """Git's command that brings the ref of a run, or of all runs, from the remote it was pushed to."""
+    ref = paths.REF_PREFIX + run
+    return f"git fetch origin '{ref}:{ref}'"
+
+
 def find_commit(project: Path, name: str) -> str | None:
     """The full name of a commit that a ref or a shorter name stands for; None if it is not here.
 

@@ -1,8 +1,7 @@
-"""Git, called so that it can do no harm: own index, no hooks, no terminal, bounded time.
+"""Git, called so that it can do no harm: own index, no hooks, no terminal, no remote, bounded time.
 
-Only what talks to a remote repository, and that nobody but the user asks for, may ask for a password, run his
-hooks and take its time. The only module that starts git. Everything that goes wrong becomes a `GitError`
-whose message is one line for the record.
+The only module that starts git. Everything that goes wrong becomes a `GitError` whose message is one line
+for the record.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ _SETTINGS = {
 # Of the caller's git variables only these pass: GIT_DIR, GIT_INDEX_FILE and the like, which git sets for its
 # hooks, would lead to another repository or to the user's own index.
 _KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_", "GIT_DISCOVERY_", "GIT_TEST_")
-# ... and of these, which say how to reach another repository, all that talks to one.
-_REMOTE_VARIABLES = (
-    *("GIT_SSH", "GIT_ASKPASS", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY", "GIT_ALLOW_PROTOCOL", "GIT_PROTOCOL"),
-)
 _OWN_VARIABLES = {
     "LC_ALL": "C",
     "LANGUAGE": "",
@@ -63,8 +58,7 @@ class Git:
     """Git in the repository around `project`, with a private index in `scratch`.
 
     `private` is the environment of commands that work on that index; `aside` lets them also write their
-    objects to `scratch` instead of the repository. `public` is for commands on the repository itself, and
-    `remote` for those that talk to another one.
+    objects to `scratch` instead of the repository. `public` is for commands on the repository itself.
     """
 
     def __init__(self, project: Path, scratch: Path, aside: bool) -> None:
@@ -75,8 +69,6 @@ class Git:
         }
         self.public = passed | _OWN_VARIABLES
         self.private = self.public | {"GIT_INDEX_FILE": str(scratch / "index")}
-        reaching = {k: v for k, v in os.environ.items() if k.startswith(_REMOTE_VARIABLES)}
-        self.remote = {k: v for k, v in self.public.items() if k != "GIT_TERMINAL_PROMPT"} | reaching
         self.scratch = scratch
         self.aside = aside
         self.top = project
@@ -118,20 +110,6 @@ class Git:
             raise _explain(args[0], done.stderr.decode(errors="replace"), self.top)
         return done.stdout
 
-    def talk(self, *args: str, stdin: bytes = b"", fine: int = 0) -> bytes:
-        """Standard output of a command that talks to a remote repository. Raises GitError, one line.
-
-        It may ask for a password on the terminal and runs the user's hooks, such as the one of LFS. `fine` is
-        an exit status with which it may end, as long as it does not merely complain.
-        """
-        settings = {key: value for key, value in _SETTINGS.items() if key != "core.hooksPath"}
-        words = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
-        command = ["git", "-C", str(self.top), *words, *args]
-        done = subprocess.run(command, input=stdin, env=self.remote, capture_output=True)
-        if done.returncode and (done.returncode != fine or (done.stderr and not done.stdout)):
-            raise GitError(_told_by_remote(done.stderr.decode(errors="replace")), final=True)
-        return done.stdout
-
     def line(self, *args: str, stdin: bytes = b"", env: Environment = None) -> str:
         """Standard output as one line of text."""
         return self(*args, stdin=stdin, env=env).decode().strip()
@@ -155,16 +133,6 @@ def attempt(project: Path, work: Callable[[Git], T]) -> T:
 def shown(path: bytes) -> str:
     """A path as git gives it, as text that any JSON reader takes, whatever its bytes are."""
     return path.decode("utf-8", "backslashreplace")
-
-
-def _told_by_remote(stderr: str) -> str:
-    """The line that says most; of `Could not read from remote repository` the reason stands before it."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    empty = ("fatal: Could not read from remote", "Please make sure", "and the repository exists", "Warning:")
-    telling = [line for line in lines if not line.startswith(empty)] or lines or ["no reason was given"]
-    fatal = [line for line in telling if line.startswith(("fatal:", "error:", "ssh:", "remote:"))] or telling
-    # An address may hold a password.
-    return re.sub(r"://[^/@\s]+@", "://", fatal[0].removeprefix("fatal:").removeprefix("error:").strip())
 
 
 def _explain(command: str, stderr: str, folder: Path) -> GitError:

@@ -1,4 +1,4 @@
-"""What else lies in the folder of the runs: sweeps, proofs, measurements of noise, a journal, and videos."""
+"""What else lies in the folder of the runs: sweeps, proofs, a journal, and videos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rltemplate.analysis.runs import Run
 from rltemplate.run import paths
 
 PROOFS = "prove/*/certificate.json"
-NOISE = "noise/*/noise.json"
 VIDEO_CHOICES = ("last", "all", "none")
 _MOST_BYTES = {"last": 12_000_000, "all": 96_000_000, "none": 0}  # of videos in one page
 _STEP = re.compile(r"step_([0-9]{1,15})\.mp4")
@@ -77,20 +76,6 @@ def read_proofs(runs_dir: Path, problems: list[str]) -> list[dict[str, Any]]:
             problems.append(f"{folder.name}: certificate.json is damaged: it says nothing")
             continue
         found.append(document | {"folder_name": folder.name})
-    return found
-
-
-def read_noise(runs_dir: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """Measurements of the natural variability, each with a `title` and `lines`: what was found."""
-    found = []
-    for folder, document in read_documents(runs_dir, NOISE, problems):
-        said, cautions = document.get("sentences"), document.get("cautions") or []
-        if not said or not _is_list_of(said, str) or not _is_list_of(cautions, str):
-            problems.append(f"{folder.name}: noise.json is damaged: it says nothing")
-            continue
-        words = [document.get(key) for key in ("algo", "env", "level")]
-        title = "{} on {} at {}".format(*words) if all(words) else folder.name
-        found.append({"title": title, "folder_name": folder.name, "lines": [*said, *cautions]})
     return found
 
 

@@ -109,7 +109,6 @@ def make_report(
         levels=levels,
         settings=settings,
         proofs=[_proof(each) for each in material.read_proofs(runs_dir, problems)],
-        noise=material.read_noise(runs_dir, problems),
         journal=_from_markdown(material.read_journal(runs_dir, problems)),
         left_out=films.left_out,
     )
