@@ -2,9 +2,33 @@
 #
 # Lower-case variables are overrides and reach the program exactly as the shell handed them to make:
 #     make train algo=sac env=Hopper seed=1,2,3 'algo.hidden_sizes=[256,256]'
-# UPPER-case variables are make's own:
-#     ARGS="..."    raw flags for the program behind the target
+# Two UPPER-case variables are make's own; any other belongs into the environment, as in NAME=value make TARGET:
+#     ARGS="..."    raw flags for the program behind the target, split at spaces; quotes keep a flag in one piece
 #     PYTHON=...    the interpreter that .venv is made with (default: the first of several that fits)
+#
+# No value typed as key=value is expanded or executed: it is read by 'value' only, and never exported.
+# Some words make evaluates before it reads this file, which cannot prevent it: a key with a $, key:=value,
+# key!=command, MAKEFILES=... and --eval=...
+
+# The command line only: a variable of the environment that happens to be called env or seed is no override.
+# '-%' is make's own bookkeeping. A loop variable called v would hide an override of that name.
+TYPED := $(sort $(filter-out -%,\
+    $(foreach .key,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(.key)))),$(.key)))))
+# Whatever is exported, make expands for the environment of each command. And a make below (in a test, in a
+# launched job) would take over this call's overrides and flags.
+unexport $(TYPED) MAKEFLAGS MFLAGS MAKEOVERRIDES MAKELEVEL
+
+define NEWLINE
+
+
+endef
+$(foreach .key,$(TYPED),$(if $(findstring $(NEWLINE),$(value $(.key))),$(error The value of '$(.key)' has a line break)))
+$(foreach .key,$(TYPED),$(if $(filter simple,$(flavor $(.key))),$(error Write $(.key)=... instead of $(.key):=...)))
+# Variables of make and of this file could be changed by any other name.
+LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
+FOREIGN := $(filter-out ARGS PYTHON,$(filter .% $(LETTERS:=%),$(TYPED)))
+$(if $(FOREIGN),$(error Not known here: $(FOREIGN). An environment variable goes in front: NAME=value make ...))
+KEYS := $(filter-out ARGS PYTHON,$(TYPED))
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory --no-builtin-rules --no-builtin-variables
@@ -16,33 +40,24 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.installed
 
 # This checkout's code comes first, also in child processes and with the .venv of another worktree.
-export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
-# Otherwise a make below (in a test, in a launched job) would take over this call's overrides and flags.
-unexport MAKEFLAGS MFLAGS MAKEOVERRIDES MAKELEVEL
+export PYTHONPATH := $(CURDIR)$(if $(value PYTHONPATH),:$(value PYTHONPATH))
 
 ifeq ($(wildcard pyproject.toml),)
 $(error Run make in the folder of the Makefile, or with 'make -C FOLDER ...')
 endif
 
-define NEWLINE
-
-
-endef
-LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
-# The command line only: a variable of the environment that happens to be called env or seed is no override.
-# '-%' is make's own bookkeeping.
-KEYS := $(sort $(filter-out -% $(LETTERS:=%),\
-    $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))))
-$(foreach v,$(KEYS),$(if $(findstring $(NEWLINE),$(value $v)),$(error The value of '$v' has a line break)))
-
-# 'value' keeps make from expanding a $ in it, the single quotes keep the shell from touching the rest.
+# The single quotes keep the shell from touching what 'value' has kept from make.
 QUOTE = '$(subst ','\'',$1)'
-OVERRIDES = $(foreach v,$(KEYS),$(call QUOTE,$v=$(value $v)))
+OVERRIDES = $(foreach .key,$(KEYS),$(call QUOTE,$(.key)=$(value $(.key))))
 # For commands that do not compose a configuration: the same words, but json=1 is the flag --json.
-WORDS = $(foreach v,$(filter-out json,$(KEYS)),$(call QUOTE,$v=$(value $v))) \
+WORDS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
     $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json))
+# xargs knows quotes and nothing else; its lines become words without a file name or a variable put in.
+SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)) | xargs printf '%s\n') || exit 2; \
+    set -f; IFS=$$(printf '\n.'); IFS=$${IFS%.};)
+SPLIT = $(if $(value ARGS),$$args)
 # 'exec' lets a signal that make passes on reach the program instead of a shell around it.
-RUN = @exec $(VENV_PYTHON) scripts/$1.py $2 $(value ARGS)
+RUN = @$(SPLIT_ARGS) exec $(VENV_PYTHON) scripts/$1.py $2 $(SPLIT)
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -60,7 +75,7 @@ help: ## this list
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
 $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)
-	@sh scripts/setup.sh $(if $(PYTHON),$(call QUOTE,$(PYTHON)))
+	@sh scripts/setup.sh $(if $(value PYTHON),$(call QUOTE,$(value PYTHON)))
 
 FORCE:
 
@@ -98,13 +113,13 @@ resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 	$(call RUN,resume_times,$(WORDS))
 
 test: $(STAMP) ## the tests, a quarter of an hour on two cores: make test [ARGS="-k record"]
-	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(value ARGS)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
 
 test-all: $(STAMP) ## all tests that have to pass before a merge
-	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(value ARGS)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
 
 test-slow: $(STAMP) ## tests that train for minutes
-	@$(NO_OVERRIDES)exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(value ARGS)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
 
 lint: $(STAMP) ## style, format, types, spelling; changes nothing
 	@$(NO_OVERRIDES)failed=; \
@@ -136,9 +151,9 @@ rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 # this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.
 lock: $(STAMP) ## pin the dependencies of pyproject.toml in requirements.lock
 	@$(NO_OVERRIDES)cp requirements.lock .venv/lock.txt
-	@$(VENV_PYTHON) -m piptools compile --quiet --extra dev --strip-extras --no-header --no-annotate \
+	@$(SPLIT_ARGS) $(VENV_PYTHON) -m piptools compile --quiet --extra dev --strip-extras --no-header --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --no-emit-options --output-file .venv/lock.txt \
-	    $(value ARGS) pyproject.toml >/dev/null
+	    $(SPLIT) pyproject.toml >/dev/null
 	@{ sed -n '1{/^#/p;}' requirements.lock; sed 's/+cpu$$//' .venv/lock.txt; } >.venv/lock.new
 	@mv .venv/lock.new requirements.lock
 

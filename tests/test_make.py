@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # All that a make below can call, next to the interpreters that the test makes up.
 TOOLS = """
 awk cat chmod cksum cp cut dirname env find flock git grep make mkdir mv printf readlink rm
-sed sh sleep tail test touch
+sed sh sleep tail test touch xargs
 """.split()  # noqa: SIM905 - a line, not a column
 PROGRAM = (
     "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH'), os.getcwd()]))\n"
@@ -208,11 +208,75 @@ def test_only_the_command_line_makes_overrides(ready: Checkout) -> None:
     assert ready.arguments("-e", "train", environment={"env": "CartPole"}) == []
 
 
+# Each would leave a file called 'touched' if anything evaluated it.
+NASTY = {
+    "note": "$(shell touch touched)",
+    "v": "${shell touch touched}",
+    "brace": "${x",
+    "parenthesis": "$(shell touch touched",
+    "nested": "$(call note) $(eval $(shell touch touched))",
+    "letter": "$x$@$$(touch touched)",
+    "backquote": "`touch touched`",
+    "single": "';touch touched;'",
+    "double": '";touch touched;"$(touch touched)',
+    "continued": "a\\",
+    "hash": "#$(touch touched)",
+    "+algo.it's": "1",
+    "~a/b,c(d": "2",
+    "path": "/nowhere",
+}
+
+
+def targets() -> list[str]:
+    """Every target that `make help` lists."""
+    return re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", targets())
+def test_nothing_typed_is_evaluated(ready: Checkout, target: str) -> None:
+    typed = [f"{key}={value}" for key, value in NASTY.items()]
+    makefile = (ROOT / "Makefile").read_text()
+    if match := re.search(rf"^{target}:.*\n\t\$\(call RUN,(\w+)", makefile, re.MULTILINE):
+        (ready.folder / "scripts" / f"{match[1]}.py").write_text(PROGRAM)
+        assert sorted(ready.arguments(target, *typed)) == sorted(typed)
+    else:
+        ready.make(target, *typed)
+    ready.make(target, "ARGS=" + " ".join(NASTY.values()))
+    assert not list(ready.folder.rglob("touched"))
+
+
+def test_what_is_evaluated_is_noticed(ready: Checkout) -> None:
+    makefile = ready.folder / "Makefile"
+    makefile.write_text(makefile.read_text().replace("unexport $(TYPED) ", "unexport "))
+    ready.make("train", f"note={NASTY['note']}")
+    assert list(ready.folder.rglob("touched"))
+
+
+@pytest.mark.parametrize("name", ["SHELL", ".SHELLFLAGS", "RUN", "STAMP", "MAKEFLAGS", "VPATH", "CURDIR"])
+def test_names_that_make_evaluates_are_refused(ready: Checkout, name: str) -> None:
+    done = ready.make("train", f"{name}=$(shell touch touched)")
+    assert done.returncode == 2
+    assert f"Not known here: {name}. An environment variable goes in front: NAME=value make" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(ready.folder.rglob("touched"))
+
+
 def test_upper_case_stays_with_make(ready: Checkout) -> None:
-    given = ready.arguments(
-        "train", "CUDA_VISIBLE_DEVICES=", "PYTHON=/nowhere", "algo=sac", 'ARGS=--cfg "a b"'
-    )
+    given = ready.arguments("train", "PYTHON=$(shell touch touched)", "algo=sac", 'ARGS=--cfg "a b"')
     assert given == ["algo=sac", "--cfg", "a b"]
+    assert not list(ready.folder.rglob("touched"))
+
+
+def test_flags_are_split_at_spaces_and_nothing_in_them_is_special_but_quotes(ready: Checkout) -> None:
+    flags = """-k 'a or (b and not c)' tests/x.py::y[1-a] * ~ $HOME $(id) `id` ${x ; # > < & "it's" \\$"""
+    assert ready.arguments("train", f"ARGS={flags}") == [
+        *("-k", "a or (b and not c)", "tests/x.py::y[1-a]", "*", "~", "$HOME", "$(id)", "`id`", "${x", ";"),
+        *("#", ">", "<", "&", "it's", "$"),
+    ]
+    done = ready.make("train", "ARGS=-k 'a")
+    assert done.returncode == 2
+    assert "unmatched single quote" in done.stderr
+    assert done.stdout == "", "the program was started with half of its flags"
 
 
 def test_json_is_a_flag_for_what_composes_no_configuration(ready: Checkout) -> None:
@@ -255,6 +319,7 @@ def test_make_works_from_another_folder(ready: Checkout, tmp_path: Path) -> None
     ("words", "message"),
     [
         (["train", "x=a\nb"], "line break"),
+        (["train", "seed:=3"], "Write seed=... instead of seed:=..."),
         (["train", "sac"], "No such target: sac"),
         (["train", "algo", "=sac"], ""),
         (["test", "k=record"], "'test' takes no overrides, but got: k"),
