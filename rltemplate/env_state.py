@@ -128,28 +128,6 @@ def _obs_check(space: spaces.Space[Any]) -> _BoxCheck | _DiscreteCheck:
     return _BoxCheck(space)
 
 
-def surely_finite(values: np.ndarray) -> bool:
-    """Whether a look at the sum of squares is enough to say that float32 holds all these numbers (n,)."""
-    with np.errstate(over="ignore"):  # NaN and infinity stay in the sum, and great numbers make a greater one
-        return bool(values.dot(values) < _LARGEST)
-
-
-def unfit_observation(space: spaces.Space[Any], obs: Any) -> str | None:
-    """What is wrong with an observation of one environment; None if it is one of its space, and finite."""
-    try:
-        _obs_check(space)(obs)
-    except _Unfit as unfit:
-        return str(unfit)
-    return None
-
-
-def unfit_reward(reward: float) -> str | None:
-    """What is wrong with a reward; None if it is a finite number."""
-    if -_LARGEST <= reward <= _LARGEST:
-        return None
-    return f"the reward is {reward}, expected a finite number that float32 holds"
-
-
 def _not_finite(values: np.ndarray, finite: np.ndarray) -> str:
     place = int(np.argmin(finite))
     value = values[place]
@@ -315,7 +293,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             if reward.__class__ is not float:
                 reward = _real_number(reward)
             if not -_LARGEST <= reward <= _LARGEST:
-                raise _Unfit(unfit_reward(reward))
+                raise _Unfit(f"the reward is {reward}, expected a finite number that float32 holds")
             if terminated.__class__ is not bool:
                 terminated = _flag("terminated", terminated)
             if truncated.__class__ is not bool:
@@ -325,24 +303,6 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             raise
         self._last = (obs, reward, terminated, truncated)
         return fitting, reward, terminated, truncated, {}
-
-    def stepped(self, action: np.ndarray, result: Sequence[Any], fits: bool) -> None:
-        """Note a step that somebody else made with the environment inside (at_once.py).
-
-        `result` is the observation, the reward and both flags, of the types that are announced. Whether the
-        numbers are finite is looked at, as `step` does, unless `fits` says that it has been.
-        """
-        self._actions.append(action)
-        if not fits:
-            unfit = unfit_observation(self.observation_space, result[0]) or unfit_reward(result[1])
-            if unfit is not None:
-                self._explain_step(_Unfit(unfit))
-        self._last = tuple(result)
-
-    def failed(self, action: np.ndarray, error: Exception) -> None:
-        """Note in `error` which step it was that somebody else made, with this action, and that raised it."""
-        self._actions.append(action)
-        self._explain_step(error)
 
     def _explain_step(self, error: Exception) -> None:
         step = f"step {len(self._actions)} of its episode"

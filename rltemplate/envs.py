@@ -20,9 +20,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.at_once import in_this_process
 from rltemplate.types import ConfigError, Episode
-from rltemplate.vector import Kind, VectorEnv
+from rltemplate.vector import Kind, Serial, VectorEnv
 from rltemplate.workers import Hosts, Workers
 
 _log = logging.getLogger(__name__)
@@ -211,8 +210,7 @@ def _open(
     kind = Kind(partial(make_env, spec), spec.id, num_envs, first.observation_space, first.action_space)
     if num_workers:
         return codec, Workers(kind, num_workers, seeds, first, hosts)
-    members = kind.members(range(num_envs), first)
-    return codec, in_this_process(kind, members, convoy=None if hosts is None else hosts.convoy)
+    return codec, Serial(kind, kind.members(range(num_envs), first))
 
 
 class Envs:

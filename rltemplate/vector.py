@@ -4,7 +4,7 @@
 nothing is reset by itself, so that no phantom step enters a buffer. Infos are left out, as nobody reads them,
 and what comes out lies in arrays that are written again and again.
 
-`Serial`, `AtOnce` (at_once.py) and `Workers` (workers.py) step environments of Gymnasium, each wrapped in
+`Serial` and `Workers` (workers.py) step environments of Gymnasium, each wrapped in
 `Recorder`. Gymnasium's own SyncVectorEnv takes more time for infos and copies than small environments take.
 """
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import multiprocessing
 import os
 import pickle
@@ -31,7 +30,6 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from rltemplate.at_once import Convoy, in_this_process
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores, even_parts
 
@@ -130,15 +128,6 @@ class Hosts:
                 birth = _Birth(kind, numbers, memories, mask, _deadly_parent(), self.may_spin)
                 self._start_one(context, birth)
 
-    @functools.cached_property
-    def convoy(self) -> Convoy:
-        """Of the environments that are stepped in this process, on the cores that workers leave.
-
-        A single run stays on one of them.
-        """
-        cores = available_cores() - len(self.processes) if self._num_runs > 1 else 1
-        return Convoy(self._num_runs, max(1, cores))
-
     def _start_one(self, context: Any, birth: _Birth) -> None:
         forks = context.get_start_method() == "fork"
         theirs: list[Connection] = []
@@ -200,8 +189,7 @@ class Workers(Recorded):
             here = self._groups[-1]
 
             def make() -> Serial:
-                members = kind.members(here, first)
-                return in_this_process(kind, members, self._arrays.part(here), self._hosts.convoy)
+                return Serial(kind, kind.members(here, first), self._arrays.part(here))
 
             for number, group in enumerate(self._groups[:-1]):
                 self._send(number, pickle.dumps(("open", (seeds[group.start],))))
@@ -512,7 +500,7 @@ class _Guests:
     def _open(self, number: int) -> None:
         kind, numbers, memory = self._birth.kind, self._birth.numbers, self._birth.memories[number]
         part = Arrays.within(memory, kind).part(numbers)
-        self._groups[number] = in_this_process(kind, kind.members(numbers), part)
+        self._groups[number] = Serial(kind, kind.members(numbers), part)
 
     def _look_after_generators(self) -> None:
         self._steps += 1

@@ -39,11 +39,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "buffers": ("types", "rng"),
     "env_state": ("types",),
     "vector": ("types", "env_state"),
-    "locomotion": (),
-    "cart_pole": (),
-    "at_once": ("env_state", "vector", "locomotion", "cart_pole"),
-    "workers": ("types", "vector", "at_once", "foreign_rng"),
-    "envs": ("types", "rng", "vector", "at_once", "workers"),
+    "workers": ("types", "vector", "foreign_rng"),
+    "envs": ("types", "rng", "vector", "workers"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
