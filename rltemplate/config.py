@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
@@ -200,7 +201,7 @@ def register_schemas() -> None:
 
 
 def to_config(composed: DictConfig) -> Config:
-    """Composed and resolved values as typed dataclasses, or `ConfigError` naming the first wrong one."""
+    """Composed values, now resolved, as typed dataclasses, or `ConfigError` naming the first wrong one."""
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
@@ -306,7 +307,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """The inverse of `to_dict`; wrong keys, types and ranges raise `ConfigError`."""
+    """The inverse of `to_dict`; wrong keys, types and ranges raise `ConfigError`.
+
+    Values are data: a `${...}` in them stands for itself.
+    """
     values = without_removed(values)
     for key, value in removed_keys(values).items():
         raise ConfigError(
@@ -318,25 +322,34 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     try:
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
-        merged = OmegaConf.merge(schema, dict(values))
+        merged = OmegaConf.merge(schema, _literal(values))
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(merged, DictConfig)
     return to_config(merged)
 
 
+def _literal(value: Any) -> Any:
+    """`value` as OmegaConf has to be given it, so that it resolves no `${...}`: with backslashes in front."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
+    if isinstance(value, Mapping):
+        return {key: _literal(item) for key, item in value.items()}
+    return [_literal(item) for item in value] if isinstance(value, list) else value
+
+
 def to_yaml(config: Config) -> str:
     """The text of `config.yaml`: the resolved configuration and nothing else."""
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+    return str(yaml.safe_dump(to_dict(config), allow_unicode=True, sort_keys=False))
 
 
 def load_config(path: Path) -> Config:
     """The configuration of a recorded run, from its `config.yaml`."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read, {error.strerror}") from error
-    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: it is no YAML") from error
     if not isinstance(values, dict) or not isinstance(values.get("algo"), dict):
         raise ConfigError(f"{path} is damaged: it holds no configuration")

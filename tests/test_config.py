@@ -279,3 +279,41 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     assert load_config(path) == config
     path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
     assert load_config(path) != config
+
+
+# ------------------------------------------------------------------------------------------ texts are data
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:SECRET}", r"\${oc.env:SECRET}", r"a\\${b", "${x", r"ends with \\", "1e3"]
+)
+def test_a_recorded_text_stays_what_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "the value of a variable")
+    values = to_dict(compose())
+    values["note"] = values["logger"]["wandb"]["project"] = text
+    values["logger"]["wandb"]["tags"] = [text]
+    values["env"]["kwargs"] = {"name": text, "more": [text, {"deep": text}]}
+    config = from_dict(values)
+    assert to_dict(config) == values
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_a_variable_in_a_recorded_number_is_refused_without_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "71")
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^seed: ") as refused:
+        load_config(path)
+    assert "71" not in str(refused.value)
+
+
+def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIABLE", "${oc.env:SECRET}")
+    monkeypatch.setenv("SECRET", "the value of a variable")
+    words = [r"logger.wandb.project='\${oc.env:SECRET}'", "logger.wandb.entity=${oc.env:VARIABLE}"]
+    wandb = compose(*words).logger.wandb
+    assert (wandb.project, wandb.entity) == ("${oc.env:SECRET}", "${oc.env:SECRET}")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Configure
+from conftest import SHRUNK, Command, Configure, git
 
 from rltemplate.algos import ALGORITHMS
-from rltemplate.config import Config, to_dict
+from rltemplate.config import Config, load_config, to_dict
 from rltemplate.env_state import Recorder
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
+from rltemplate.run.snapshot import CONFIG_PATH
 from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm, go_on
 from rltemplate.types import Algorithm, ConfigError
@@ -226,3 +232,36 @@ def test_the_generators_of_others_go_on_too() -> None:
     assert draws() != first
     restore_foreign_state(state)
     assert draws() == first
+
+
+@pytest.mark.long
+def test_a_text_with_dollar_and_brace_stays_itself_in_all_that_becomes_of_a_run(
+    fork: Path, train_command: Command, tmp_path: Path
+) -> None:
+    """Trained, gone on with, evaluated and reproduced: no variable of the environment gets into a file."""
+    text = "${oc.env:SECRET}"
+    run_dir = tmp_path / "run"
+    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
+    secret = "the value of a variable"
+    done = train_command(*words, rf"logger.wandb.project='\{text}'", f"run_dir={run_dir}", SECRET=secret)
+    assert done.returncode == 0, done.stderr
+    config = run_dir / paths.CONFIG
+    config.write_text(config.read_text().replace("note: null", f"note: {text}"))  # as from somebody else
+    again = tmp_path / "again"
+    for script, *more in (
+        ("reproduce", "run=" + json.loads((run_dir / paths.RECORD).read_text())["id"], f"keep={again}"),
+        ("resume", f"run={run_dir}", "total_env_steps=96"),
+        ("evaluate", f"run={run_dir}", "episodes=1"),
+    ):
+        command = [sys.executable, str(fork / "scripts" / f"{script}.py"), *more]
+        environment = {**os.environ, "SECRET": secret}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert secret not in done.stdout + done.stderr
+    assert (load_config(config).logger.wandb.project, load_config(config).note) == (text, text)
+    (made_again,) = again.rglob(paths.CONFIG)
+    assert load_config(made_again).logger.wandb.project == text
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    ref = git(fork, "for-each-ref", "--format=%(refname)", "refs/runs/").split()[-1]
+    assert secret not in git(fork, "show", f"{ref}:{CONFIG_PATH}")

@@ -66,7 +66,6 @@ def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
         recipe = choices.get("experiment")
         applied = recipe is not None and (CONF / "experiment" / f"{recipe}.yaml").is_file()
         composed.experiment = recipe if applied else None
-        OmegaConf.resolve(composed)
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
     return to_config(composed)
