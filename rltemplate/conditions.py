@@ -19,9 +19,9 @@ from rltemplate import launch
 from rltemplate.children import Children, last_words, lines_of
 from rltemplate.recorded import Recorded
 from rltemplate.resume import few
-from rltemplate.run.determinism import INFLUENTIAL, influences
 from rltemplate.run.influence import package_matters, presence_matters
 from rltemplate.run.machine import machine_facts
+from rltemplate.run.variables import influences, is_influential
 from rltemplate.types import ConfigError
 
 LOCK_FILE = "requirements.lock"
@@ -56,7 +56,7 @@ def as_it_was(record: Mapping[str, Any], present: Collection[str] = ()) -> dict[
 
     Those of `present` stay what they are here.
     """
-    ours = {name: value for name, value in os.environ.items() if name not in INFLUENTIAL or name in present}
+    ours = {name: value for name, value in os.environ.items() if not is_influential(name) or name in present}
     theirs = influences(record.get("environment") or {})
     return ours | {name: str(value) for name, value in theirs.items() if name not in present}
 

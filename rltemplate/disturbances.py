@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rltemplate.config import Config, Level, from_dict, to_dict
-from rltemplate.run.determinism import ROW_GROUPS
+from rltemplate.run.variables import ROW_GROUPS
 
 # Levels whose bits depend neither on the number of threads nor on the rows beside a row.
 INVARIANT = (Level.invariant, Level.profile)

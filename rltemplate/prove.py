@@ -43,9 +43,9 @@ from rltemplate.disturbances import (
 )
 from rltemplate.run import paths
 from rltemplate.run.checks import PROMISES
-from rltemplate.run.determinism import ROW_GROUPS
 from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import FINAL_STATUSES
+from rltemplate.run.variables import ROW_GROUPS
 from rltemplate.series import Series, check_environment, record_of, take_out
 from rltemplate.types import ConfigError
 

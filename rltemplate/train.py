@@ -57,6 +57,7 @@ from rltemplate.run.record import read_record
 from rltemplate.run.sinks import RunFacts, console_sink, make_sinks
 from rltemplate.run.snapshot import Snapshot, take_snapshot
 from rltemplate.run.trace import OLD_TRACE, Trace
+from rltemplate.run.variables import influences
 from rltemplate.run.video import VideoRecorder
 from rltemplate.together import Together
 from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
@@ -723,6 +724,7 @@ def run(job: Job) -> int:
             together = None if job.group is None else job.group.facts(place)
             members.append(Member(number, place, jobs[place], folders[place], turns, together, hosts))
         members[0].turn()
+        settings = determinism.confirm(settings)
         tried = check_level(config, members[0].algorithm)  # nothing that is promised depends on the seed
         if FAULT in os.environ:
             parse_fault(os.environ[FAULT])
@@ -833,7 +835,7 @@ def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]
             "settings": dict(settings),
             "checks": dict(tried),
         },
-        "environment": determinism.influences(os.environ),
+        "environment": influences(os.environ),
         "versions": package_versions(),
         "machine": machine_facts(),
     }

@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # Applies a level and reads it back, also from the package's own kernels.
     "run.determinism": ("types", "run", "run.*", "kernels"),
+    "run.libraries": ("kernels",),
     "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
     # Reads run folders, so that comparing works on a laptop without torch.
@@ -140,7 +141,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "series": ("types", "algos", "children", "config", "envs", "launch", "run", "run.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
     "certificate": (),
-    "disturbances": ("config", "run.determinism"),
+    "disturbances": ("config", "run.variables"),
     "level_checks": ("types", "kernels", "foreign_rng", "config", "launch", "run", "run.*", "train"),
     "prove": (
         "types",

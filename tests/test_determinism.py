@@ -21,8 +21,15 @@ import numpy as np, torch
 from rltemplate.config import from_dict
 from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.run import determinism
+from rltemplate.types import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
-settings = determinism.apply(config.determinism, config.num_threads)
+try:
+    settings = determinism.apply(config.determinism, config.num_threads)
+    if hasattr(determinism, "confirm"):
+        settings = determinism.confirm(settings)
+except ConfigError as error:
+    print(json.dumps({"refused": str(error)}))
+    sys.exit()
 seed_foreign_code(config.seed)
 draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]
 generator = torch.Generator().manual_seed(0)
@@ -33,17 +40,21 @@ for i in range(2000):  # on busy cores the threads rarely meet
     results.add(torch.zeros(50).index_put_((index,), values, accumulate=True).numpy().tobytes())
     if i >= 40 and (len(results) > 1 or settings["deterministic_algorithms"]):
         break
-seen = {"results": len(results), "draws": draws, "compiler": "torch._inductor" in sys.modules}
+total = float(torch.randn(300_003, generator=generator).sum())  # each thread has a part of its own
+seen = {"results": len(results), "draws": draws, "sum": total, "compiler": "torch._inductor" in sys.modules}
 print(json.dumps({"settings": settings, **seen}))
 """
 
 
-def report(configure: Configure, *overrides: str) -> dict[str, object]:
+def report(configure: Configure, *overrides: str, **variables: str) -> dict[str, object]:
+    """What the script sees in the process of a run; of the variables, those called X_forced are set there."""
     from rltemplate.config import to_dict
 
     config = configure(*overrides)
-    base = {**os.environ, "PYTHONPATH": str(ROOT)}
+    forced = {name: value for name, value in variables.items() if name.endswith("_forced")}
+    base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     environment = prepared(base, config.determinism, config.num_threads)
+    environment |= {name.removesuffix("_forced"): value for name, value in forced.items()}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(to_dict(config)),
@@ -69,6 +80,31 @@ def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(configure: Configu
         assert isinstance(fast["results"], int)
         assert fast["results"] > 1
     assert repeat["compiler"] is False, "importing the compiler costs every run a second"
+
+
+def test_no_variable_takes_threads_away(configure: Configure) -> None:
+    inherited = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0"}
+    one, two = (report(configure, f"num_threads={threads}") for threads in (1, 2))
+    limited = report(configure, "num_threads=2", **inherited)
+    assert two["sum"] != one["sum"], "the sum cannot tell how many threads there are"
+    assert limited["sum"] == two["sum"]
+    assert isinstance(limited["settings"], dict)
+    assert limited["settings"]["parallel_threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("OMP_DYNAMIC", "true", "openmp_dynamic should be False and is True"),
+        ("OMP_THREAD_LIMIT", "1", "parallel_threads should be 2 and is 1"),
+        ("OMP_MAX_ACTIVE_LEVELS", "0", "parallel_threads should be 2 and is 1"),
+    ],
+)
+def test_threads_that_are_missing_stop_the_run(
+    configure: Configure, variable: str, value: str, problem: str
+) -> None:
+    seen = report(configure, "num_threads=2", **{f"{variable}_forced": value})
+    assert problem in str(seen["refused"])
 
 
 def test_the_code_of_others_draws_the_same_again(configure: Configure) -> None:

@@ -37,9 +37,9 @@ from rltemplate.disturbances import (
     plan_runs,
 )
 from rltemplate.run import paths
-from rltemplate.run.determinism import ROW_GROUPS
 from rltemplate.run.exclusions import SkippedFile
 from rltemplate.run.snapshot import Snapshot
+from rltemplate.run.variables import ROW_GROUPS
 from rltemplate.series import snapshot_text
 from rltemplate.types import ConfigError
 

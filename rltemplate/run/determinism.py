@@ -7,13 +7,13 @@ from where it takes effect, and a switch that did not take stops the run.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rltemplate.run import libraries
 from rltemplate.run.machine import cpu_identity
+from rltemplate.run.variables import REMOVED, ROW_GROUPS
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -60,44 +60,11 @@ class Switches(Protocol):
         ...
 
 
-# Splits every forward pass without gradient into groups of so many rows. No key of the configuration, for it
-# must change nothing: `prove` sets it to see whether that is so.
-ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
-
-# Variables of the environment that select another code path, and with it other bits, in some library.
-INFLUENTIAL = (
-    *("PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
-    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC", "MKL_DEBUG_CPU_TYPE", "MKL_THREADING_LAYER"),
-    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
-    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES"),
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "KMP_DETERMINISTIC_REDUCTION", "OMP_SCHEDULE", "OMP_DYNAMIC"),
-    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),
-    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHINDUCTOR_DETERMINISTIC", "TORCHINDUCTOR_BATCH_INVARIANT"),
-    *("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_FREEZING", "MUJOCO_GL", "RLTEMPLATE_FAULT", ROW_GROUPS),
-)
-
-# MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
-# library gives back for a branch, and the bit for its strict form.
-_MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2"} | {
-    9: "AVX",
-    10: "AVX2",
-    11: "AVX512_MIC",
-    12: "AVX512",
-    13: "AVX512_MIC_E1",
-    14: "AVX512_E1",
-}
-_MKL_STRICT = 0x10000
-
-
-def influences(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of the variables that may change a run's bits."""
-    return {name: environment[name] for name in INFLUENTIAL if name in environment}
-
-
 def process_environment(switches: Switches, num_threads: int) -> dict[str, str | None]:
     """Environment variables for the process of a run; None removes one that may be inherited."""
     threads = str(num_threads)
-    variables = {
+    variables: dict[str, str | None] = dict.fromkeys(REMOVED)
+    variables |= {
         "PYTHONHASHSEED": None if switches.hash_seed is None else str(switches.hash_seed),
         "CUBLAS_WORKSPACE_CONFIG": switches.cublas_workspace,
         # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
@@ -175,6 +142,22 @@ def apply(
     return settings
 
 
+def confirm(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in force now that environments have been made, which bring libraries of their own.
+
+    Raises `ConfigError` if that is not what `apply` returned, or if fewer threads compute than asked for.
+    """
+    now = read_back() | {"parallel_threads": libraries.parallel_threads()}
+    wanted = dict(settings) | {"parallel_threads": settings["torch_num_threads"]}
+    for name, value in wanted.items():
+        if now[name] != value and (name, now[name]) != ("parallel_threads", None):
+            raise ConfigError(
+                f"determinism: {name} should be {value} and is {now[name]} after the environment was made; "
+                "something in it, or a variable of OpenMP, sets that"
+            )
+    return now
+
+
 def _row_groups() -> int:
     text = os.environ.get(ROW_GROUPS, "0")
     if not text.isdecimal():
@@ -195,6 +178,7 @@ def _instead(switches: Switches, name: str) -> str:
 def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, Any]:
     wanted = {
         "torch_num_threads": num_threads,
+        "openmp_dynamic": False,
         "deterministic_algorithms": switches.deterministic_algorithms,
         "fill_uninitialized_memory": switches.fill_uninitialized_memory,
         "cudnn_benchmark": switches.cudnn_benchmark,
@@ -224,6 +208,7 @@ def read_back() -> dict[str, Any]:
     deterministic: Any = torch.utils.deterministic
     return {
         "torch_num_threads": torch.get_num_threads(),
+        "openmp_dynamic": libraries.openmp_dynamic(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": deterministic.fill_uninitialized_memory,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -233,38 +218,10 @@ def read_back() -> dict[str, Any]:
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
-        "mkl_branch": mkl_branch(),
-        "blas_kernels": blas_kernels(),
+        "mkl_branch": libraries.mkl_branch(),
+        "blas_kernels": libraries.blas_kernels(),
         **kernels.in_force(),
     }
-
-
-def mkl_branch() -> str | None:
-    """MKL's reproducibility branch as the library reports it, or None where there is no MKL.
-
-    The function stands in Intel's manual as mkl_cbwr_get; torch carries it under its internal name.
-    """
-    import torch
-
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        number = ctypes.CDLL(str(library)).mkl_serv_cbwr_get(-1)
-    except (OSError, AttributeError):
-        return None
-    branch = _MKL_BRANCHES.get(number & ~_MKL_STRICT, f"number {number & ~_MKL_STRICT}")
-    return f"{branch},STRICT" if number & _MKL_STRICT else branch
-
-
-def blas_kernels() -> str | None:
-    """The processor whose kernels numpy's OpenBLAS uses, or None where numpy has another BLAS."""
-    from rltemplate import kernels
-
-    library = kernels.blas_library()
-    if library is None:
-        return None
-    name = library.scipy_openblas_get_corename64_
-    name.restype = ctypes.c_char_p
-    return str(name().decode())
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,0 +1,82 @@
+"""What the libraries say of themselves: their threads, their instructions and their branches.
+
+Nothing here sets anything, and nothing is asked from the configuration or from the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
+# library gives back for a branch, and the bit for its strict form.
+_MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2"} | {
+    9: "AVX",
+    10: "AVX2",
+    11: "AVX512_MIC",
+    12: "AVX512",
+    13: "AVX512_MIC_E1",
+    14: "AVX512_E1",
+}
+_MKL_STRICT = 0x10000
+
+
+@cache
+def _function(name: str) -> Any:
+    """A function of torch's library for the CPU or of one that it needs, or None where neither has it."""
+    import torch
+
+    try:
+        return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), name)
+    except (OSError, AttributeError):
+        return None
+
+
+def mkl_branch() -> str | None:
+    """MKL's reproducibility branch as the library reports it, or None where there is no MKL.
+
+    The function stands in Intel's manual as mkl_cbwr_get; torch carries it under its internal name.
+    """
+    function = _function("mkl_serv_cbwr_get")
+    if function is None:
+        return None
+    number = function(-1)
+    branch = _MKL_BRANCHES.get(number & ~_MKL_STRICT, f"number {number & ~_MKL_STRICT}")
+    return f"{branch},STRICT" if number & _MKL_STRICT else branch
+
+
+def blas_kernels() -> str | None:
+    """The processor whose kernels numpy's OpenBLAS uses, or None where numpy has another BLAS."""
+    from rltemplate import kernels
+
+    library = kernels.blas_library()
+    if library is None:
+        return None
+    name = library.scipy_openblas_get_corename64_
+    name.restype = ctypes.c_char_p
+    return str(name().decode())
+
+
+def openmp_dynamic() -> bool:
+    """Whether torch's OpenMP may start fewer threads than asked for, where the machine is busy."""
+    function = _function("omp_get_dynamic")
+    return function is not None and bool(function())
+
+
+def parallel_threads() -> int | None:
+    """The threads that take part in a parallel region of torch's OpenMP; None for another OpenMP than GNU's.
+
+    They are counted as they come. Starts the threads: a process that is forked afterwards must not use torch
+    with more than one.
+    """
+    region = _function("GOMP_parallel")
+    if region is None:
+        return None
+    came: set[int] = set()
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: came.add(threading.get_native_id()))
+    region.restype = None
+    region(callback, None, 0, 0)  # as many threads as OpenMP gives, whatever was asked for
+    return len(came)
