@@ -63,6 +63,16 @@ class TraceDetail(Enum):
     step = "step"
 
 
+class VideoRenderer(Enum):
+    """What draws MuJoCo's videos: `auto` is OpenGL where it is found, else the ray caster."""
+
+    auto = "auto"
+    egl = "egl"
+    osmesa = "osmesa"
+    glfw = "glfw"
+    raycast = "raycast"
+
+
 class Float32Precision(Enum):
     """How CUDA multiplies float32 matrices: in full, or with factors rounded to 10 bits of mantissa."""
 
@@ -168,6 +178,9 @@ class Config:
     eval_every: int = number(0)
     eval_episodes: int = count()
     video_every: int = number(0)
+    video_size: int = number(16, 2048)
+    video_fps: int | None = number(1, 120)
+    video_renderer: VideoRenderer = field()
     checkpoint_every: int = number(0)
     checkpoints_kept: int = count()
 

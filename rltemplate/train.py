@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import Config, Device, TraceDetail, from_dict, load_config, to_dict
+from rltemplate.config import Config, Device, TraceDetail, VideoRenderer, from_dict, load_config, to_dict
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.folder import RunFolder
 from rltemplate.foreign_rng import ForeignTurns, foreign_state, restore_foreign_state
@@ -233,6 +233,9 @@ class Observers:
             lambda obs: self._codec.decode_action(self._act(self._codec.encode_obs([obs])))[0],
             seed=config.seed,
             note=logger.message,
+            fps=config.video_fps,
+            size=config.video_size,
+            renderers=None if config.video_renderer is VideoRenderer.auto else [config.video_renderer.name],
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, since)
         self._training_s = 0.0  # time spent in iterations since the last log point

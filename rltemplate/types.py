@@ -33,7 +33,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 ASIDE = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
 # ... and those that only look at a run, and change nothing of what is computed.
 OBSERVING = (
-    *("logger", "trace", "log_every", "eval_every", "eval_episodes", "video_every"),
+    *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
+    *("video_every", "video_size", "video_fps", "video_renderer"),
     *("checkpoint_every", "checkpoints_kept"),
 )
 # Single keys, in dotted form, that say by what means a run is computed: the numbers are the same.

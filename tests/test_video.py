@@ -20,6 +20,7 @@ import av
 import gymnasium
 import numpy as np
 import pytest
+from conftest import SHRUNK, Command, Configure
 from numpy.typing import NDArray
 
 from rltemplate.run import render
@@ -92,9 +93,10 @@ def gym_env(env_id: str, render_mode: str | None = None) -> Any:
 
 def bad_hopper(render_mode: str | None, trouble: str) -> Any:
     """A Hopper whose OpenGL picture, and only that, runs into `trouble`."""
-    env = gymnasium.make("Hopper-v5", render_mode=render_mode)
-    env.unwrapped.render = partial(strike, trouble)  # type: ignore[method-assign]
-    return env
+    from rltemplate.run import opengl  # in the process that draws
+
+    opengl.GLPainter = lambda *_: strike(trouble)  # type: ignore[assignment, misc]
+    return gymnasium.make("Hopper-v5", render_mode=render_mode)
 
 
 def disturb_global_generators() -> None:
@@ -181,30 +183,60 @@ def test_an_episode_becomes_a_file_that_browsers_play(
     assert not np.array_equal(pictures[0], pictures[-1])
 
 
-def test_opengl_draws_the_episode_that_the_ray_caster_draws(tmp_path: Path) -> None:
-    if gl_backend() is None:
+DRAW = """
+import sys
+import gymnasium, numpy as np
+from rltemplate.run import raycast, render
+if sys.argv[3:] == ["dark"]:
+    raycast.KEY = 0.0
+for name in ("Hopper", "Ant", "Reacher", "InvertedPendulum"):
+    make = lambda mode: gymnasium.make(f"{name}-v5", render_mode=mode)
+    env, _, draw = render.open_renderer(sys.argv[1], make, 160, 1)
+    env.action_space.seed(1)
+    for _ in range(8):
+        env.step(env.action_space.sample())
+    np.save(f"{sys.argv[2]}-{name}.npy", draw())
+    del draw  # and with it the OpenGL context, of which there is one at a time
+"""
+
+
+def drawn(renderer: str, folder: Path, *words: str) -> dict[str, NDArray[Any]]:
+    """A picture of each of several simulations, drawn in another process."""
+    folder.mkdir()
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", DRAW, renderer, str(folder / "frame"), *words]
+    subprocess.run(command, env=environ, check=True, timeout=60, capture_output=True)
+    return {path.stem: np.load(path).astype(int) for path in sorted(folder.iterdir())}
+
+
+def test_opengl_and_the_ray_caster_draw_the_same_pictures(tmp_path: Path) -> None:
+    """Camera, floor, sky, shadows and smooth edges, of models with textures and lamps and without."""
+    backend = gl_backend()
+    if backend is None:
         pytest.skip("no OpenGL on this machine")
-    pictures = {}
-    for name in (None, "raycast"):
-        videos, notes = recorder(
-            partial(gym_env, "Hopper-v5"),
-            np.zeros(3, np.float32),
-            renderers=[name] if name else None,
-            size=160,
-            max_steps=20,
-        )
-        assert videos.record(tmp_path / f"{name}.mp4", 0) is not None
-        assert videos.renderer == (name or gl_backend())
-        assert notes == []
-        pictures[name] = frames_of(tmp_path / f"{name}.mp4")
-    assert [p.shape for p in pictures[None]] == [p.shape for p in pictures["raycast"]]
-    # Same camera and same episode: the robot, the only thing redder than blue, is in the same place.
-    last = [frames[-1][:150].astype(int) for frames in pictures.values()]
-    robots = [np.argwhere(p[..., 0] > p[..., 2] + 25) for p in last]
-    assert all(len(robot) > 100 for robot in robots)
-    for axis in (0, 1):  # its top, not its foot, which OpenGL mirrors in the floor
-        tops = [robot[robot[:, 0] < robot[:, 0].min() + 60, axis].mean() for robot in robots]
-        assert tops[0] == pytest.approx(tops[1], abs=4)
+    by_gl, by_rays = drawn(backend, tmp_path / "gl"), drawn("raycast", tmp_path / "rays")
+    apart = {name: float(abs(by_gl[name] - by_rays[name]).mean()) for name in by_rays}
+    assert len(apart) == 4
+    assert max(apart.values()) < 1.5, apart
+    for name, picture in by_gl.items():
+        assert picture[:40].std() > 1, f"{name} has a sky"
+    other_light = drawn("raycast", tmp_path / "dark", "dark")
+    assert min(abs(by_gl[name] - other_light[name]).mean() for name in ("frame-Ant", "frame-Reacher")) > 5
+
+
+def test_size_rate_and_renderer_are_those_of_the_configuration(
+    train_command: Command, configure: Configure, tmp_path: Path
+) -> None:
+    done = train_command(
+        *("env=Hopper", "run_dir=run", "total_env_steps=64", "eval_every=0", "logger=none", *SHRUNK["ppo"]),
+        *("env.max_episode_steps=20", "video_size=64", "video_fps=25", "video_renderer=raycast"),
+    )
+    assert done.returncode == 0, done.stderr
+    with av.open(str(tmp_path / "run" / "videos" / "step_64.mp4")) as container:
+        stream = container.streams.video[0]
+        assert (stream.width, stream.height, float(stream.average_rate or 0)) == (64, 64, 25.0)
+    with pytest.raises(ConfigError, match="video_size=8: must be at least 16 and at most 2048"):
+        configure("video_size=8")
 
 
 def test_a_video_depends_on_policy_and_seed_only(tmp_path: Path) -> None:
@@ -416,7 +448,11 @@ def test_global_generators_are_left_alone(tmp_path: Path) -> None:
     torch.set_rng_state(saved[2])
 
 
-def test_training_in_this_process_takes_the_same_course_with_videos(tmp_path: Path) -> None:
+@pytest.mark.parametrize("renderer", ["raycast", "opengl"])
+def test_training_in_this_process_takes_the_same_course_with_videos(tmp_path: Path, renderer: str) -> None:
+    name = "raycast" if renderer == "raycast" else gl_backend()
+    if name is None:
+        pytest.skip("no OpenGL on this machine")
     variables = dict(os.environ)
 
     def course(between: Callable[[int, Any], object]) -> str:
@@ -435,7 +471,7 @@ def test_training_in_this_process_takes_the_same_course_with_videos(tmp_path: Pa
         return digest.hexdigest()
 
     videos, _ = recorder(
-        partial(gym_env, "Hopper-v5"), np.zeros(3, np.float32), renderers=["raycast"], size=32, max_steps=5
+        partial(gym_env, "Hopper-v5"), np.zeros(3, np.float32), renderers=[name], size=32, max_steps=5
     )
     without = course(lambda step, env: None)
     recorded: list[Path | None] = []

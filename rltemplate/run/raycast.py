@@ -116,35 +116,45 @@ class RayCaster:
         self._model, self._width, self._height, self._camera = model, width, height, camera
         shown = (model.geom_group < VISIBLE_GROUPS) & (model.geom_rgba[:, 3] > 0)
         plane = model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE)
-        self._planes = np.flatnonzero(shown & plane)
+        self.planes = np.flatnonzero(shown & plane)
         self._solids = np.flatnonzero(shown & ~plane)
         self._groups = (np.arange(6) < VISIBLE_GROUPS).astype(np.uint8)
         self._colours, self._shine = _surface(model)
-        self._tiles = [_tiles(model, int(g)) for g in self._planes]
+        self._tiles = [_tiles(model, int(g)) for g in self.planes]
         rows, columns = np.mgrid[0:height, 0:width]
-        self._scale = max(float(model.stat.extent), 1e-6)
+        self.scale = max(float(model.stat.extent), 1e-6)
         self._pixels = np.stack([columns.ravel(), rows.ravel()], axis=1) + 0.5  # (H*W, 2)
         self._cached_axes: Floats | None = None
         self._cached_rays = np.empty((0, 3))
 
     def render(self, data: mujoco.MjData) -> NDArray[np.uint8]:
         """The picture of `data`, (height, width, 3)."""
-        view = self._camera.view(self._model, data)
-        boxes = self._boxes(data)
-        scene = _Scene(self, data, view, boxes)
+        scene, view, boxes = self.scene(data)
+        colours, _ = self.draw(scene, view, self._on_screen(view, boxes))
+        return np.asarray(np.clip(colours * 255.0 + 0.5, 0, 255), np.uint8)
+
+    def scene(self, data: mujoco.MjData) -> tuple[Scene, View, Floats]:
+        """The present state with the light in it, as the camera sees it, and the corners of its solids."""
+        view, boxes = self._camera.view(self._model, data), self._boxes(data)
+        return Scene(self, data, view, boxes), view, boxes
+
+    def draw(self, scene: Scene, view: View, mask: NDArray[np.bool_] | None) -> tuple[Colours, Floats]:
+        """Colours (H, W, 3) in 0..1 and depths (H, W) in metres; solids are looked for where `mask`, if any.
+
+        Without a mask it is the floor with the shadows on it, and the sky.
+        """
         if self._cached_axes is None or not np.array_equal(self._cached_axes, view.axes):
             # Following cameras rarely turn: for most environments this is computed once per episode.
             self._cached_axes, self._cached_rays = view.axes.copy(), self._rays(view, self._pixels)
-        mask = self._on_screen(view, boxes)
-        colours, geoms = scene.colours(self._cached_rays, mask.ravel())
-        outline = _outline(geoms.reshape(self._height, self._width)).ravel()
-        pixels = np.flatnonzero(outline)
+        rays, shape = self._cached_rays, (self._height, self._width)
+        chosen = np.zeros(len(rays), bool) if mask is None else mask.ravel()
+        colours, geoms, dist = scene.colours(rays, chosen)
+        pixels = np.flatnonzero(_outline(geoms.reshape(shape)).ravel())
         if len(pixels):
             fine = (self._pixels[pixels][:, None, :] + SUBPIXELS).reshape(-1, 2)
-            samples, _ = scene.colours(self._rays(view, fine), np.ones(len(fine), bool))
+            samples = scene.colours(self._rays(view, fine), np.full(len(fine), mask is not None))[0]
             colours[pixels] = samples.reshape(len(pixels), len(SUBPIXELS), 3).mean(axis=1)
-        picture: NDArray[np.uint8] = np.clip(colours * 255.0 + 0.5, 0, 255).astype(np.uint8)
-        return picture.reshape((self._height, self._width, 3))
+        return colours.reshape(*shape, 3), (dist * (rays @ view.axes[2])).reshape(shape)
 
     def _rays(self, view: View, pixels: Floats) -> Floats:
         """Unit directions (n, 3) through points (n, 2) of the screen, in pixels from the upper left."""
@@ -179,7 +189,7 @@ class RayCaster:
         return mask
 
 
-class _Scene:
+class Scene:
     """One state of the simulation with the light in it."""
 
     def __init__(self, caster: RayCaster, data: mujoco.MjData, view: View, boxes: Floats) -> None:
@@ -189,30 +199,33 @@ class _Scene:
             ahead = np.array([view.axes[1, 0], view.axes[1, 1], 0.0])
         ahead /= np.linalg.norm(ahead)
         light = -0.45 * view.axes[0] - 0.35 * ahead + np.array([0.0, 0.0, 1.0])  # over the left shoulder
-        self._light = light / np.linalg.norm(light)
-        self._across = np.cross(self._light, view.axes[0])
+        self.light = light / np.linalg.norm(light)
+        self._across = np.cross(self.light, view.axes[0])
         self._across /= np.linalg.norm(self._across)
-        self._along = np.cross(self._light, self._across)
+        self._along = np.cross(self.light, self._across)
         self._shadow_box = self._span(boxes.reshape(-1, 3)) if len(boxes) else None
         centre = boxes.reshape(-1, 3).mean(axis=0) if len(boxes) else view.position
         # So far away that its rays are parallel for the eye, so near that float64 keeps micrometres.
-        self._lamp = centre + self._light * 200.0 * caster._scale
+        self._lamp = centre + self.light * 200.0 * caster.scale
 
     def _span(self, points: Floats) -> tuple[float, float, float, float]:
         a, b = points @ self._across, points @ self._along
         return float(a.min()), float(a.max()), float(b.min()), float(b.max())
 
-    def colours(self, rays: Floats, mask: NDArray[np.bool_]) -> tuple[Colours, NDArray[np.int32]]:
-        """Colours (n, 3) in 0..1 and geom ids (n,), -1 for the sky; solids are looked for where `mask`."""
+    def colours(self, rays: Floats, mask: NDArray[np.bool_]) -> tuple[Colours, NDArray[np.int32], Floats]:
+        """Colours (n, 3) in 0..1, geom ids (n,), -1 for the sky, and distances (n,).
+
+        Solids are looked for where `mask`.
+        """
         caster = self._caster
         geoms = np.full(len(rays), -1, np.int32)
         dist = np.full(len(rays), FAR)
-        local = {int(plane): self._trace_plane(int(plane), rays, geoms, dist) for plane in caster._planes}
+        local = {int(plane): self._trace_plane(int(plane), rays, geoms, dist) for plane in caster.planes}
         solid, normals = self._trace_solids(rays, mask, geoms, dist)
         colours = np.empty((len(rays), 3), np.float32)
         sky = np.flatnonzero(geoms < 0)
         colours[sky] = self._sky(rays[sky])
-        for plane, tiles in zip(caster._planes, caster._tiles, strict=True):
+        for plane, tiles in zip(caster.planes, caster._tiles, strict=True):
             on_plane = np.flatnonzero(geoms == plane)
             if len(on_plane):
                 reach = dist[on_plane]
@@ -221,7 +234,7 @@ class _Scene:
         if len(solid):
             lit = ~self._shadowed(rays[solid], dist[solid])
             colours[solid] = self._shade(geoms[solid], normals, rays[solid], lit)
-        return colours, geoms
+        return colours, geoms, dist
 
     def _trace_plane(self, plane: int, rays: Floats, geoms: NDArray[np.int32], dist: Floats) -> Floats:
         """Enter a plane into `geoms` and `dist` where it is the nearest; returns the rays in its frame."""
@@ -248,7 +261,7 @@ class _Scene:
         if not (len(chosen) and len(self._caster._solids)):
             return np.empty(0, np.intp), np.empty((0, 3))
         found, far, normals = self._cast(self._view.position, rays[chosen], with_normals=True)
-        nearer = (found >= 0) & (far < dist[chosen]) & ~np.isin(found, self._caster._planes)
+        nearer = (found >= 0) & (far < dist[chosen]) & ~np.isin(found, self._caster.planes)
         solid = chosen[nearer]
         geoms[solid], dist[solid] = found[nearer], far[nearer]
         return solid, normals[nearer]
@@ -291,15 +304,15 @@ class _Scene:
             way = self._view.position + rays[near] * dist[near, None] - self._lamp
             length = np.sqrt(np.einsum("ij,ij->i", way, way))
             found, reach, _ = self._cast(self._lamp, way / length[:, None], with_normals=False)
-            shadowed[near] = (found >= 0) & (reach < length - 1e-3 * self._caster._scale)
+            shadowed[near] = (found >= 0) & (reach < length - 1e-3 * self._caster.scale)
         return shadowed
 
     def _shade(
         self, geoms: NDArray[np.int32], normals: Floats, rays: Floats, lit: NDArray[np.bool_]
     ) -> Colours:
-        key = np.clip(normals @ self._light, 0, None) * lit
+        key = np.clip(normals @ self.light, 0, None) * lit
         fill = np.clip(-np.einsum("ij,ij->i", normals, rays), 0, None)  # a weak lamp at the camera
-        halfway = self._light - rays
+        halfway = self.light - rays
         halfway /= np.sqrt(np.einsum("ij,ij->i", halfway, halfway))[:, None]
         gloss = np.clip(np.einsum("ij,ij->i", normals, halfway), 0, 1) ** 32 * lit
         strength = AMBIENT + SKYLIGHT * (0.5 + 0.5 * normals[:, 2]) + FILL * fill + KEY * key
@@ -329,11 +342,11 @@ class _Scene:
             sign *= (_triangle(x - half) - _triangle(x + half)) / (2 * half)
         mix = 0.5 + 0.5 * np.clip(sign, -1, 1)
         colours = tiles.dark + (tiles.light - tiles.dark) * mix[:, None]
-        key = KEY * max(float(axes[:, 2] @ self._light), 0.0)
+        key = KEY * max(float(axes[:, 2] @ self.light), 0.0)
         strength = AMBIENT + SKYLIGHT * (0.5 + 0.5 * float(axes[2, 2])) + FILL / 2 + key * lit
         colours *= strength.astype(np.float32)[:, None]
         # Floors fade into the horizon, which hides where a finite one ends.
-        sight = np.float32(4 * max(self._caster._scale, float(start[2])))
+        sight = np.float32(4 * max(self._caster.scale, float(start[2])))
         haze = (1 - np.exp(-((reach / sight) ** 2)))[:, None]
         return np.asarray(colours + (HORIZON - colours) * haze, np.float32)
 

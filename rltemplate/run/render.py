@@ -2,15 +2,14 @@
 
 Renderers:
     native        the environment's own `rgb_array` pictures (pygame, Box2D, toy text, anything else)
-    egl, osmesa   MuJoCo's OpenGL renderer without a display, through Gymnasium
+    egl, osmesa   MuJoCo's OpenGL renderer without a display (`opengl.py`)
     glfw          the same with a display
-    raycast       MuJoCo without OpenGL (`raycast.py`)
+    raycast       MuJoCo without OpenGL (`raycast.py`); its pictures look the same
 
 What would surprise you: a failed OpenGL context does not always raise. With MuJoCo 4 a second attempt in one
 process aborts it, and the wrong value in `MUJOCO_GL` makes `import mujoco` itself fail. So OpenGL is tried in
 a process of its own (`find_gl`), and the functions that open renderers are meant for a process that may die:
-`video.py` calls them in a child. Nothing here changes the environment variables of the calling process
-except `open_renderer`, which is why the training process must not call it for an OpenGL renderer.
+`video.py` calls them in a child. Nothing here changes the environment variables of the calling process.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from rltemplate.run.opengl import GLPainter
+
 GL_BACKENDS = ("egl", "osmesa", "glfw")
 RENDERERS = ("native", *GL_BACKENDS, "raycast")
 INSTALL_HINT = "`apt install libosmesa6` or `apt install libegl1 libgl1` gives MuJoCo a renderer"
@@ -34,24 +35,16 @@ INSTALL_HINT = "`apt install libosmesa6` or `apt install libegl1 libgl1` gives M
 # One small picture by the way that a video takes, with an exit that runs no destructors: OSMesa's print
 # tracebacks and some drivers crash there although the picture was fine.
 _PROBE = """
-import importlib, os, sys
-import mujoco, numpy as np
+import os, sys
+import mujoco
+from rltemplate.run.opengl import GLPainter
+from rltemplate.run.raycast import Camera
 model = mujoco.MjModel.from_xml_string(
-    "<mujoco><worldbody><light pos='0 0 3'/><geom size='.5' rgba='1 0 0 1'/></worldbody></mujoco>")
+    "<mujoco><worldbody><geom size='.5' rgba='1 0 0 1'/></worldbody></mujoco>")
 data = mujoco.MjData(model)
 mujoco.mj_forward(model, data)
-context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(64, 64)
-context.make_current()
-scene, camera = mujoco.MjvScene(model, 10), mujoco.MjvCamera()
-camera.distance = 3.0
-draw = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
-mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, draw)
-mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, mujoco.mjtCatBit.mjCAT_ALL, scene)
-picture = np.zeros((64, 64, 3), np.uint8)
-mujoco.mjr_render(mujoco.MjrRect(0, 0, 64, 64), scene, draw)
-mujoco.mjr_readPixels(picture, None, mujoco.MjrRect(0, 0, 64, 64), draw)
-red = picture[32, 32]
-sys.exit("the picture is blank") if not int(red[0]) > int(red[2]) + 20 else os._exit(0)
+red, _, blue = GLPainter(model, 32, Camera(distance=3.0), sys.argv[1]).render(data)[16, 16].tolist()
+sys.exit("the picture is blank") if not red > blue + 20 else os._exit(0)
 """
 
 
@@ -163,22 +156,24 @@ def open_renderer(
     """
     if name not in RENDERERS:
         raise ValueError(f"unknown renderer {name!r}; one of {', '.join(RENDERERS)}")
-    if name == "raycast":
+    if name != "native":
         from rltemplate.run.raycast import RayCaster, choose_camera
 
         env = make_env(None)
         obs, _ = env.reset(seed=seed)
         if not is_mujoco(env):
-            raise UnusablePicture("only MuJoCo environments can be ray-cast")
+            raise UnusablePicture("only MuJoCo environments can be drawn without their own pictures")
         inner = env.unwrapped
-        caster = RayCaster(inner.model, size, size, choose_camera(env))
-        return env, obs, lambda: caster.render(inner.data)
-    if name in GL_BACKENDS:
-        os.environ["MUJOCO_GL"] = name  # Gymnasium reads it when the first picture is asked for
+        camera = choose_camera(env)
+        if name == "raycast":
+            painter: RayCaster | GLPainter = RayCaster(inner.model, size, size, camera)
+        else:
+            from rltemplate.run.opengl import GLPainter
+
+            painter = GLPainter(inner.model, size, camera, name)
+        return env, obs, lambda: painter.render(inner.data)
     env = make_env("rgb_array")
     obs, _ = env.reset(seed=seed)
-    if name in GL_BACKENDS and is_mujoco(env):
-        _prepare_gl(env, size)
     expected: tuple[int, ...] | None = None
 
     def draw() -> NDArray[np.uint8]:
@@ -202,39 +197,3 @@ def checked_picture(picture: Any) -> NDArray[np.uint8]:
         shape = "x".join(map(str, picture.shape)) or "scalar"
         raise UnusablePicture(f"render() returned {picture.dtype} {shape}, not uint8 height x width x 3")
     return picture
-
-
-def _prepare_gl(env: Any, size: int) -> None:
-    """Fast settings and the ray caster's camera, before Gymnasium makes its OpenGL context.
-
-    Shadow maps and multisampling take nine tenths of the time of software OpenGL.
-    """
-    import mujoco
-
-    from rltemplate.run.raycast import choose_camera
-
-    inner = env.unwrapped
-    inner.model.vis.quality.shadowsize = 0
-    inner.model.vis.quality.offsamples = 0
-    renderer = getattr(inner, "mujoco_renderer", None)
-    if renderer is None:
-        return
-    camera = choose_camera(env)
-    renderer.width = renderer.height = size
-    inner.model.vis.global_.offwidth = max(int(inner.model.vis.global_.offwidth), size)
-    inner.model.vis.global_.offheight = max(int(inner.model.vis.global_.offheight), size)
-    if camera.fixed_id >= 0:
-        renderer.camera_id = camera.fixed_id
-        return
-    following = camera.track_body > 0
-    kind = mujoco.mjtCamera.mjCAMERA_TRACKING if following else mujoco.mjtCamera.mjCAMERA_FREE
-    renderer.camera_id = None  # any number would make Gymnasium overrule the kind of camera set here
-    renderer.default_cam_config = {
-        "type": int(kind),
-        "fixedcamid": -1,
-        "trackbodyid": camera.track_body,
-        "lookat": np.array(camera.lookat),
-        "distance": camera.distance,
-        "azimuth": camera.azimuth,
-        "elevation": camera.elevation,
-    }

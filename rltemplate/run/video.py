@@ -58,9 +58,9 @@ class VideoRecorder:
     it must be picklable by cloudpickle (functions, partials and closures over plain data are). `seed` fixes
     the episode. `note` gets one line, once, if videos turn out to be impossible. `max_steps` ends an
     endless episode. `fps` is the wanted frame rate; by default a video runs in real time with at most 30
-    frames per second. `size` is the edge of MuJoCo's pictures in pixels. `renderers` names what to try, in
-    order, instead of choosing by the kind of environment (`render.RENDERERS`). A renderer that does not
-    answer for `stall_s` seconds is given up.
+    frames per second. `size` is the edge of MuJoCo's pictures in pixels. `renderers` names what to try for
+    MuJoCo, in order, instead of OpenGL where it is found and then the ray caster (`render.RENDERERS`). A
+    renderer that does not answer for `stall_s` seconds is given up.
 
     After a recording `renderer` names what drew it; `failures` says why others did not.
     """
@@ -86,7 +86,8 @@ class VideoRecorder:
         self._make_env, self._policy, self._note = make_env, policy, note
         self._seed = int(np.random.SeedSequence(seed, spawn_key=_SEED_KEY).generate_state(1)[0])
         self._max_steps, self._fps, self._size, self._caption = max_steps, fps, size, caption
-        self._candidates = list(renderers) if renderers is not None else None
+        self._wanted = renderers
+        self._candidates: list[str] | None = None
         self._stall_s = stall_s
         self._hint = ""
         self._noted = False
@@ -156,12 +157,14 @@ class VideoRecorder:
     def _choose(self, kind: str) -> str:
         if kind == "mujoco":
             self._hint = render.INSTALL_HINT
-        if self._candidates is None and kind == "mujoco":
+        if self._candidates is None and kind != "mujoco":
+            self._candidates = ["native"]
+        elif self._candidates is None and self._wanted is not None:
+            self._candidates = list(self._wanted)
+        elif self._candidates is None:
             found = render.find_gl(timeout_s=min(20.0, self._stall_s))
             self.failures.update(found.failures)
             self._candidates = [*([found.backend] if found.backend else []), "raycast"]
-        elif self._candidates is None:
-            self._candidates = ["native"]
         return self._left()[0]
 
     def _left(self) -> list[str]:
