@@ -29,9 +29,10 @@ class RunningNorm(nn.Module):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Keep float32 copies, so that normalising costs two float32 operations and no conversion."""
-        self._shift = self.mean.float()
-        self._scale = (self.var + self.epsilon).rsqrt().float()
+        """Keep copies in torch's default type, so that normalising costs two operations and no conversion."""
+        precision = torch.get_default_dtype()
+        self._shift = self.mean.to(precision)
+        self._scale = (self.var + self.epsilon).rsqrt().to(precision)
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
@@ -49,7 +50,7 @@ class RunningNorm(nn.Module):
 
     @property
     def scaling(self) -> tuple[Tensor, Tensor]:
-        """Mean and inverse deviation (size,) in float32, for `scaled`."""
+        """Mean and inverse deviation (size,) in torch's default type, for `scaled`."""
         return self._shift, self._scale
 
     def scaled(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

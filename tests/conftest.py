@@ -40,7 +40,7 @@ for name in ALGORITHMS:  # a new algorithm runs as it is until somebody shrinks 
 Configure = Callable[..., Config]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def configure() -> Configure:
     """Compose `conf/` with overrides, recipe included, and return the typed configuration."""
 

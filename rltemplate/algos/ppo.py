@@ -153,7 +153,7 @@ def ppo_loss(
     entropy = dist.entropy(params).mean()
     loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
     approx_kl = (ratio - 1.0 - log_ratio).mean()  # the k3 estimator of Schulman, joschu.net/blog/kl-approx
-    clip_fraction = ((ratio - 1.0).abs() > config.clip_coef).float().mean()
+    clip_fraction = ((ratio - 1.0).abs() > config.clip_coef).to(ratio.dtype).mean()
     return loss, (policy_loss, value_loss, entropy, approx_kl, clip_fraction, (ratio - 1.0).abs().max())
 
 
@@ -291,7 +291,7 @@ class PPO:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         # Nothing waits for a GPU: what the system may page out is taken over before the call returns.
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
 
     def _scaled_reward(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) divided by the running deviation of the discounted return."""

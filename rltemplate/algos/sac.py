@@ -310,7 +310,7 @@ class SAC:
             noise = self.probe("noise", torch.rand(len(obs), codec.action_size, generator=stream))
             return (2.0 * noise - 1.0).numpy()
         noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
-        rows = torch.from_numpy(obs).to(self.device, non_blocking=True)
+        rows = self._to_device(obs)
         params, noise, action = self._decide(self.nets.actor.current, self._scaling(), rows, noise)
         if self.programs.opaque:
             self.probe("policy", params)
@@ -331,10 +331,13 @@ class SAC:
         return self.obs_norm.scaling if self.config.normalize_obs else ()
 
     def _policy(self, obs: np.ndarray) -> Tensor:
-        return self.nets.actor.module(self._normalized(torch.from_numpy(obs).to(self.device)))  # type: ignore[no-any-return]
+        return self.nets.actor.module(self._normalized(self._to_device(obs)))  # type: ignore[no-any-return]
 
     def _normalized(self, obs: Tensor) -> Tensor:
         return self.obs_norm(obs) if self.config.normalize_obs else obs
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
 
     # Learning
 

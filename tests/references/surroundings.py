@@ -1,0 +1,147 @@
+"""An environment of pseudo-random data, N copies of it, and statistics over everything seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32)),
+    "discrete": spaces.Discrete(3),
+    "several": spaces.MultiDiscrete([3, 2]),
+}
+NETWORKS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
+class Noisy(gym.Env[np.ndarray, Any]):
+    """Walks at random: observations of unequal size and offset, short episodes that end in both ways.
+
+    Every observation and reward depends on the action, and on nothing before the last step. Both are exact in
+    float32.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def __init__(self, actions: str = "box", render_mode: str | None = None) -> None:
+        self.action_space = ACTIONS[actions]
+
+    def _obs(self, push: float) -> np.ndarray:
+        draws = self.np_random.standard_normal(4) * [1.0, 3.0, 0.2, 8.0] + [0.0, 5.0, -1.0, 0.0]
+        return (draws + push).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start somewhere else than where an episode ends."""
+        super().reset(seed=seed)
+        return self._obs(-2.0), {}
+
+    def step(self, action: Any) -> Any:
+        """One step; now and then both ends at once."""
+        push = float(np.dot(np.atleast_1d(action), [1.0, -0.5][: np.size(action)]))
+        reward = float(np.float32(3.0 * self.np_random.standard_normal() - push * push + 1.0))
+        terminated, truncated = (self.np_random.random(2) < 0.1).tolist()
+        return self._obs(push), reward, terminated, truncated, {}
+
+
+class Outcome(NamedTuple):
+    """One step of one environment."""
+
+    obs: Tensor  # (O,) to act on next: after a reset where the episode ended
+    reward: float
+    terminated: bool
+    truncated: bool
+    next_obs: Tensor  # (O,) before any reset
+
+
+class Copies:
+    """N environments, one after the other."""
+
+    def __init__(self, env_id: str, seeds: Sequence[int], **kwargs: Any) -> None:
+        self.envs = [gym.make(env_id, disable_env_checker=True, **kwargs) for _ in seeds]
+        self.seeds = seeds
+        self.space = self.envs[0].action_space
+
+    def reset(self) -> Tensor:
+        """The first observations (N, O)."""
+        pairs = zip(self.envs, self.seeds, strict=True)
+        return torch.stack([_tensor(env.reset(seed=seed)[0]) for env, seed in pairs])
+
+    def step(self, actions: Tensor) -> list[Outcome]:
+        """What each environment makes of its action (N, A), in [-1, 1] where it is continuous."""
+        return [self._one(env, action) for env, action in zip(self.envs, actions, strict=True)]
+
+    def _one(self, env: gym.Env[Any, Any], action: Tensor) -> Outcome:
+        obs, reward, terminated, truncated, _ = env.step(self._native(action.numpy()))
+        successor = _tensor(obs)
+        if terminated or truncated:
+            obs, _ = env.reset()
+        return Outcome(_tensor(obs), float(reward), terminated, truncated, successor)
+
+    def _native(self, action: np.ndarray) -> Any:
+        if isinstance(self.space, spaces.Box):
+            share = (action.clip(-1.0, 1.0) + 1.0) / 2.0
+            return (self.space.low + share * (self.space.high - self.space.low)).astype(np.float32)
+        return int(action[0]) if isinstance(self.space, spaces.Discrete) else action
+
+
+def _tensor(obs: np.ndarray) -> Tensor:
+    return torch.from_numpy(obs.astype(np.float64))
+
+
+class Statistics:
+    """Mean and variance of all rows ever seen, from a list of them."""
+
+    def __init__(self, clip: float, size: int) -> None:
+        self.clip = clip
+        self.rows: list[Tensor] = []  # (size,) each
+        self.mean, self.var = torch.zeros(size), torch.ones(size)
+
+    def see(self, rows: Sequence[Tensor]) -> None:
+        """Take further rows into account."""
+        self.rows += rows
+        every = torch.stack(self.rows)
+        self.mean = every.mean(0)
+        self.var = (every - self.mean).pow(2).mean(0)
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """`x` with zero mean and unit deviation, clipped."""
+        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-self.clip, self.clip)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """`x` with unit deviation, clipped."""
+        return (x / (self.var + 1e-8).sqrt()).clamp(-self.clip, self.clip)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What has been found, by name."""
+        count = torch.tensor(float(len(self.rows)))
+        return {f"{name}/mean": self.mean, f"{name}/var": self.var, f"{name}/count": count}
+
+
+def network(sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """A multi-layer perceptron."""
+    layers: list[nn.Module] = []
+    for size_in, size_out in pairwise(sizes):
+        layers += [nn.Linear(size_in, size_out), NETWORKS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def flat(tensors: Any) -> Tensor:
+    """Tensors one after the other, as one vector."""
+    return torch.cat([x.detach().reshape(-1) for x in tensors])
+
+
+def adam_state(optimizer: torch.optim.Adam, name: str) -> dict[str, Tensor]:
+    """Both moments and the number of steps of torch's Adam, by name."""
+    parameters = optimizer.param_groups[0]["params"]
+    states = [optimizer.state[p] for p in parameters]
+    if not states[0]:
+        zeros = torch.zeros_like(flat(parameters))
+        return {f"{name}/mu": zeros, f"{name}/nu": zeros, f"{name}/steps": torch.tensor(0.0)}
+    mu, nu = (flat(state[key] for state in states) for key in ("exp_avg", "exp_avg_sq"))
+    return {f"{name}/mu": mu, f"{name}/nu": nu, f"{name}/steps": states[0]["step"].double()}
