@@ -240,7 +240,7 @@ def replay(job: Job, request: Request) -> None:
         keeper = Keeper(inner, request)
         algorithm.probe = keeper
         for iteration in range(first, request.iteration + 1):
-            trace.step_by_step = keeper.inside = iteration == request.iteration
+            trace.step_by_step = keeper.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
             keeper.results(result.probes)
             keeper.end()
