@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate import denormals
 from rltemplate.types import ConfigError, Episode
 from rltemplate.vector import Kind, Serial, VectorEnv
 from rltemplate.workers import Hosts, Workers
@@ -44,7 +45,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
             importlib.import_module(module)
         if uses_mujoco(name):
             _quiet_mujoco()
-        return gym.make(
+        env = gym.make(
             spec.id,
             max_episode_steps=spec.max_episode_steps,
             render_mode=render_mode,
@@ -68,6 +69,8 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
             kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
             raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{reason}") from error
         raise
+    denormals.keep()
+    return env
 
 
 def uses_mujoco(env_id: str) -> bool:

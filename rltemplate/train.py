@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rltemplate import kernels
+from rltemplate import denormals, kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
 from rltemplate.config import Config, Device, TraceDetail, VideoRenderer, from_dict, load_config, to_dict
@@ -664,6 +664,7 @@ class Member:
 def train(together: Together, going: Callable[[], Sequence[int]], stop: Stop, after: AfterIteration) -> None:
     """The loop. `going` says which places of the group have more to do, `after` looks at what they did."""
     while stop.signal is None and (places := going()):
+        denormals.keep()  # observers load libraries too
         started = time.perf_counter()
         results = together.train_iteration(places)
         seconds = time.perf_counter() - started

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate import denormals
 from rltemplate.env_state import Recorder, read_states, restore_states
 from rltemplate.types import ConfigError, RunError
 
@@ -203,6 +204,7 @@ class Serial(Recorded):
         obs = self._outcome.obs
         for row, (member, seed) in enumerate(zip(self._members, seeds, strict=True)):
             obs[row] = member.reset(seed=seed)[0]
+        denormals.keep()
         return obs
 
     def reset_some(self, mask: np.ndarray) -> np.ndarray:
@@ -210,6 +212,7 @@ class Serial(Recorded):
         obs = self._outcome.obs
         for row in np.flatnonzero(mask).tolist():
             obs[row] = self._members[row].reset()[0]
+        denormals.keep()
         return obs
 
     def begin(self, actions: np.ndarray) -> None:
@@ -221,6 +224,7 @@ class Serial(Recorded):
         obs, reward, terminated, truncated = self._outcome
         for row, (step, action) in enumerate(zip(self._steps, self._actions, strict=True)):
             obs[row], reward[row], terminated[row], truncated[row], _ = step(action)
+        denormals.keep()  # many load their libraries where they first need them
         return self._outcome
 
     def step_from_arrays(self) -> None:

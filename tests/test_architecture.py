@@ -32,15 +32,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rng": ("types",),
     "foreign_rng": ("types", "rng"),
     "kernels": (),
+    # Of the thread it is called in: whoever may load libraries calls it.
+    "denormals": ("types",),
     "networks": ("types", "kernels"),
     "normalize": ("types",),
     "programs": (),
     "optim": ("types", "kernels"),
     "buffers": ("types", "rng"),
     "env_state": ("types",),
-    "vector": ("types", "env_state"),
+    "vector": ("types", "denormals", "env_state"),
     "workers": ("types", "vector", "foreign_rng"),
-    "envs": ("types", "rng", "vector", "workers"),
+    "envs": ("types", "denormals", "rng", "vector", "workers"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.
     "algos": ("types",),
     # The package next to an algorithm is its settings, never a second algorithm.
@@ -57,7 +59,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "kernels",
     ),
     # Applies a level and reads it back, also from the package's own kernels.
-    "run.determinism": ("types", "run", "run.*", "kernels"),
+    "run.determinism": ("types", "run", "run.*", "kernels", "denormals"),
     "run.libraries": ("kernels",),
     "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
@@ -84,6 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "types",
         "rng",
         "kernels",
+        "denormals",
         "programs",
         "foreign_rng",
         "envs",

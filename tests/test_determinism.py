@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Configure
+from gymnasium import spaces
 
+from rltemplate.envs import Envs, EnvSpec
+from rltemplate.run import determinism, profile
 from rltemplate.run.determinism import prepared, process_environment, resolve_device
 from rltemplate.types import ConfigError
 
@@ -40,9 +50,11 @@ for i in range(2000):  # on busy cores the threads rarely meet
     results.add(torch.zeros(50).index_put_((index,), values, accumulate=True).numpy().tobytes())
     if i >= 40 and (len(results) > 1 or settings["deterministic_algorithms"]):
         break
+small = torch.full((300_003,), sys.float_info.min, dtype=torch.float64)
+tiny = int((small * 0.25).count_nonzero())  # in all threads
 total = float(torch.randn(300_003, generator=generator).sum())  # each thread has a part of its own
-seen = {"results": len(results), "draws": draws, "sum": total, "compiler": "torch._inductor" in sys.modules}
-print(json.dumps({"settings": settings, **seen}))
+seen = {"results": len(results), "draws": draws, "sum": total, "tiny": tiny}
+print(json.dumps({"settings": settings, "compiler": "torch._inductor" in sys.modules, **seen}))
 """
 
 
@@ -117,8 +129,6 @@ def test_a_switch_that_did_not_take_stops_the_run(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was not prepared: its hash seed is another one than the level asks for."""
-    from rltemplate.run import determinism
-
     config = configure()
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     threads, algorithms = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -143,3 +153,95 @@ def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         resolve_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto").type == "cuda"
+
+
+# --- Denormal numbers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast_math(tmp_path: Path) -> Iterator[Path]:
+    """A library that switches flushing on when it is loaded, as everything linked with -ffast-math may."""
+    compiler = shutil.which("cc")
+    if compiler is None or os.uname().machine != "x86_64":
+        pytest.skip("needs a C compiler, and a library for x86-64")
+    source, library = tmp_path / "fast.c", tmp_path / "fast.so"
+    # GCC 13 and later link the same without being asked into programs only.
+    source.write_text(
+        "#include <xmmintrin.h>\n"
+        "__attribute__((constructor)) static void fast(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }\n"
+    )
+    subprocess.run([compiler, "-O2", "-ffast-math", "-shared", "-fPIC", source, "-o", library], check=True)
+    yield library
+    torch.set_flush_denormal(False)
+
+
+def flushes() -> bool:
+    return not sys.float_info.min * float("0.5") > 0.0
+
+
+class Hasty(gym.Env[np.ndarray, Any]):
+    """Loads a library when it is made, reset or stepped."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, library: str, when: str, render_mode: str | None = None) -> None:
+        self.library, self.when = library, when
+        self._load("make")
+
+    def _load(self, now: str) -> None:
+        if now == self.when:
+            ctypes.CDLL(self.library)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode."""
+        self._load("reset")
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        """Give 1 for denormal numbers that stay what they are."""
+        kept = float(not flushes())
+        self._load("step")
+        return np.zeros(1), kept, False, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("when", ["make", "reset", "step"])
+def test_a_library_of_an_environment_flushes_nothing(fast_math: Path, when: str, num_workers: int) -> None:
+    gym.register("Hasty-v0", entry_point="test_determinism:Hasty")
+    spec = EnvSpec("Hasty-v0", None, {"library": str(fast_math), "when": when})
+    envs = Envs(spec, 1, [0], num_workers)
+    try:
+        envs.reset()
+        rewards = [envs.step(np.zeros((1, 1), np.int64)).reward[0] for _ in range(3)]
+        assert rewards == [1.0, 1.0, 1.0]
+        assert not flushes()
+    finally:
+        envs.close()
+        del gym.registry["Hasty-v0"]
+
+
+def test_a_preloaded_library_flushes_nothing(configure: Configure, fast_math: Path) -> None:
+    seen = report(configure, "num_threads=2", LD_PRELOAD=str(fast_math))
+    assert seen["tiny"] == 300_003
+    assert isinstance(seen["settings"], dict)
+    assert seen["settings"]["flush_to_zero"] is False
+
+
+def test_flushing_that_stays_on_is_refused_and_changes_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str:
+        monkeypatch.setattr(profile, "PARTS", {"denormals": profile.PARTS["denormals"]})
+        return profile.digests(physics=False)["denormals"]
+
+    kept, switch = digest(), torch.set_flush_denormal
+    settings = determinism.read_back()
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
+    try:
+        switch(True)
+        assert digest() != kept
+        with pytest.raises(ConfigError, match="flush_to_zero should be False and is True after the env"):
+            determinism.confirm(settings)
+        with pytest.raises(ConfigError, match="cannot be switched off here"):
+            Envs(EnvSpec("CartPole-v1", None, {}), 1, [0])
+    finally:
+        switch(False)

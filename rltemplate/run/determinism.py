@@ -7,10 +7,12 @@ from where it takes effect, and a switch that did not take stops the run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rltemplate import denormals
 from rltemplate.run import libraries
 from rltemplate.run.machine import cpu_identity
 from rltemplate.run.variables import REMOVED, ROW_GROUPS
@@ -116,6 +118,7 @@ def apply(
     from rltemplate import kernels
 
     torch.set_num_threads(num_threads)
+    _keep_denormals()
     if compiles:
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
@@ -147,15 +150,26 @@ def confirm(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ConfigError` if that is not what `apply` returned, or if fewer threads compute than asked for.
     """
-    now = read_back() | {"parallel_threads": libraries.parallel_threads()}
-    wanted = dict(settings) | {"parallel_threads": settings["torch_num_threads"]}
+    now = read_back()
+    wanted = dict(settings)
+    flushed = libraries.in_parallel(_keep_denormals)
+    if flushed is not None:
+        now |= {"parallel_threads": len(flushed), "flush_to_zero": any(flushed)}
+        wanted["parallel_threads"] = wanted["torch_num_threads"]
     for name, value in wanted.items():
-        if now[name] != value and (name, now[name]) != ("parallel_threads", None):
+        if now[name] != value:
             raise ConfigError(
                 f"determinism: {name} should be {value} and is {now[name]} after the environment was made; "
                 "something in it, or a variable of OpenMP, sets that"
             )
     return now
+
+
+def _keep_denormals() -> bool:
+    """Have the calling thread keep denormal numbers; whether it flushes them all the same."""
+    with contextlib.suppress(ConfigError):
+        denormals.keep()
+    return denormals.flushed()
 
 
 def _row_groups() -> int:
@@ -179,6 +193,7 @@ def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, An
     wanted = {
         "torch_num_threads": num_threads,
         "openmp_dynamic": False,
+        "flush_to_zero": False,
         "deterministic_algorithms": switches.deterministic_algorithms,
         "fill_uninitialized_memory": switches.fill_uninitialized_memory,
         "cudnn_benchmark": switches.cudnn_benchmark,
@@ -208,6 +223,7 @@ def read_back() -> dict[str, Any]:
     deterministic: Any = torch.utils.deterministic
     return {
         "torch_num_threads": torch.get_num_threads(),
+        "flush_to_zero": denormals.flushed(),
         "openmp_dynamic": libraries.openmp_dynamic(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": deterministic.fill_uninitialized_memory,

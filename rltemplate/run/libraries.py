@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+V = TypeVar("V")
 
 # MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
 # library gives back for a branch, and the bit for its strict form.
@@ -66,17 +69,20 @@ def openmp_dynamic() -> bool:
     return function is not None and bool(function())
 
 
-def parallel_threads() -> int | None:
-    """The threads that take part in a parallel region of torch's OpenMP; None for another OpenMP than GNU's.
+def in_parallel(work: Callable[[], V]) -> list[V] | None:
+    """What `work` returns in each thread of a parallel region of torch's OpenMP; None without GNU's OpenMP.
 
-    They are counted as they come. Starts the threads: a process that is forked afterwards must not use torch
-    with more than one.
+    Starts the threads: a process that is forked afterwards must not use torch with more than one.
     """
     region = _function("GOMP_parallel")
     if region is None:
         return None
-    came: set[int] = set()
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: came.add(threading.get_native_id()))
+    found: dict[int, V] = {}
+
+    def note(_: object) -> None:
+        found[threading.get_native_id()] = work()
+
     region.restype = None
-    region(callback, None, 0, 0)  # as many threads as OpenMP gives, whatever was asked for
-    return len(came)
+    # As many threads as OpenMP gives, whatever was asked for.
+    region(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(note), None, 0, 0)
+    return list(found.values())

@@ -137,6 +137,24 @@ def _generator() -> torch.Generator:
 Results = Iterable[Any]
 
 
+def _denormals() -> Results:
+    import torch
+
+    from rltemplate import kernels
+
+    patterns = np.arange(1, 101, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**23)
+    for bits in (patterns.astype(np.uint32), patterns << np.uint64(29)):
+        x: Array = bits.view(np.float32 if bits.itemsize == 4 else np.float64)
+        yield from (x * x.dtype.type(0.75), x / x.dtype.type(3), x + x[::-1], x.sum())
+        yield struct.pack("<100d", *(0.5 * v for v in x.tolist()))
+        tensor = torch.from_numpy(x)
+        yield from (tensor * 0.75, tensor / 3.0, tensor + tensor.flip(0), tensor.sum())
+        layer = kernels.Linear(10, 3, bias=False, dtype=tensor.dtype)
+        layer.weight.data = _tensor(3, 10, double=bits.itemsize == 8)
+        with torch.no_grad():
+            yield layer(tensor.view(10, 10))
+
+
 def _libm() -> Results:
     two: dict[str, Callable[[float], float]] = {
         "atan2": lambda v: math.atan2(v, 0.7),
@@ -301,6 +319,7 @@ def _physics() -> Results:
 
 
 PARTS: Mapping[str, tuple[str, Callable[[], Results]]] = {
+    "denormals": ("numbers too small for a full mantissa, in Python, numpy and torch", _denormals),
     "libm": ("the C library's functions, as Python and MuJoCo call them", _libm),
     "numpy_functions": ("numpy's elementary functions", _numpy_functions),
     "numpy_sums": ("numpy's sums and norms", _numpy_sums),

@@ -1,0 +1,35 @@
+"""Numbers too small for a full mantissa, which stay what they are as long as nobody has them flushed to zero.
+
+Any shared library that was linked with -ffast-math may switch flushing on when it is loaded: in the thread
+that loads it and in those that are started from there. With it sums, square roots and Adam give other bits.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rltemplate.types import ConfigError
+
+_SMALLEST = sys.float_info.min  # with a full mantissa
+
+
+def flushed() -> bool:
+    """Whether this thread takes denormal numbers for zero, or makes them zero."""
+    return not _SMALLEST * 0.5 > 0.0
+
+
+def keep() -> None:
+    """Switch flushing off in this thread, after anything that may have loaded a library.
+
+    Raises `ConfigError` where that does not help.
+    """
+    if not flushed():
+        return
+    import torch  # hardly ever needed, and too long for a check of the configuration
+
+    torch.set_flush_denormal(False)
+    if flushed():
+        raise ConfigError(
+            "a library flushes denormal numbers to zero, and that cannot be switched off here; look for one "
+            "that was linked with -ffast-math, among LD_PRELOAD and what the environment loads"
+        )
