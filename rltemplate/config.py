@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.algos import ALGORITHMS, AlgoConfig
-from rltemplate.types import ConfigError, count, number, removed_keys, without_removed
+from rltemplate.recorded_keys import removed_keys, with_present_keys
+from rltemplate.types import ConfigError, count, number
 
 
 class Device(Enum):
@@ -161,6 +162,7 @@ class Config:
     env: EnvConfig = field()
     determinism: DeterminismConfig = field()
     logger: LoggerConfig = field()
+    recipe: str | None = field()
     experiment: str | None = field()
     seed: int = number(0, 2**63 - 1)
     seeds: list[int] | None = number(0, 2**63 - 1)  # noqa: RUF009 - a field, not a shared default
@@ -324,7 +326,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
     Values are data: a `${...}` in them stands for itself.
     """
-    values = without_removed(values)
+    values = with_present_keys(values)
     for key, value in removed_keys(values).items():
         raise ConfigError(
             f"{key}={value}: this version no longer has it; `make reproduce run=RUN` runs the recorded code"

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config import from_dict, to_yaml
+from rltemplate.config import from_dict, to_dict, to_yaml
 from rltemplate.launch import Job
 from rltemplate.resume import Continuation, config_digest, cut_back, take
 from rltemplate.run import paths
@@ -104,7 +104,7 @@ class RunFolder:
             "overrides": job.overrides,
             "sweep": None if job.sweep is None else asdict(job.sweep),
             "git": asdict(git),
-            "config_digest": config_digest(self._config),
+            "config_digest": config_digest(to_dict(self._config)),
         }
 
     # --- A run that goes on ------------------------------------------------------------------------------
@@ -127,6 +127,7 @@ class RunFolder:
         self.git = git = continue_run(snapshot, before, self._job.run_id, to_yaml(self._config))
         facts = {"command_line": self._job.command, **continuation.facts(), "commit": git.commit}
         facts |= {"git_problem": git.problem} if git.problem else {}
+        facts["config_digest"] = config_digest(to_dict(self._config))  # of the text that is written now
         try:
             self._record = Record.resume(self.path, facts)
             cut_back(self.path, self._config, continuation)

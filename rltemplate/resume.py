@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
+import yaml
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.run_files import leaves, read_config, value_of
 from rltemplate.config import Config, Level, check, from_dict, load_config, to_dict, to_yaml
 from rltemplate.launch import Group, Job
+from rltemplate.recorded_keys import with_present_keys
 from rltemplate.run import paths
 from rltemplate.run.changes import files_between
 from rltemplate.run.checkpoint import (
@@ -44,7 +46,7 @@ from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot
-from rltemplate.types import ASIDE, MEANS, REMOVED, ConfigError, without_removed
+from rltemplate.types import ASIDE, MEANS, ConfigError
 
 ACCEPT = "changes"
 
@@ -281,7 +283,7 @@ def find_continuations(jobs: Sequence[Job], snapshot: Snapshot) -> dict[int, Con
     if not checkpoints:
         alive, before = left, next(iter(left.values())).seeds
         for run in alive.values():
-            _check_beginning(run.dir, run.record, run.config, shared=len(left) > 1)
+            _check_beginning(run.dir, run.record, run.config.checkpoint_every, shared=len(left) > 1)
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
     now = [run.config.seed for run in alive.values()]
     going = {place: run for place, run in alive.items() if not run.finished}
@@ -401,14 +403,13 @@ def _load_shared(
     return found, seeds
 
 
-def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config, shared: bool) -> None:
+def _check_beginning(run_dir: Path, record: Mapping[str, Any], every: int, shared: bool) -> None:
     """Raise ConfigError unless a run that has no checkpoint may start again in its folder.
 
     `shared`: it has none that those have as well which are trained together with it.
     """
     rows = rows_so_far(run_dir)
     reached = int(rows[-1]["env_steps"]) if rows else 0
-    every = config.checkpoint_every
     if reached > 0 and (record["status"] == "finished" or every == 0 or reached >= 2 * every):
         why = "it was told to keep none" if every == 0 else "they are gone"
         what = "has no checkpoint"
@@ -418,14 +419,16 @@ def _check_beginning(run_dir: Path, record: Mapping[str, Any], config: Config, s
             f"{run_dir.name}: {what} after {reached:,} environment steps, {why}; starting again "
             "would overwrite what it has shown; begin a new run instead"
         )
-    if record.get("config_digest") not in (None, config_digest(config)):
+    # Of the text as it lies there: the code that wrote it may have had other keys.
+    recorded = yaml.safe_load((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
+    written = [start.get("config_digest") for start in (record, *record.get("resumed", []))]
+    if any(written) and config_digest(recorded) not in written:
         raise ConfigError(f"{run_dir.name}: {paths.CONFIG} was changed since the run began; bring it back")
 
 
-def config_digest(config: Config) -> str:
-    """Of all values that decide a run, but for how long it is."""
-    values = {key: value for key, value in deciding(config).items() if key != "total_env_steps"}
-    values |= REMOVED  # records of earlier versions have their digest with them
+def config_digest(values: Mapping[str, Any]) -> str:
+    """Of all values of a configuration (nested) that decide a run, but for how long it is."""
+    values = {key: value for key, value in _deciding(values) if key != "total_env_steps"}
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
@@ -434,7 +437,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
     `free` names root keys that may differ beside those that say where a run lies and by what means.
     """
-    before, now = without_removed(before), to_dict(config)
+    before, now = with_present_keys(before), to_dict(config)
     algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
@@ -453,7 +456,11 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
 def deciding(config: Config) -> dict[str, Any]:
     """What decides a run, by dotted key: all but where it lies, what it is for and by what means."""
-    return {key: value for key, value in leaves(to_dict(config)) if key not in (*ASIDE, *MEANS)}
+    return dict(_deciding(to_dict(config)))
+
+
+def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in leaves(values) if key not in (*ASIDE, *MEANS))
 
 
 def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:

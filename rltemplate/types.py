@@ -39,36 +39,11 @@ OBSERVING = (
 )
 # Single keys, in dotted form, that say by what means a run is computed: the numbers are the same.
 MEANS = ("env.num_workers",)
-# Keys of earlier versions, in dotted form, each with the value at which a run does not depend on it.
-REMOVED = {"env.backend": "gymnasium"}
 
 
 def may_decide(key: str) -> bool:
     """Whether a key of the configuration, in dotted form, may change what is computed (see also `ASIDE`)."""
     return key.partition(".")[0] not in OBSERVING and key not in MEANS
-
-
-def removed_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `REMOVED` that a recorded configuration has, with their values."""
-    found = {}
-    for key in REMOVED:
-        parent, _, name = key.rpartition(".")
-        holder = values.get(parent) if parent else values
-        if isinstance(holder, Mapping) and name in holder:
-            found[key] = holder[name]
-    return found
-
-
-def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded configuration without the keys of `REMOVED` that are at their neutral value."""
-    kept = dict(values)
-    for key, value in removed_keys(values).items():
-        if value == REMOVED[key]:
-            parent, _, name = key.rpartition(".")
-            if parent:
-                kept[parent] = dict(kept[parent])
-            del (kept[parent] if parent else kept)[name]
-    return kept
 
 
 class ConfigError(Exception):

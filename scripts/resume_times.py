@@ -115,7 +115,7 @@ def _signals() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for path in sorted((PROJECT / "conf" / "env").glob("[A-Z]*.yaml")):
         for algo in ("ppo", "sac"):
-            if not (PROJECT / "conf" / "experiment" / f"{algo}-{path.stem}.yaml").exists():
+            if not (PROJECT / "conf" / "recipe" / f"{algo}-{path.stem}.yaml").exists():
                 continue
             # Learning from the start: an iteration that only collects is over sooner.
             more = ["algo.learning_starts=300"] if algo == "sac" else []

@@ -67,7 +67,8 @@ def is_known(plan: cli.Plan) -> bool:
         return False
     config, choices, overrides, _ = plan.alone
     touched = any(word.lstrip("+~").startswith(("env.kwargs", "env.id", "env.max_")) for word in overrides)
-    return config.experiment == f"{choices['algo']}-{choices['env']}" and not touched
+    own = config.experiment is not None
+    return config.recipe == f"{choices['algo']}-{choices['env']}" and not own and not touched
 
 
 def check_environments(configs: Sequence[Config]) -> None:

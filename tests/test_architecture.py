@@ -64,13 +64,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
     # Reads run folders, so that comparing works on a laptop without torch.
-    "analysis.*": ("types", "run.paths", "run.record", "run.influence", "analysis", "analysis.*"),
-    "config": ("types", "algos"),
+    "analysis.*": (
+        "types",
+        "recorded_keys",
+        "run.paths",
+        "run.record",
+        "run.influence",
+        "analysis",
+        "analysis.*",
+    ),
+    "recorded_keys": (),
+    "config": ("types", "algos", "recorded_keys"),
     "launch": ("types", "config", "run.*"),
     "cli": ("types", "words", "algos", "config", "launch", "cli.*"),
     "cli.*": ("types", "words", "algos", "config", "launch", "cli", "cli.*"),
     # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
-    "resume": ("types", "algos", "config", "launch", "run", "run.*", "analysis.run_files"),
+    "resume": ("types", "algos", "config", "recorded_keys", "launch", "run", "run.*", "analysis.run_files"),
     # The folder of one run, from its beginning to its end.
     "folder": ("types", "config", "launch", "resume", "run", "run.*"),
     # Several algorithms in one process, of which it knows only the protocol.

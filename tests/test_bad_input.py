@@ -198,7 +198,7 @@ TRAIN = [
     wrong("train", "algo=dqn", "algo=dqn", "allowed: ppo, sac"),
     wrong("train", "algo=", "algo=", "allowed: ppo, sac"),
     wrong("train", "determinism=repat", "did you mean repeat?", "allowed: fast"),
-    wrong("train", "experiment=ppo-Hoper", "did you mean ppo-Hopper?"),
+    wrong("train", "recipe=ppo-Hoper", "did you mean ppo-Hopper?"),
     wrong("train", "hydra/launcher=ray seed=1,2", "hydra/launcher=ray: not installed", "allowed: basic"),
     wrong("train", "hydra/sweeper=optuna seed=1,2", "hydra/sweeper=optuna: not installed", "allowed: basic"),
     wrong("train", "hydra/launcher=submitit_slurm seed=1,2", "no srun", "joblib", on=no_slurm),

@@ -66,6 +66,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("logger=tensorboard", ["part of logger=local"]),
     ("logger=wanb", ["did you mean wandb?", "allowed: local, none, wandb"]),
     ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
+    ("experiment=ppo-Hopper", ["is no experiment", "did you mean recipe=ppo-Hopper?"]),
+    ("recipe=batch-sizes", ["is no recipe", "did you mean experiment=batch-sizes?"]),
     ("debug=fats", ["did you mean fast?"]),
     ("hydra/launcher=jobli", ["did you mean joblib?"]),
     ("hydra/launcher=basic,joblib seed=1,2", ["a sweep has one launcher"]),
@@ -126,7 +128,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("+env.kwargs.max_episode_steps=9", ["use env.max_episode_steps"]),
     ("algo.num_minibatches=7", ["does not divide"]),
     ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
-    ("experiment=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
+    ("recipe=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
     ("runs_dir=", ["runs_dir: expected the name of a folder"]),
     ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
     ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
@@ -142,6 +144,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("+debug=fast", ["without '+', as debug=fast"]),
     ("+algo.extra=1", ["keys can be added to env.kwargs only"]),
     ("~algo", ["nothing can be removed"]),
+    ("~recipe", ["write recipe=null"]),
     ("~experiment", ["write experiment=null"]),
     ("env@other=Hopper", ["'@'"]),
     ("seed=1 seed=2", ["seed is given twice"]),
@@ -323,14 +326,14 @@ def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
 
 
 def test_the_recipe_is_named_only_where_there_is_one() -> None:
-    recipes = {path.stem for path in (cli.CONF / "experiment").glob("*.yaml")}
+    recipes = {path.stem for path in (cli.CONF / "recipe").glob("*.yaml")}
     for algo in ("ppo", "sac"):
         for env in ("CartPole", "Hopper-v5", "MountainCarContinuous-v0"):
             (config,) = cli.preflight([f"algo={algo}", f"env={env}"]).configs
             name = f"{algo}-{env.removesuffix('-v5')}"
-            assert config.experiment == (name if name in recipes else None)
-    (without,) = cli.preflight(["algo=ppo", "env=Hopper", "experiment=null"]).configs
-    assert without.experiment is None
+            assert config.recipe == (name if name in recipes else None)
+    (without,) = cli.preflight(["algo=ppo", "env=Hopper", "recipe=null"]).configs
+    assert without.recipe is None
 
 
 def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:

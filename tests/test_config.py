@@ -19,16 +19,14 @@ from rltemplate import cli
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.run_files import read_config
 from rltemplate.config import Config, Level, from_dict, load_config, to_dict, to_yaml
-from rltemplate.resume import check_same_run
+from rltemplate.resume import check_same_run, config_digest
 from rltemplate.types import ConfigError
 
 FILES = sorted(cli.CONF.rglob("*.yaml"))
 SHARED = [path for path in FILES if path.relative_to(cli.CONF) != Path("local/default.yaml")]
 ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]
 RECIPES = [
-    path.stem
-    for path in FILES
-    if path.parent.name == "experiment" and path.stem.partition("-")[0] in ALGORITHMS
+    path.stem for path in FILES if path.parent.name == "recipe" and path.stem.partition("-")[0] in ALGORITHMS
 ]
 
 
@@ -140,7 +138,7 @@ def test_all_pairs_compose(algo: str) -> None:
     for env in ENVS:
         config = compose(f"algo={algo}", f"env={env}")
         assert config.algo.name == algo
-        assert config.experiment == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
+        assert config.recipe == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -148,8 +146,8 @@ def test_recipes_change_something_for_an_existing_pair(recipe: str) -> None:
     algo, _, env = recipe.partition("-")
     words = [f"algo={algo}", f"env={env}"]
     with_recipe = compose(*words)
-    assert with_recipe.experiment == recipe
-    assert to_dict(with_recipe) != to_dict(compose(*words, "experiment=null")) | {"experiment": recipe}
+    assert with_recipe.recipe == recipe
+    assert to_dict(with_recipe) != to_dict(compose(*words, "recipe=null")) | {"recipe": recipe}
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -277,6 +275,7 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path) == config
+    assert config_digest(yaml.safe_load(path.read_text(encoding="utf-8"))) == config_digest(to_dict(config))
     path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
     assert load_config(path) != config
 
@@ -317,3 +316,38 @@ def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None
     words = [r"logger.wandb.project='\${oc.env:SECRET}'", "logger.wandb.entity=${oc.env:VARIABLE}"]
     wandb = compose(*words).logger.wandb
     assert (wandb.project, wandb.entity) == ("${oc.env:SECRET}", "${oc.env:SECRET}")
+
+
+def test_an_experiment_comes_on_top_of_the_recipe_of_the_pair() -> None:
+    recipe, both = compose("env=CartPole"), compose("env=CartPole", "experiment=seven-runs")
+    assert (both.recipe, both.experiment) == ("ppo-CartPole", "seven-runs")
+    assert to_dict(both.algo) == to_dict(recipe.algo)
+    assert both.total_env_steps != recipe.total_env_steps
+    alone = compose("env=CartPole", "experiment=seven-runs", "recipe=null")
+    assert (alone.recipe, alone.experiment) == (None, "seven-runs")
+    assert to_dict(alone.algo) != to_dict(recipe.algo)
+    # An experiment may take the place of the recipe as well, unless the command names one.
+    stories = ["env=Pendulum", "experiment=batch-sizes"]
+    assert compose(*stories).recipe is None
+    assert compose(*stories, "recipe=ppo-CartPole").recipe == "ppo-CartPole"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "recipe", "experiment"),
+    [("ppo-CartPole", "ppo-CartPole", None), ("my-idea", None, "my-idea"), (None, None, None)],
+)
+def test_recipes_recorded_as_experiments_are_read(
+    recorded: str | None, recipe: str | None, experiment: str | None, tmp_path: Path
+) -> None:
+    now = compose()
+    before = to_dict(now) | {"experiment": recorded}
+    del before["recipe"]
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    config = load_config(path)
+    assert (config.recipe, config.experiment) == (recipe, experiment)
+    assert read_config(tmp_path)[1] == to_dict(config)
+    check_same_run(before, config, "a checkpoint")
+    if recorded != "ppo-CartPole":
+        with pytest.raises(ConfigError, match="a checkpoint was made with"):
+            check_same_run(before, now, "a checkpoint")

@@ -31,7 +31,8 @@ CONFIG: dict[str, Any] = {
     "env": {"id": "Hopper-v5", "num_envs": 8, "kwargs": {}},
     "determinism": {"level": "repeat", "products": "plain", "cpu_capability": None},
     "logger": {"console": True},
-    "experiment": "ppo-Hopper",
+    "recipe": "ppo-Hopper",
+    "experiment": None,
     "seed": 1,
     "total_env_steps": 1_000_000,
     "device": "cpu",
@@ -85,8 +86,8 @@ def names(a: Run, b: Run, files: list[str] | None = None) -> list[str]:
     return [factor.name for factor in forth]
 
 
-SAC_VALUES = {"algo": SAC, "experiment": "sac-Hopper", "env.num_envs": 1, "num_threads": 2}
-PENDULUM = {"env.id": "Pendulum-v1", "env.num_envs": 4, "experiment": "ppo-Pendulum", "algo.gamma": 0.9}
+SAC_VALUES = {"algo": SAC, "recipe": "sac-Hopper", "env.num_envs": 1, "num_threads": 2}
+PENDULUM = {"env.id": "Pendulum-v1", "env.num_envs": 4, "recipe": "ppo-Pendulum", "algo.gamma": 0.9}
 INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capability": "avx2"}}
 
 
@@ -123,10 +124,13 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("determinism.products=auto", {"determinism.products": "auto"}, ["determinism.products"]),
         ("experiment=other", {"experiment": "other", "algo.gamma": 0.9, "num_threads": 2}, ["experiment"]),
         (
-            "env=Pendulum experiment=none",
-            PENDULUM | {"experiment": None, "num_threads": 2},
-            ["env", "experiment"],
+            "env=Pendulum recipe=none",
+            PENDULUM | {"recipe": None, "num_threads": 2},
+            ["env", "recipe"],
         ),
+        ("experiment=other", {"experiment": "other", "recipe": None, "algo.gamma": 0.9}, ["experiment"]),
+        ("experiment=other recipe=none", {"experiment": "other", "recipe": None}, ["experiment", "recipe"]),
+        ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, ["recipe"]),
         ("debug=fast", {"total_env_steps": 2048, "algo.gamma": 0.9, "trace": "step"}, ["debug"]),
         ("debug=fast algo=sac", SAC_VALUES | {"total_env_steps": 2048}, ["algo", "debug"]),
         ("debug=fast total_env_steps=9", {"total_env_steps": 9}, ["total_env_steps"]),
@@ -145,7 +149,7 @@ def test_what_came_along_is_named() -> None:
     assert (factor.kind, factor.a, factor.b) == ("config", "ppo", "sac")
     assert "algo.gamma 0.99 -> 0.98" in factor.detail
     assert f"algo.tau {ABSENT} -> 0.005" in factor.detail
-    assert "experiment ppo-Hopper -> sac-Hopper" in factor.detail
+    assert "recipe ppo-Hopper -> sac-Hopper" in factor.detail
     assert ("algo.gamma", 0.99, 0.98) in found.config
     assert describe(found.factors) == "algo ppo -> sac"
 

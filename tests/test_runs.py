@@ -157,6 +157,12 @@ def test_a_name_or_a_comparison_that_fits_no_run_is_refused(runs_dir: Path, word
     assert says in str(error.value)
 
 
+def test_the_recipe_of_another_pair_does_not_rename_the_environment() -> None:
+    config = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "recipe": "ppo-Hopper"}
+    assert Run.planned({"overrides": ["recipe=ppo-Hopper"]}, config).env == "CartPole-v1"
+    assert Run.planned({"overrides": ["env=Hopper"]}, config | {"env": {"id": "Hopper-v5"}}).env == "Hopper"
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

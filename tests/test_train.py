@@ -108,7 +108,7 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
     run_dir = finished
     assert run_dir.parent.name == "ppo-CartPole"
     config = load_config(run_dir / paths.CONFIG)
-    assert (config.seed, config.experiment, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
+    assert (config.seed, config.recipe, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
 
     record = json.loads((run_dir / paths.RECORD).read_text())
     assert record["id"] == run_dir.name

@@ -47,7 +47,7 @@ def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
             continue
         _, config = read_config(run_dir)
         where = f"{run_dir.name}: {paths.CONFIG}"
-        algo, recipe = str(value_of(config, "algo.name", where)), config.get("experiment")
+        algo, recipe = str(value_of(config, "algo.name", where)), config.get("recipe")
         env = str(recipe).removeprefix(f"{algo}-") if recipe else str(value_of(config, "env.id", where))
         seed = value_of(config, "seed", where)
         if by is not None:

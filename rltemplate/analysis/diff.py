@@ -3,10 +3,11 @@
 A factor is one thing that was changed and that can change what a run computes:
 
 * each key of the configuration, but for those of a choice, which come along with it. Where `algo.name`
-  differs, all of `algo.*` belongs to the factor `algo`, and so do the recipe (`experiment`) and every other
-  key that neither run was given on its command line; likewise `env` with `env.id`, and `determinism` with
-  `determinism.level` and `determinism.*`. With the same algorithm and environment another recipe is a factor,
-  and so is another `debug=` or `local=`. A key that was given to one of the runs (`overrides` in its record)
+  differs, all of `algo.*` belongs to the factor `algo`, and so do the recipe and every other key that neither
+  run was given on its command line; likewise `env` with `env.id`, and `determinism` with `determinism.level`
+  and `determinism.*`. Another experiment is a factor, and the recipe that it takes in place of the usual one
+  comes along. With the same algorithm, environment and experiment another recipe is a factor, and so is
+  another `debug=` or `local=`. A key that was given to one of the runs (`overrides` in its record)
   stays a factor of its own, unless it means nothing to the other algorithm or environment;
 * `code`, whatever the number of files; those that cannot change a run (`rltemplate/run/influence.py`) count
   as none, nor does a key with its default that only one of two versions of the code has;
@@ -37,10 +38,10 @@ SEED = "seed"
 _NO_FACTORS = (SEED, "seeds")  # which seeds there are is what differs between runs of one experiment
 # By the group, the key of the configuration whose value is the choice.
 _CHOICES = {"algo": "algo.name", "env": "env.id", "determinism": "determinism.level"}
-_RECIPE = "experiment"
+_RECIPE, _EXPERIMENT = "recipe", "experiment"
 # Chosen on the command line, and in the configuration only by the values that they bring.
 _PRESETS = ("debug", "local")
-_GROUPS = (*_CHOICES, _RECIPE, *_PRESETS, "logger")
+_GROUPS = (*_CHOICES, _RECIPE, _EXPERIMENT, *_PRESETS, "logger")
 # Of a record's machine. How much memory there is changes nothing, and neither does which cores a process may
 # use: how many of them compute is in the configuration.
 _HARDWARE = ("architecture", "cpu", "cpu_flags", "logical_cores")
@@ -161,8 +162,10 @@ def _config_factors(
         if key in pairs
     }
     recipe_said = any(_RECIPE in words for words in given)
-    if _RECIPE in pairs and (recipe_said or not {"algo", "env"} & chosen.keys()):
-        chosen[_RECIPE] = (text_of(pairs[_RECIPE][0]), text_of(pairs[_RECIPE][1]))
+    for group in (_EXPERIMENT, _RECIPE):
+        along_with = {"algo", "env", _EXPERIMENT} & chosen.keys()
+        if group in pairs and (group == _EXPERIMENT or recipe_said or not along_with):
+            chosen[group] = (text_of(pairs[group][0]), text_of(pairs[group][1]))
     for group in _PRESETS:
         one, other = (_preset(each.get(group)) for each in given)
         if one != other:
@@ -171,7 +174,9 @@ def _config_factors(
     own: list[Factor] = []
     new_keys: list[str] = []
     for key, (x, y) in pairs.items():
-        if key in (_CHOICES.get(group) for group in chosen) or (key == _RECIPE and _RECIPE in chosen):
+        if key in (_CHOICES.get(group) for group in chosen) or (
+            key in (_RECIPE, _EXPERIMENT) and key in chosen
+        ):
             continue
         text = f"{key} {text_of(x)} -> {text_of(y)}"
         carrier = _carrier(key, ABSENT in (x, y), key in explicit, chosen)
@@ -209,10 +214,12 @@ def _carrier(key: str, absent: bool, explicit: bool, chosen: Mapping[str, Any]) 
         return None
     if root in chosen and root in _CHOICES:
         return root
-    # Presets come after recipes, and win.
+    # Experiments come after recipes, and presets after both; the later one wins.
     first = [] if root in _CHOICES and root != "determinism" else list(_PRESETS)
     last = [] if first else list(_PRESETS)
-    return next((group for group in (*first, "algo", "env", _RECIPE, *last) if group in chosen), None)
+    return next(
+        (group for group in (*first, _EXPERIMENT, "algo", "env", _RECIPE, *last) if group in chosen), None
+    )
 
 
 # --- Versions, hardware, settings ------------------------------------------------------------------------

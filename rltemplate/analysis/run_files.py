@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from rltemplate.recorded_keys import with_present_keys
 from rltemplate.run import paths
-from rltemplate.types import ConfigError, without_removed
+from rltemplate.types import ConfigError
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
@@ -36,10 +37,7 @@ def _matching(pattern: str, below: str) -> list[Path]:
 
 
 def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
-    """The text of the run's `config.yaml`, and what it says without the neutral values of removed keys.
-
-    Raises ConfigError if it cannot be read.
-    """
+    """The text of the run's `config.yaml`, and what it says under present keys. Raises ConfigError."""
     name = f"{run_dir.name}: {paths.CONFIG}"
     try:
         text = (run_dir / paths.CONFIG).read_text(encoding="utf-8")
@@ -53,7 +51,7 @@ def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds no configuration")
-    return text, without_removed(values)
+    return text, with_present_keys(values)
 
 
 def _parsed(text: str) -> Any:

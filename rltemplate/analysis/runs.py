@@ -84,9 +84,10 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment as it is called in `env=`: a recipe's name without the algorithm, else the id."""
-        recipe, algo = self.config.get("experiment"), self.config["algo"]["name"]
-        if isinstance(recipe, str) and recipe.startswith(f"{algo}-"):
+        """The environment as it is called in `env=`: its recipe's name without the algorithm, else the id."""
+        recipe, algo = self.config.get("recipe"), self.config["algo"]["name"]
+        foreign = any(str(word).startswith("recipe=") for word in self.record.get("overrides") or [])
+        if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
             return recipe.removeprefix(f"{algo}-")
         return str(self.config["env"]["id"])
 

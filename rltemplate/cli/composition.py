@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from rltemplate.cli.groups import CONF
+from rltemplate.cli.groups import NAMED, option_names
 from rltemplate.cli.keys import chosen_algorithm, expected_value, known_keys, unknown_key
 from rltemplate.config import Config, choose, to_config
 from rltemplate.types import ConfigError
@@ -61,11 +61,10 @@ def compose_job(words: Sequence[str], *, sweep: bool = False) -> Composed:
 
 
 def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
-    """The typed configuration of one job; `choices` are Hydra's, which know whether a recipe was applied."""
+    """The typed configuration of one job; `choices` are Hydra's, which know what was applied."""
     try:
-        recipe = choices.get("experiment")
-        applied = recipe is not None and (CONF / "experiment" / f"{recipe}.yaml").is_file()
-        composed.experiment = recipe if applied else None
+        for group in NAMED:
+            composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
     return to_config(composed)

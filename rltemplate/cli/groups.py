@@ -9,7 +9,9 @@ import yaml
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 # Groups of which none may be chosen, and the name that choice has where a name is needed.
-OPTIONAL = ("experiment", "debug", "local")
+OPTIONAL = ("recipe", "experiment", "debug", "local")
+# Of these the name that was applied is a value of the configuration.
+NAMED = ("recipe", "experiment")
 NONE = "none"
 # Hydra's own that can be chosen.
 HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")

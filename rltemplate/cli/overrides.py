@@ -100,6 +100,9 @@ def _option(group: str, value: Any) -> str:
     more = [*allowed, NONE] if group in OPTIONAL else allowed
     if (group, shown) == ("logger", "tensorboard"):
         raise ConfigError("logger=tensorboard: files for TensorBoard are part of logger=local, the default")
+    owner = next((each for each in group_names() if value in option_names(each)), None)
+    if owner is not None:
+        raise ConfigError(f"{group}={shown}: is no {group}; did you mean {owner}={shown}?")
     what = f"allowed: {', '.join(more)}" if value is None else choose(str(shown), more)
     raise ConfigError(f"{group}={shown}: conf/{group}/ has no such file; {what}")
 
