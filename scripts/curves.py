@@ -1,4 +1,4 @@
-"""Numbers and a picture of recorded runs: `python scripts/curves.py [runs=GLOB] [by=KEY] [out=FOLDER]`."""
+"""Numbers and a picture of runs: `python scripts/curves.py [runs=GLOB,...] [by=KEY] [out=FOLDER]`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def main(argv: list[str]) -> int:
     try:
         given = parse_words(argv, {"runs": str, "out": str, "by": str})
         out = Path(given.get("out", "results"))
-        points = curves.read_runs(find_run_dirs(given.get("runs", "runs/*/*")), given.get("by"))
+        points, replaced = curves.read_runs(find_run_dirs(given.get("runs", "runs/*/*")), given.get("by"))
         make_folder("out", out)
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
+    for line in replaced:
+        print(f"left out: {line}", file=sys.stderr)
     curves.write_csv(points, out / "curves.csv")
     (out / "curves.md").write_text(curves.table(points))
     curves.draw(points, out / "curves.png")

@@ -41,14 +41,14 @@ def write_run(
 def test_the_table_is_the_mean_of_the_last_evaluations(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, seed, [0.0, float(seed)]) for seed in (10, 20, 60)]
     runs.append(write_run(tmp_path, 1000, [9e9], status="failed"))
-    points = curves.read_runs(runs)
+    points, _ = curves.read_runs(runs)
     assert len(points) == 6
     last = curves.table(points).splitlines()[-1]
     assert last == "| ppo | Thing | 200 | 30.0 | 3 | 10, 20, 60 |"
 
 
 def test_points_survive_the_file(tmp_path: Path) -> None:
-    points = curves.read_runs([write_run(tmp_path, 3, [1.5, 2.25])])
+    points, _ = curves.read_runs([write_run(tmp_path, 3, [1.5, 2.25])])
     curves.write_csv(points, tmp_path / "curves.csv")
     assert curves.read_csv(tmp_path / "curves.csv") == points
     assert points[0].commit == "0123456789ab"
@@ -56,15 +56,24 @@ def test_points_survive_the_file(tmp_path: Path) -> None:
 
 def test_runs_that_are_not_one_experiment_are_not_averaged(tmp_path: Path) -> None:
     run = write_run(tmp_path, 1, [1.0])
-    with pytest.raises(ConfigError, match="both ppo on Thing with seed 1"):
-        curves.read_runs([run, write_run(tmp_path, 1, [2.0], tag="-again")])
-    with pytest.raises(ConfigError, match="differ in algo"):
+    said = r"run-1 and run-2 differ in algo\.gamma \(0\.99 and 0\.5\), .*\n.*by=algo\.gamma"
+    with pytest.raises(ConfigError, match=said):
         curves.read_runs([run, write_run(tmp_path, 2, [2.0], gamma=0.5)])
+
+
+def test_the_newest_run_of_a_seed_counts(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, 1, [1.0], tag=tag) for tag in ("-b", "-a", "-c")]
+    points, replaced = curves.read_runs([*runs, write_run(tmp_path, 1, [], tag="-d")])
+    assert [point.run for point in points] == ["run-1-c"]
+    assert replaced == [
+        "run-1-a: ppo on Thing with seed 1 was run again as run-1-b",
+        "run-1-b: ppo on Thing with seed 1 was run again as run-1-c",
+    ]
 
 
 def test_runs_are_shown_apart_by_a_key(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, 1, [1.0]), write_run(tmp_path, 1, [2.0], gamma=0.5, tag="-again")]
-    shown = curves.table(curves.read_runs(runs, by="algo.gamma")).splitlines()[2:]
+    shown = curves.table(curves.read_runs(runs, by="algo.gamma")[0]).splitlines()[2:]
     assert shown == [
         "| ppo | Thing gamma=0.5 | 100 | 2.0 | 1 | 2 |",
         "| ppo | Thing gamma=0.99 | 100 | 1.0 | 1 | 1 |",
@@ -86,6 +95,9 @@ def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "| 3.0 | 2 |" in done.stdout
     assert (tmp_path / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    both = "runs=runs/ppo-Thing/run-1,run-2"  # a folder, and an id
+    listed = subprocess.run([*command, both], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "| 3.0 | 2 |" in listed.stdout
     refused = subprocess.run(
         [*command, "runs=no/*"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

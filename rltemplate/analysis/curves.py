@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rltemplate.analysis.run_files import nearest_key, read_config, read_metrics, value_of
-from rltemplate.analysis.runs import COLUMNS, MISSING, Run, experiment_of
+from rltemplate.analysis.groups import Name, newest_of_each_seed
+from rltemplate.analysis.run_files import value_of
+from rltemplate.analysis.runs import Run
 from rltemplate.run import paths
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
@@ -33,75 +33,41 @@ class Point(NamedTuple):
 Curves = dict[tuple[str, str], dict[int, list[Point]]]  # by algorithm and environment, then by seed
 
 
-def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> list[Point]:
-    """All evaluations of finished runs; runs that did not finish are left out. Raises ConfigError.
+def read_runs(run_dirs: Iterable[Path], by: str | None = None) -> tuple[list[Point], list[str]]:
+    """All evaluations of the newest finished run of each seed, and a line about each earlier one.
 
-    `by` is any name of `Run.value`, such as `determinism.level` or `commit`, whose values are shown apart.
+    Runs that did not finish are left out. `by` is any name of `Run.value`, such as `determinism.level` or
+    `commit`, whose values are shown apart. Raises ConfigError.
     """
-    points: list[Point] = []
-    first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
-    seen: dict[tuple[str, str, int], str] = {}
-    for run_dir in run_dirs:
-        record = read_record(run_dir)
-        if record.get("status") != "finished":
-            continue
-        _, config = read_config(run_dir)
-        where = f"{run_dir.name}: {paths.CONFIG}"
-        algo, recipe = str(value_of(config, "algo.name", where)), config.get("recipe")
-        env = str(recipe).removeprefix(f"{algo}-") if recipe else str(value_of(config, "env.id", where))
-        seed = value_of(config, "seed", where)
-        if by is not None:
-            env += f" {by.rpartition('.')[2]}={value_by(Run(run_dir, record), by)}"
-        where = f"{run_dir.name}: {paths.RECORD}"
-        run, cpu = str(value_of(record, "id", where)), str(value_of(record, "machine.cpu", where))
-        commit = str(value_of(record, "git.base_commit", where))[:12]
-        commit += "+changes" if value_of(record, "git.dirty", where) else ""
-        check_comparable(config, algo, env, run, first, seen)
-        points += [
-            Point(algo, env, seed, row["env_steps"], row["eval/return"], run, commit, cpu)
-            for row in read_metrics(run_dir)
-            if row.get("eval/return") is not None and row.get("env_steps") is not None
-        ]
-    if not points:
+    found = [run for run_dir in run_dirs if (run := _finished(run_dir)) is not None and run.curve]
+    groups, replaced = newest_of_each_seed(found, by)
+    if not groups:
         raise ConfigError("no finished run with an evaluation among these folders")
-    return points
+    return [
+        point for name, runs in groups.items() for run in runs.values() for point in _points(name, run)
+    ], replaced
 
 
-def value_by(run: Run, key: str) -> Any:
-    """What the run has under the name `by=key`. Raises ConfigError unless it is a single value."""
-    value = run.value(key)
-    if value is MISSING:
-        near = nearest_key(key, run.config) or next(iter(difflib.get_close_matches(key, COLUMNS, n=1)), None)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"by={key}: no such key in the configuration or the record of these runs{hint}")
-    if isinstance(value, dict):
-        names = ", ".join(f"{key}.{name}" for name in value)
-        raise ConfigError(f"by={key}: expected a key with a single value, as one of {names}")
-    return value
+def _finished(run_dir: Path) -> Run | None:
+    """The run in a folder, None if it did not finish. Raises ConfigError unless it has what a curve needs."""
+    run = Run(run_dir, read_record(run_dir))
+    if run.record.get("status") != "finished":
+        return None
+    for key in ("algo.name", "env.id", "seed"):
+        value_of(run.config, key, f"{run_dir.name}: {paths.CONFIG}")
+    for key in ("id", "machine.cpu", "git.base_commit", "git.dirty"):
+        value_of(run.record, key, f"{run_dir.name}: {paths.RECORD}")
+    if not (run_dir / paths.METRICS).exists():
+        raise ConfigError(f"{run_dir.name}: has no {paths.METRICS}")
+    return run
 
 
-def check_comparable(
-    config: dict[str, Any],
-    algo: str,
-    env: str,
-    run: str,
-    first: dict[tuple[str, str], tuple[str, dict[str, Any]]],
-    seen: dict[tuple[str, str, int], str],
-) -> None:
-    """Refuse to average what is not one experiment: another configuration, or a seed that stands twice."""
-    compared = experiment_of(config)
-    other, expected = first.setdefault((algo, env), (run, compared))
-    for key in expected:
-        if compared.get(key) != expected[key]:
-            raise ConfigError(
-                f"{run} and {other} differ in {key}, so no mean of them is drawn; name fewer in runs="
-            )
-    twin = seen.setdefault((algo, env, config["seed"]), run)
-    if twin != run:
-        raise ConfigError(
-            f"{run} and {twin} are both {algo} on {env} with seed {config['seed']}; name one in runs=, or "
-            "tell them apart, as with by=commit"
-        )
+def _points(name: Name, run: Run) -> Iterator[Point]:
+    git = run.record["git"]
+    commit = str(git["base_commit"])[:12] + ("+changes" if git["dirty"] else "")
+    cpu = str(run.record["machine"]["cpu"])
+    for env_steps, value in run.curve:
+        yield Point(name.algo, name.place, run.config["seed"], env_steps, value, run.id, commit, cpu)
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:

@@ -16,8 +16,14 @@ from rltemplate.types import ConfigError
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
-    """The run folders that `runs=pattern` stands for, sorted. Raises ConfigError if there is none."""
-    found = _matching(pattern, paths.RECORD)
+    """The run folders that `runs=pattern` stands for, or several with commas. Raises ConfigError for none."""
+    parts = [part for part in pattern.split(",") if part] or [pattern]
+    return list(dict.fromkeys(run_dir for part in parts for run_dir in _run_dirs(part)))
+
+
+def _run_dirs(pattern: str) -> list[Path]:
+    """Those of one pattern, sorted: of folders, or of the ids of runs."""
+    found = _matching(pattern, paths.RECORD) or _matching(f"runs/*/{pattern}", paths.RECORD)
     if not found:
         deeper = next((deep for deep in ("*", "*/*") if _matching(pattern, f"{deep}/{paths.RECORD}")), None)
         hint = f"; did you mean runs='{Path(pattern) / deeper}'?" if deeper else ""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rltemplate.analysis import stats, targets
-from rltemplate.analysis.curves import check_comparable, value_by
+from rltemplate.analysis.groups import Name, newest_of_each_seed
 from rltemplate.analysis.runs import Run
 from rltemplate.analysis.stats import Comparison, Interval
 from rltemplate.types import ConfigError
@@ -59,29 +59,23 @@ class Pair:
 def group_runs(runs: Iterable[Run], by: str | None = None) -> tuple[list[Group], list[str]]:
     """Groups by algorithm and environment, and one line about each run that is in none of them.
 
-    `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are shown apart. Raises
-    ConfigError for runs that would be in one group and are not one experiment, or have the same seed, and if
-    there is no group at all.
+    A newer run replaces one with the same seed. `by` is any name of `Run.value`, such as `algo.gamma` or
+    `commit`, whose values are shown apart. Raises ConfigError for runs that would be in one group and are not
+    one experiment, and if there is no group at all.
     """
-    members: dict[tuple[str, str, str | None], list[Run]] = {}
-    first: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
-    seen: dict[tuple[str, str, int], str] = {}
+    counted: list[Run] = []
     left: list[str] = []
     for run in runs:
         why = _why_not(run)
-        if why is not None:
+        if why is None:
+            counted.append(run)
+        else:
             left.append(f"{run.id}: {why}")
-            continue
-        algo, env = str(run.config["algo"]["name"]), run.env
-        label = None if by is None else f"{by.rpartition('.')[2]}={value_by(run, by)}"
-        where = env if label is None else f"{env} {label}"
-        check_comparable(run.config, algo, where, run.id, first, seen)
-        members.setdefault((env, algo, label), []).append(run)
-    if not members:
+    groups, replaced = newest_of_each_seed(counted, by)
+    if not groups:
         reason = f"; {left[0]}" if left else ""
         raise ConfigError(f"no finished run with an evaluation among these folders{reason}")
-    keys = sorted(members, key=lambda key: (key[0], key[1], key[2] or ""))
-    return [_group(*key, members[key]) for key in keys], left
+    return [_group(name, list(runs.values())) for name, runs in groups.items()], [*left, *replaced]
 
 
 def _why_not(run: Run) -> str | None:
@@ -100,15 +94,15 @@ def _final(run: Run) -> float | None:
     return float(value)
 
 
-def _group(env: str, algo: str, by: str | None, runs: Sequence[Run]) -> Group:
+def _group(name: Name, runs: Sequence[Run]) -> Group:
     runs = sorted(runs, key=lambda run: run.config["seed"])
     returns = [value for run in runs if (value := _final(run)) is not None]
     steps = max(int(run.value("steps") or 0) for run in runs)
     mean = stats.interval(returns, "mean")
     return Group(
-        algo=algo,
-        env=env,
-        by=by,
+        algo=name.algo,
+        env=name.env,
+        by=name.by,
         steps=steps,
         seeds=[run.config["seed"] for run in runs],
         returns=returns,

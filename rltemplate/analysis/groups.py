@@ -1,0 +1,85 @@
+"""Finished runs that belong together: by algorithm and environment, and by a key that tells more apart."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rltemplate.analysis.run_files import leaves, nearest_key
+from rltemplate.analysis.runs import COLUMNS, MISSING, Run, experiment_of, text_of
+from rltemplate.types import ConfigError
+
+_NAMED = 3  # differing keys in a message
+
+
+class Name(NamedTuple):
+    """Which runs a group has; `by` is such as `gamma=0.9`, None where nothing else tells groups apart."""
+
+    env: str
+    algo: str
+    by: str | None
+
+    @property
+    def place(self) -> str:
+        """The environment, with what tells its groups apart."""
+        return self.env if self.by is None else f"{self.env} {self.by}"
+
+
+def newest_of_each_seed(
+    runs: Iterable[Run], by: str | None = None
+) -> tuple[dict[Name, dict[int, Run]], list[str]]:
+    """The newest run of each seed of each group, and a line about each run that a newer one replaces.
+
+    `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are shown apart. Raises
+    ConfigError, naming the keys that differ, for runs of one group that are not one experiment.
+    """
+    groups: dict[Name, dict[int, Run]] = {}
+    replaced: list[str] = []
+    for run in sorted(runs, key=lambda run: (str(run.record.get("started_at") or ""), run.id)):
+        label = None if by is None else f"{by.rpartition('.')[2]}={_value_by(run, by)}"
+        name = Name(run.env, str(run.config["algo"]["name"]), label)
+        group = groups.setdefault(name, {})
+        _check_one_experiment(run, next(iter(group.values()), run), by)
+        seed = run.config["seed"]
+        before = group.pop(seed, None)
+        if before is not None:
+            other = before.value("git.tree") != run.value("git.tree")
+            code = " from other code; by=git.tree shows them apart" if other else ""
+            replaced.append(
+                f"{before.id}: {name.algo} on {name.place} with seed {seed} was run again as {run.id}{code}"
+            )
+        group[seed] = run
+    return {
+        name: groups[name] for name in sorted(groups, key=lambda n: (n.env, n.algo, n.by or ""))
+    }, replaced
+
+
+def _value_by(run: Run, key: str) -> Any:
+    value = run.value(key)
+    if value is MISSING:
+        near = nearest_key(key, run.config) or next(iter(difflib.get_close_matches(key, COLUMNS, n=1)), None)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"by={key}: no such key in the configuration or the record of these runs{hint}")
+    if isinstance(value, dict):
+        names = ", ".join(f"{key}.{name}" for name in value)
+        raise ConfigError(f"by={key}: expected a key with a single value, as one of {names}")
+    return value
+
+
+def _check_one_experiment(run: Run, other: Run, by: str | None) -> None:
+    a, b = (dict(leaves(experiment_of(each.config))) for each in (other, run))
+    different = [key for key in {**a, **b} if a.get(key, MISSING) != b.get(key, MISSING)]
+    if not different:
+        return
+    keys = ", ".join(f"{key} ({_shown(a, key)} and {_shown(b, key)})" for key in different[:_NAMED])
+    more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
+    apart = "" if by is not None else f", or show them apart, as with by={different[0]}"
+    raise ConfigError(
+        f"{other.id} and {run.id} differ in {keys}{more}, so no mean of them is drawn\n"
+        f"name fewer in runs={apart}"
+    )
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    return text_of(values[key]) if key in values else "nothing"
