@@ -649,7 +649,7 @@ class Member:
         return RunFacts(
             run_id=self.job.run_id,
             run_dir=run_dir,
-            title=f"{config.algo.name} on {config.env.id}, seed {config.seed}: {run_dir}",
+            title=f"{config.algo.name} on {config.env.id}, seed {config.seed}",
             total_env_steps=config.total_env_steps,
             config=to_dict(config),
             git=asdict(self.folder.git),
@@ -795,6 +795,8 @@ def _run(
                 size=len(job.members()),
                 rows=[member.place for member in members],
             )
+            if config.compile:
+                members[0].tell("compiling: the first update may take a minute")
             with stop.abandoning(config.compile):
                 train(
                     together, lambda: [m.number for m in members if m.going], stop, partial(look_at, members)

@@ -286,6 +286,8 @@ def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
     assert time.monotonic() - asked < 10.0
     now = record(run_dir)
     assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
+    assert "compiling: " in begun.said
+    assert f"next: make resume run={run_dir.name}\n" in begun.said
     again = start("resume", f"run={run_dir}", **caches)  # from its beginning
     again.until(lambda: bool(record(run_dir)["resumed"]))
     again.process.kill()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import http.server
+import io
 import json
 import os
 import pty
@@ -78,12 +79,17 @@ def test_plain_lines_are_aligned_and_tell_the_time_left(tmp_path: Path) -> None:
 
 
 CHILD = """
-import os, sys, time
+import os, pathlib, sys, time
 from rltemplate.run.sinks import ConsoleSink
-console = ConsoleSink(1000, "ppo-CartPole", sys.stderr, 100 if sys.argv[1] == "resume" else None)
+title = "sac on InvertedDoublePendulum-v5, seed 123456"
+run_dir = pathlib.Path.cwd() / "runs" / "sac-InvertedDoublePendulum" / "the-id"
+console = ConsoleSink(
+    1000, title, sys.stderr, 100 if sys.argv[1] == "resume" else None, run_dir=run_dir
+)
 for step in (250, 500):
     console.write({"env_steps": step, "wall_time_s": step / 100, "episode/return": step / 4,
-                   "time/steps_per_second": 100.0, "loss/policy": 0.25})
+                   "time/steps_per_second": 100.0, "loss/policy": 0.25, "loss/critic": 3.5,
+                   "policy/entropy": 0.75, **({"eval/return": 77.0} if step == 250 else {})})
     console.note(f"note at {step}")
 if sys.argv[1] == "close":
     console.close("finished", {"eval/return": 99.0})
@@ -128,19 +134,52 @@ def lines_of(written: str) -> list[str]:
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_a_terminal_gets_a_bar_with_return_speed_and_time_left(width: int) -> None:
     written = in_terminal("close", width)
     lines = lines_of(written)
     bars = [line for line in lines if "50%" in line]
     assert bars
-    assert re.search(r"━.* 50% return +125 +100 steps/s left 0:00:05$", bars[-1])
+    assert re.search(r"seed 123456 ━.* 50% return +125( +100 steps/s)? left 0:00:05$", bars[-1])
+    assert ("steps/s" in bars[-1]) is (width >= 72)
     assert max(map(len, lines)) <= width
-    assert ("ppo-CartPole" in bars[-1]) is (width >= 72)
+    assert (bars[-1].startswith("sac on InvertedDoublePendulum-v5, seed 123456 ")) is (width >= 100)
     assert "note at 500" in lines
     assert "finished after 500 steps in 0:00:05" in lines
     assert any(re.search(r"eval/return +99\b", line) for line in lines)
     assert written.rfind(SHOW_CURSOR) > written.rfind(HIDE_CURSOR) >= 0
+
+
+def test_a_terminal_shows_what_a_pipe_shows() -> None:
+    bars = "\n".join(lines_of(in_terminal("crash", 80)))
+    for label, value in {"eval": 77, "entropy": 0.75, "loss/policy": 0.25, "loss/critic": 3.5}.items():
+        assert re.search(rf"\b{label} +{value}\b", bars), label
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_the_run_folder_is_shown_at_the_start_and_with_the_next_command_at_the_end(term: str) -> None:
+    lines = lines_of(in_terminal("close", 200, term))
+    folder = "runs/sac-InvertedDoublePendulum/the-id"
+    shown = folder if term != "dumb" else str(Path.cwd() / folder)
+    start = next(i for i, line in enumerate(lines) if line.endswith(f"seed 123456: {shown}"))
+    assert not any("50%" in line for line in lines[:start])
+    assert [line for line in lines if line][-2:] == [shown, "next: make evaluate run=the-id"]
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
+def test_the_next_command_fits_how_the_run_ended_and_where_it_lies(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "evaluate" if status == "finished" else "resume"
+    for run_dir, named in {
+        tmp_path / "runs" / "ppo-CartPole" / "an-id": "an-id",
+        tmp_path / "elsewhere" / "ppo-CartPole" / "an-id": "elsewhere/ppo-CartPole/an-id",
+        Path("/not here"): "'/not here'",
+    }.items():
+        stream = io.StringIO()
+        ConsoleSink(10, "ppo", stream, run_dir=run_dir).close(status, {})
+        assert stream.getvalue().splitlines()[-2:] == [str(run_dir), f"next: make {command} run={named}"]
 
 
 def test_a_crash_gives_the_cursor_back() -> None:

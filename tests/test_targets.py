@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,8 @@ def test_a_run_ends_with_where_it_stands(train_command: Command) -> None:
     at = next(i for i, line in enumerate(lines) if line.startswith("finished after 64 steps"))
     assert lines[at + 1].startswith("eval/return ")
     assert " at 64 steps: random 25, published for PPO at 100,000" in lines[at + 1]
+    assert re.fullmatch(r"next: make evaluate run=[0-9a-z-]+-seed1-[0-9a-f]+", lines[-1])
+    assert Path(lines[-2]).name == lines[-1].rpartition("=")[2]
     changed = train_command(*words, "env=CartPole", "env.max_episode_steps=50")
     assert changed.returncode == 0, changed.stderr
     assert "published" not in changed.stderr

@@ -10,11 +10,13 @@ as of a run that was never interrupted: nothing twice, and nothing missing that 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import json
 import math
 import os
 import re
+import shlex
 import socket
 import struct
 import sys
@@ -28,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from rltemplate.run.paths import METRICS, TENSORBOARD, VIDEOS, video_path
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.progress import Progress
     from rich.table import Table
 
@@ -47,6 +50,7 @@ _SHOWN = {
 }
 # These are shown as `-` while there is no value, so that the columns of a plain log stay in place.
 _ALWAYS_SHOWN = ("episode/return", "episode/length")
+_BELOW_BAR = {"eval/return": "eval", **{name: label for name, label in _SHOWN.items() if label != "return"}}
 _X_AXES = ("env_steps", "wall_time_s")
 
 
@@ -118,12 +122,13 @@ def show_time(seconds: float | None) -> str:
 
 
 class ConsoleSink:
-    """A progress bar on a terminal, one plain line per log point anywhere else.
+    """A progress bar and the latest numbers on a terminal, one plain line per log point anywhere else.
 
-    `title` names the run in a few characters. The bar needs a terminal that can move its cursor; with
-    `TERM=dumb`, in a pipe or in a file the plain lines are used. A run that goes on begins at `resumed_at`
-    steps, and the time that is left is told from the speed of this part of it. `standing` gives a line about
-    the last evaluation of a run that finished, from the steps and the mean return.
+    `title` names the run in a few characters; a narrow terminal shows what follows its last comma. `run_dir`
+    is shown at the start and at the end. The bar needs a terminal that can move its cursor; with `TERM=dumb`,
+    in a pipe or in a file the plain lines are used. A run that goes on begins at `resumed_at` steps, and the
+    time that is left is told from the speed of this part of it. `standing` gives a line about the last
+    evaluation of a run that finished, from the steps and the mean return.
     """
 
     def __init__(
@@ -133,27 +138,30 @@ class ConsoleSink:
         stream: TextIO | None = None,
         resumed_at: int | None = None,
         standing: Standing | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         self._total = max(1, total_env_steps)
         self._title = title
+        self._run_dir = run_dir
         self._standing = standing
         self._stream = sys.stderr if stream is None else stream
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
         self._console: Console | None = None
         self._progress: Progress | None = None
+        self._live: Live | None = None
         self._drawn_at = -math.inf
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             self._start_bar(resumed_at or 0)
-        elif title:
-            self._print(title)
+        else:
+            self._say_start()
         if resumed_at is not None:
             self.note(f"goes on after {resumed_at} of {total_env_steps} steps")
 
     def write(self, row: Row) -> None:
         self._latest.update(row)
         left = self._seconds_left(row)
-        if self._progress is None:
+        if self._live is None or self._progress is None:
             self._print(self._plain_line(row, left))
             return
         # Drawing takes milliseconds: with short log intervals not every row is drawn.
@@ -168,11 +176,12 @@ class ConsoleSink:
             shown_return="-" if recent_return is None else show_number(recent_return),
             shown_speed="-" if speed is None else f"{speed:,.0f}",
             shown_left=show_time(left),
-            refresh=draw,
         )
+        if draw:
+            self._live.refresh()
 
     def video(self, path: Path, env_steps: int) -> None:
-        self.note(f"video after {env_steps} steps: {path}")
+        self.note(f"video after {env_steps} steps: {self._shown(path)}")
 
     def note(self, text: str) -> bool:
         if self._console is None:
@@ -192,53 +201,81 @@ class ConsoleSink:
         if status == "finished" and self._standing is not None and "eval/return" in metrics:
             standing = self._standing(steps, metrics["eval/return"])
             ending += f"\n{standing}" if standing else ""
-        if self._console is None:
-            self._print(ending)
-        else:
-            self._console.print(ending, markup=False, highlight=False, soft_wrap=True)
-            if shown:
-                self._console.print(_summary_table(shown, self._console))
+        self.note(ending)
+        if self._console is not None and shown:
+            self._console.print(_summary_table(shown, self._console))
+        if self._run_dir is not None:
+            near = _seen_from_here(self._run_dir)
+            # Where commands look for it, the id is enough.
+            run = near.name if near.parts[:1] == ("runs",) and len(near.parts) == 3 else str(near)
+            command = "evaluate" if status == "finished" else "resume"
+            self.note(f"{self._shown(self._run_dir)}\nnext: make {command} run={shlex.quote(run)}")
+
+    def _say_start(self) -> None:
+        line = f"{self._title}: {self._shown(self._run_dir)}" if self._run_dir else self._title
+        if self._console is not None and len(line) > self._console.width:
+            line = line.replace(": ", "\n", 1)
+        if line:
+            self.note(line)
+
+    def _shown(self, path: Path) -> Path:
+        """The path; as a whole in a file, which may be read elsewhere."""
+        return path if self._console is None else _seen_from_here(path)
 
     def _start_bar(self, done: int) -> None:
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
         self._console = Console(file=self._stream)
+        self._say_start()
+        # The numbers take 53 columns with the shortest bar.
+        fits = len(self._title) + 53 <= self._console.width
+        title = self._title if fits else self._title.rpartition(", ")[2]
 
         def fixed(template: str) -> TextColumn:
             return TextColumn(template, table_column=Column(no_wrap=True, justify="right"))
 
-        title = TextColumn(
-            "{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)
-        )
         self._progress = Progress(
-            *([title] if self._console.width >= 72 else []),  # on a narrow terminal the numbers go first
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             fixed("[progress.percentage]{task.percentage:>3.0f}%"),
             fixed("return [bold]{task.fields[shown_return]:>7}"),
-            fixed("{task.fields[shown_speed]:>6}[dim] steps/s"),
+            # On a narrow terminal the seed goes first.
+            *([fixed("{task.fields[shown_speed]:>6}[dim] steps/s")] if self._console.width >= 72 else []),
             fixed("[dim]left[/] {task.fields[shown_left]}"),
-            console=self._console,
             expand=True,
-            auto_refresh=False,  # drawn when a row arrives: no thread beside training
         )
         self._progress.add_task(
-            self._title,
+            title,
             total=self._total,
             completed=min(done, self._total),
             shown_return="-",
             shown_speed="-",
             shown_left=show_time(None),
         )
-        self._progress.start()
+        # Drawn when a row arrives: no thread beside training.
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._panel)
+        self._live.start()
         # The bar hides the cursor; a run that dies without closing must not leave the terminal so.
         atexit.register(self._stop_bar)
 
+    def _panel(self) -> RenderableType:
+        """The bar, and below it what a plain line shows besides."""
+        from rich.columns import Columns
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self._progress is not None
+        known = {name: label for name, label in _BELOW_BAR.items() if name in self._latest}
+        cells = [f"{label} {show_number(self._latest[name]):>9}" for name, label in known.items()]
+        return Group(self._progress, Columns([Text(cell, "dim") for cell in cells], padding=(0, 2)))
+
     def _stop_bar(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
             atexit.unregister(self._stop_bar)
 
     def _print(self, text: str) -> None:
@@ -269,6 +306,14 @@ class ConsoleSink:
         if "eval/return" in row:  # at the end, because most rows are without it
             parts.append(f"eval {show_number(row['eval/return'])}")
         return "  ".join(parts)
+
+
+def _seen_from_here(path: Path) -> Path:
+    """The path as it is typed in the current folder: short where it lies below."""
+    with contextlib.suppress(OSError):  # the current folder was deleted
+        if path.is_relative_to(Path.cwd()):
+            return path.relative_to(Path.cwd())
+    return path
 
 
 def _summary_table(metrics: Row, console: Console) -> Table:
@@ -564,7 +609,9 @@ def _tensorboard(_: Any, facts: RunFacts) -> Sink:
 
 def console_sink(facts: RunFacts) -> ConsoleSink:
     """The display of a run on standard error."""
-    return ConsoleSink(facts.total_env_steps, facts.title, None, facts.resumed_at, facts.standing)
+    return ConsoleSink(
+        facts.total_env_steps, facts.title, None, facts.resumed_at, facts.standing, facts.run_dir
+    )
 
 
 # By key of the logger configuration, in the order in which they get each row. A new sink is a class above,
