@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from rltemplate.vector import Kind, Serial, VectorEnv
 from rltemplate.workers import Hosts, Workers
 
 _log = logging.getLogger(__name__)
+_AGAIN = " was raised from the environment creator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         # What an environment raises about the user's arguments is the user's to read.
         if spec.kwargs:
-            reason = _first_line(error).partition(" was raised from the environment creator")[0]
+            reason = _first_line(error).partition(_AGAIN)[0]
             kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
             raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{reason}") from error
         raise
@@ -197,9 +199,20 @@ class Step(NamedTuple):
 
 def check_env(spec: EnvSpec) -> Codec:
     """Make an environment once, and what translates for it; `ConfigError` if it cannot be had."""
-    env = make_env(spec)
-    codec = Codec(spec.id, env.observation_space, env.action_space)
-    env.close()
+    try:
+        env = make_env(spec)
+        codec = Codec(spec.id, env.observation_space, env.action_space)
+        env.close()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's environment raises is the user's to read
+        # Gymnasium raises a TypeError of the environment again, with more words.
+        origin = error.__context__ if _AGAIN in str(error) and error.__context__ is not None else error
+        at = traceback.extract_tb(origin.__traceback__)[-1]
+        raise ConfigError(
+            f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
+            f"{_first_line(error).partition(_AGAIN)[0]}"
+        ) from error
     return codec
 
 

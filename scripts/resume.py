@@ -50,6 +50,8 @@ def find(text: str, runs_dir: Path) -> Path:
         return paths.find_run(text, runs_dir)
     except ConfigError:
         sweeps = runs_dir / paths.SWEEPS
+        if paths.safe_name(text) == text and any(runs_dir.glob(f"*/*{text}*/{paths.RECORD}")):
+            raise  # it stands for several runs
         if paths.safe_name(text) == text and any(sweeps.glob(f"*{text}*/{paths.SWEEP_INDEX}")):
             raise ConfigError(f"run={text}: is a sweep; give its command again, with sweep=resume") from None
         member = next(members_of(text, runs_dir), None)

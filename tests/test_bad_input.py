@@ -6,7 +6,9 @@ was wrong, and what is allowed or was probably meant.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -248,6 +250,16 @@ TRAIN = [
     wrong("train", "total_env_steps=-5", "total_env_steps=-5: must be at least 1"),
     wrong("train", "total_env_steps=1e6", "did you mean total_env_steps=1000000?"),
     wrong("train", "num_threads=0", "num_threads=0: must be at least 1"),
+    wrong(
+        "train",
+        "recipe=null algo.num_steps=1 env.num_envs=1 algo.num_minibatches=1",
+        "one sample per minibatch",
+        "use algo.num_steps=2 at least",
+    ),
+    wrong("train", "runs_dir=~no-body/x", "runs_dir=~no-body/x: this machine does not know whose home"),
+    wrong("train", "seed=1,2 run_dir=~no-body", "run_dir=~no-body: all jobs of a sweep"),
+    wrong("train", ["--multirun", "hydra.sweeper.params={seed:1}"], "written as overrides, as in seed=1,2"),
+    wrong("train", "--multirun hydra.sweeper.params.seed=1", "written as overrides, as in seed=1,2"),
     wrong("train", "algo.num_minibatches=7", "does not divide the rollout of 256", "nearest that does: 8"),
     wrong("train", "compile=true determinism=invariant", "compile=true", "use compile=false"),
     # the form of a word
@@ -340,6 +352,10 @@ RESUME = [
     wrong("resume", "run=nope", "run=nope: no such run under runs", f"the newest is {B}"),
     wrong("resume", "run=seed1-aaaaab", "no such run", f"did you mean {A}?"),
     wrong("resume", "run=seed1", "run=seed1: in the ids of 2 runs", "use more of it"),
+    wrong(
+        *("resume", "run=2026", "run=2026: in the ids of 2 runs", "use more of it"),
+        given=a_file("runs/sweeps/20260101-sweep-1/sweep.json"),
+    ),
     wrong("resume", f"run=runs/{GROUP}", "is a folder without record.json"),
     wrong("resume", f"run={LONG}", "100,004 characters", "no such run"),
     wrong("resume", f"{RUN} sed=2", "sed=2: no such key", "allowed: run=, total_env_steps="),
@@ -793,6 +809,26 @@ def ask(place: Place, finished: Path, case: Wrong) -> Answer:
         return place.call(["make", *case.words], place.project)
     script = place.project / "scripts" / f"{case.command}.py"
     return place.call([sys.executable, str(script), *case.words], place.here)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_closed_stream_is_nobodys_mistake(closed: str, place: Place) -> None:
+    """Refusals keep their status without it, and answers theirs."""
+    for command, status in (("train seed=x", 2), ("runs", 0)):
+        name, *words = command.split()
+        script = [sys.executable, str(place.project / "scripts" / f"{name}.py"), *words]
+        answer = place.call(["sh", "-c", f"exec {shlex.join(script)} {closed}"], place.here)
+        assert answer.status == status, answer
+        assert "Traceback" not in answer.errors
+
+
+@pytest.mark.long
+def test_a_run_trains_with_closed_streams(place: Place) -> None:
+    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "run_dir=run"]
+    script = [sys.executable, str(place.project / "scripts" / "train.py"), *words]
+    answer = place.call(["sh", "-c", f"exec {shlex.join(script)} >&- 2>&-"], place.here)
+    assert answer.status == 0
+    assert json.loads((place.here / "run" / paths.RECORD).read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -318,6 +318,38 @@ def test_an_environment_whose_package_is_missing_says_so() -> None:
             cli.preflight(["env=ALE/Pong-v5"])
 
 
+def test_an_installed_package_is_to_be_imported_and_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mo_gymnasium.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"write env=mo_gymnasium:mo-gymnasium/Deep-v0$"):
+        cli.preflight(["env=mo-gymnasium/Deep-v0"])
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        (ValueError("no data\nhere"), "ValueError in .*test_cli.py, line [0-9]+: no data$"),
+        (TypeError("no number"), "TypeError in .*test_cli.py, line [0-9]+: no number$"),
+        (SystemExit(0), "SystemExit in .*test_cli.py, line [0-9]+: 0$"),
+        (KeyError("data"), "KeyError in .*test_cli.py, line [0-9]+: data$"),
+    ],
+)
+def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseException, says: str) -> None:
+    from rltemplate.envs import EnvSpec, check_env
+
+    def make(**_: object) -> gymnasium.Env[np.ndarray, np.ndarray]:
+        raise failure
+
+    gymnasium.register("Failing-v0", make)
+    try:
+        with pytest.raises(ConfigError, match=f"env.id=Failing-v0: cannot be made, {says}"):
+            check_env(EnvSpec("Failing-v0", None, {}))
+    finally:
+        del gymnasium.registry["Failing-v0"]
+
+
 def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
     (added,) = cli.preflight(["env=Hopper", "+env.kwargs.healthy_reward=2.0"]).configs
     assert added.env.kwargs == {"healthy_reward": 2.0}
@@ -432,8 +464,12 @@ def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
     with pytest.raises(ConfigError, match="needs continuous actions") as checked:
         check_actions("sac", Codec("CartPole-v1", box, discrete))
     assert str(checked.value) == str(refusal.value)
-    with pytest.raises(ConfigError, match="needs finite action bounds"):
+    with pytest.raises(ConfigError, match=r"needs finite action bounds.*wrappers\.TransformAction\)"):
         check_actions("sac", Codec("x", box, unbounded))
+    # The wrapper that it names does what is needed.
+    pendulum = gymnasium.make("Pendulum-v1")
+    wrapped = gymnasium.wrappers.TransformAction(pendulum, lambda action: action, box)
+    check_actions("sac", Codec("x", box, wrapped.action_space))
     check_actions("sac", Codec("x", box, box))
     for space in (box, unbounded, discrete):
         check_actions("ppo", Codec("x", box, space))

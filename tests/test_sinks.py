@@ -797,3 +797,12 @@ def test_leaving_without_close_does_not_hold_the_interpreter(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
     assert time.time() - float(done.stdout) < 2.0
     del alive
+
+
+def test_a_last_iteration_that_ends_late_is_no_more_than_all(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = ConsoleSink(2048)
+    sink.write({"env_steps": 1024, "wall_time_s": 1.0})
+    sink.write({"env_steps": 2250, "wall_time_s": 2.0})
+    half, late = capsys.readouterr().err.splitlines()
+    assert half.startswith("step 1024/2048   50%")
+    assert late.startswith("step 2250/2048  100%")

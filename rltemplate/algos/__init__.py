@@ -88,9 +88,12 @@ class PPOConfig(AlgoConfig):
                 f"nearest that does: {_nearest_divisor(rollout, self.num_minibatches)}"
             )
         elif rollout // self.num_minibatches < 2 and self.normalize_advantage:
+            instead = (
+                f"algo.num_minibatches={rollout // 2} at most" if rollout > 1 else "algo.num_steps=2 at least"
+            )
             yield (
                 f"algo.num_minibatches={self.num_minibatches} leaves one sample per minibatch, too few to "
-                f"normalise advantages; use at most {rollout // 2}, or algo.normalize_advantage=false"
+                f"normalise advantages; use {instead}, or algo.normalize_advantage=false"
             )
 
     def tied_to_total(self) -> Iterator[str]:
@@ -199,7 +202,7 @@ def check_actions(algo: str, actions: Actions) -> None:
     if not actions.bounded:
         raise ConfigError(
             f"algo={algo} needs finite action bounds, and {actions.env_id} has {actions.action_space}; "
-            "use algo=ppo, or wrap the environment in gymnasium.wrappers.RescaleAction"
+            "use algo=ppo, or register a variant with finite bounds (gymnasium.wrappers.TransformAction)"
         )
 
 

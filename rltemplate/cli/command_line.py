@@ -81,8 +81,10 @@ def take_resumption(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
 
 
 def as_prose(word: str) -> str:
-    """The word, with quotes around a note: its commas and brackets are nobody's but the reader's."""
+    """The word, with quotes around a note, whose commas and brackets are the reader's, and around ~folder."""
     key, equals, text = word.partition("=")
+    if text.startswith("~") and equals:  # which the grammar of overrides has no place for
+        return f"{key}={QuotedString(text, Quote.double).with_quotes()}"
     if key != "note" or not equals or text == "null" or re.fullmatch(r"""(["']).*\1""", text, re.DOTALL):
         return word
     if "${" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Sequence
 
 import yaml
@@ -13,8 +14,12 @@ from rltemplate.cli.composition import reason
 from rltemplate.cli.groups import CONF
 from rltemplate.types import ConfigError
 
-# Packages that register a namespace of their own, for whoever has not installed them yet.
-_PACKAGES = {"ALE": "ale-py", "dm_control": "shimmy[dm-control]", "mo-gymnasium": "mo-gymnasium"}
+# Packages that register a namespace of their own when their module is imported: package and module.
+_PACKAGES = {
+    "ALE": ("ale-py", "ale_py"),
+    "dm_control": ("shimmy[dm-control]", "shimmy"),
+    "mo-gymnasium": ("mo-gymnasium", "mo_gymnasium"),
+}
 
 
 def environment_option(name: str, files: Sequence[str]) -> str:
@@ -30,6 +35,10 @@ def environment_option(name: str, files: Sequence[str]) -> str:
     return name
 
 
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def _check_registered(name: str, files: Sequence[str]) -> None:
     import gymnasium
 
@@ -40,24 +49,28 @@ def _check_registered(name: str, files: Sequence[str]) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:  # whatever a module of the user's raises is the user's to read
-            package = _PACKAGES.get(env_id.rpartition("/")[0])
-            remedy = f"; pip install {package}" if package else ""
+            package, provider = _PACKAGES.get(env_id.rpartition("/")[0], (None, None))
+            remedy = f"; pip install {package}" if package and not _is_installed(str(provider)) else ""
             raise ConfigError(f"env={name}: cannot import {module} ({reason(error)}){remedy}") from error
     spec = gymnasium.registry.get(env_id)
     if spec is None:
         known = {known_id.rpartition("/")[0] for known_id in gymnasium.registry}
         namespace = env_id.rpartition("/")[0]
         if namespace not in known:
-            package = _PACKAGES.get(namespace)
-            remedy = (
-                f"pip install {package}" if package else f"install the package that registers {namespace}/"
-            )
+            package, provider = _PACKAGES.get(namespace, (f"the package that registers {namespace}/", None))
+            if provider is not None and not module and _is_installed(provider):
+                raise ConfigError(
+                    f"env={name}: {package} registers it when it is imported; write env={provider}:{name}"
+                )
+            install = "install" if provider is None else "pip install"
             raise ConfigError(
-                f"env={name}: no installed package provides {namespace}/ environments; {remedy}"
+                f"env={name}: no imported package provides {namespace}/ environments; {install} {package}"
             )
         folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
         near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)
-        hint = f"; did you mean {folded[near[0]]}?" if near else ""
+        meant = f"{folded[near[0]]}" if near else ""
+        prefix = f"{module}:" if module and meant not in files else ""
+        hint = f"; did you mean {prefix}{meant}?" if near else ""
         if module and not hint:
             hint = f"; {module} registers nothing of that name"
         raise ConfigError(

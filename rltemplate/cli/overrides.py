@@ -113,6 +113,8 @@ def check_keys(overrides: Sequence[Override]) -> None:
     algorithms = _chosen_algorithms(overrides)
     for override in overrides:
         key, line = override.key_or_group, str(override.input_line)
+        if f"{key}.".startswith("hydra.sweeper.params."):
+            raise ConfigError(f"{line}: the values of a sweep are written as overrides, as in seed=1,2")
         if key in groups or key.startswith(("hydra.launcher.", "hydra.sweeper.")):
             continue
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):

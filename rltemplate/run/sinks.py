@@ -294,7 +294,8 @@ class ConsoleSink:
     def _plain_line(self, row: Row, left: float | None) -> str:
         steps = int(row["env_steps"])
         width = len(str(self._total))
-        parts = [f"step {steps:>{width}}/{self._total} {100 * steps / self._total:4.0f}%"]
+        done = min(100.0, 100 * steps / self._total)  # the last iteration may end behind it
+        parts = [f"step {steps:>{width}}/{self._total} {done:4.0f}%"]
         for name, label in _SHOWN.items():
             if name in row:
                 parts.append(f"{label} {show_number(row[name]):>8}")
