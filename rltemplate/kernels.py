@@ -15,6 +15,7 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,10 +51,9 @@ def use(products: str) -> None:
     if products not in PRODUCTS:
         raise ValueError(f"products={products}: expected one of {', '.join(PRODUCTS)}")
     _in_force.products = products
-    library = blas_library() if products == "blas" else None
-    if library is not None:
+    if products == "blas":
         # Threads divide a product where it suits them, and another kernel computes what lies at the seams.
-        library.scipy_openblas_set_num_threads64_(1)
+        use_blas_threads(1)
 
 
 def group_rows(rows: int) -> None:
@@ -207,6 +207,21 @@ def blas_library() -> ctypes.CDLL | None:
         if hasattr(library, "scipy_openblas_set_num_threads64_"):
             return library
     return None
+
+
+def use_blas_threads(number: int) -> int | None:
+    """Have numpy's OpenBLAS compute with so many threads, or with as many as it can.
+
+    Returns how many these are, None where numpy has another BLAS.
+    """
+    library = blas_library()
+    if library is None:
+        return None
+    library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
+    built_for = re.search(rb"MAX_THREADS=(\d+)", library.scipy_openblas_get_config64_())
+    number = min(number, int(built_for[1])) if built_for else number
+    library.scipy_openblas_set_num_threads64_(number)
+    return number
 
 
 def blas_threads() -> int | None:

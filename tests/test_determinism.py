@@ -22,6 +22,7 @@ from gymnasium import spaces
 from rltemplate.envs import Envs, EnvSpec
 from rltemplate.run import determinism, profile
 from rltemplate.run.determinism import prepared, process_environment, resolve_device
+from rltemplate.run.machine import cpu_identity
 from rltemplate.types import ConfigError
 
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
@@ -137,6 +138,28 @@ def test_a_switch_that_did_not_take_stops_the_run(
             determinism.apply(config.determinism, threads)
     finally:
         torch.set_deterministic_debug_mode("error" if algorithms else "default")
+
+
+@pytest.mark.parametrize(
+    ("switch", "variable", "problem"),
+    [
+        ("onednn_isa=AVX2", "ONEDNN_MAX_CPU_ISA=SSE41", "onednn_isa should be AVX2 and is SSE41"),
+        ("numpy_without=X86_V3", "NPY_DISABLE_CPU_FEATURES=AVX512_ICL", "numpy_instructions should be"),
+        ("products=plain", "OPENBLAS_NUM_THREADS=1", None),  # set from inside as well
+    ],
+)
+def test_every_level_reads_its_switches_back(
+    configure: Configure, switch: str, variable: str, problem: str | None
+) -> None:
+    if not {"avx2", "fma"} <= cpu_identity()[1]:
+        pytest.skip("this CPU has none of it")
+    name, value = variable.split("=")
+    seen = report(configure, f"determinism.{switch}", "num_threads=2", **{f"{name}_forced": value})
+    if problem is not None:
+        assert problem in str(seen["refused"])
+    else:
+        assert isinstance(seen["settings"], dict)
+        assert seen["settings"]["blas_threads"] == 2
 
 
 def test_a_level_names_what_its_process_needs(configure: Configure) -> None:

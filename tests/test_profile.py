@@ -43,7 +43,7 @@ from rltemplate.types import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 switches = config.determinism
 try:
-    determinism.apply(switches, config.num_threads)
+    settings = determinism.apply(switches, config.num_threads)
 except ConfigError as error:
     print(json.dumps({"refused": str(error)}))
     sys.exit()
@@ -85,7 +85,10 @@ found["flipped"] = refusal(mine | {"tanh": mine["tanh"][::-1]})
 found["missing"] = refusal({name: digest for name, digest in mine.items() if name != "update"})
 found["without physics"] = refusal(mine, physics=False)
 kernels.blas_library().scipy_openblas_set_num_threads64_(2)
-found["two threads"] = refusal(mine)
+try:
+    determinism.confirm(settings)
+except ConfigError as error:
+    found["two threads"] = str(error)
 print(json.dumps(found))
 """
 
@@ -133,6 +136,7 @@ OTHERS: dict[str, dict[str, str | None]] = {
 LACKING: dict[str, dict[str, str | None]] = {
     "cpu_capability": {"!ATEN_CPU_CAPABILITY": "default"},
     "blas_kernels": {"!OPENBLAS_CORETYPE": "Sandybridge"},
+    "onednn_isa": {"!ONEDNN_MAX_CPU_ISA": "SSE41"},
     "numpy": {"!NPY_DISABLE_CPU_FEATURES": None},
 }
 
@@ -148,6 +152,7 @@ def found() -> dict[str, dict[str, Any]]:
     # Waiting threads would otherwise spin, on cores that others need.
     jobs["two threads"] = (replace(config, num_threads=2), {"OMP_WAIT_POLICY": "passive"})
     jobs |= {name: (config, variables) for name, variables in LACKING.items()}
+    jobs["any numpy"] = (replace(config, determinism=replace(config.determinism, numpy_without=None)), {})
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda job: outcome(*job), jobs.values()))
     if "refused" in outcomes[0]:
@@ -186,14 +191,16 @@ def test_without_the_profile_they_do_not(found: dict[str, dict[str, Any]]) -> No
 def test_a_variable_that_did_not_take_is_caught(found: dict[str, dict[str, Any]]) -> None:
     assert "cpu_capability should be AVX2 and is DEFAULT" in found["cpu_capability"]["refused"]
     assert "blas_kernels should be Haswell and is" in found["blas_kernels"]["refused"]
-    for name in ("cpu_capability", "blas_kernels"):
+    assert "onednn_isa should be AVX2 and is SSE41" in found["onednn_isa"]["refused"]
+    for name in ("cpu_capability", "blas_kernels", "onednn_isa"):
         assert "this machine cannot be x86-avx2; use determinism=invariant" in found[name]["refused"]
     # A CPU without AVX-512 computes the same with and without it.
     if "avx512_vnni" in cpu_identity()[1]:
-        assert "numpy uses X86_V4, start runs with scripts/train.py" in found["numpy"]["own"]
-        assert found["numpy"]["digests"]["exp"] != found["base"]["digests"]["exp"]
+        refused = found["numpy"]["refused"]
+        assert re.search(r"numpy_instructions should be .* and is \[.*'X86_V4'.*start runs with", refused)
+        assert found["any numpy"]["digests"]["exp"] != found["base"]["digests"]["exp"]
     else:
-        assert found["numpy"]["own"] == found["base"]["own"]
+        assert found["numpy"]["own"] == found["any numpy"]["own"] == found["base"]["own"]
 
 
 def test_the_check_names_what_differs(found: dict[str, dict[str, Any]]) -> None:
@@ -205,7 +212,7 @@ def test_the_check_names_what_differs(found: dict[str, dict[str, Any]]) -> None:
         f"{right} instead of {right[::-1]}; use determinism=invariant"
     )
     assert seen["missing"].startswith("determinism.golden.update: no digest in the profile x86-avx2")
-    assert "more than 1 thread (2)" in seen["two threads"]
+    assert "blas_threads should be 1 and is 2 after the environment was made" in seen["two threads"]
     assert {**seen["without physics"], "physics": seen["digests"]["physics"]} == seen["digests"]
 
 

@@ -136,8 +136,18 @@ def apply(
         raise ConfigError(f"determinism.products=blas: is about CPUs, not device={device}; use tiled")
     kernels.use(products)
     kernels.group_rows(_row_groups())
-    wanted = _wanted(switches, num_threads, products)
+    # A library may have been built for fewer threads; with none at all it is not OpenBLAS.
+    blas_threads = kernels.use_blas_threads(1 if products == "blas" else num_threads)
     settings = read_back()
+    if switches.onednn_isa is not None:
+        settings["onednn_isa"] = libraries.onednn_isa()
+    wanted = _wanted(switches, num_threads, products) | {"blas_threads": blas_threads}
+    if products == "blas":
+        wanted["blas_threads"] = 1
+    if settings["mkl_threads"] is not None:
+        wanted["mkl_threads"] = num_threads
+    forbidden = (switches.numpy_without or "").split()
+    wanted["numpy_instructions"] = [each for each in settings["numpy_instructions"] if each not in forbidden]
     for name, value in wanted.items():
         if settings[name] != value:
             instead = _instead(switches, name)
@@ -150,7 +160,7 @@ def confirm(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ConfigError` if that is not what `apply` returned, or if fewer threads compute than asked for.
     """
-    now = read_back()
+    now = dict(settings) | read_back()
     wanted = dict(settings)
     flushed = libraries.in_parallel(_keep_denormals)
     if flushed is not None:
@@ -182,7 +192,9 @@ def _row_groups() -> int:
 def _instead(switches: Switches, name: str) -> str:
     if name == "mkl_branch":
         return "this CPU does not have it; use determinism.products=padded"
-    if name in ("cpu_capability", "blas_kernels"):
+    if name == "blas_threads":
+        return "numpy has another BLAS than OpenBLAS; use determinism=invariant with products=padded"
+    if name in ("cpu_capability", "blas_kernels", "onednn_isa"):
         if switches.profile is None:
             return f"this machine cannot; leave determinism.{name} at null"
         return f"this machine cannot be {switches.profile}; use determinism=invariant"
@@ -211,6 +223,8 @@ def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, An
         wanted["cpu_capability"] = switches.cpu_capability.upper()
     if switches.blas_kernels is not None:
         wanted["blas_kernels"] = switches.blas_kernels
+    if switches.onednn_isa is not None and switches.onednn_isa.upper() in libraries.ONEDNN.values():
+        wanted["onednn_isa"] = switches.onednn_isa.upper()
     return wanted
 
 
@@ -235,7 +249,10 @@ def read_back() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
         "mkl_branch": libraries.mkl_branch(),
+        "mkl_threads": libraries.mkl_threads(),
         "blas_kernels": libraries.blas_kernels(),
+        "blas_threads": kernels.blas_threads(),
+        "numpy_instructions": libraries.numpy_instructions(),
         **kernels.in_force(),
     }
 
