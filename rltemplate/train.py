@@ -841,7 +841,7 @@ def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]
             "settings": dict(settings),
             "checks": dict(tried),
         },
-        "environment": influences(os.environ),
+        "environment": influences(os.environ, config.compile),
         "versions": package_versions(),
         "machine": machine_facts(),
     }

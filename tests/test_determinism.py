@@ -16,9 +16,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Configure
+from conftest import ROOT, SHRUNK, Command, Configure
 from gymnasium import spaces
 
+from rltemplate.analysis.compare import compare_runs
 from rltemplate.envs import Envs, EnvSpec
 from rltemplate.run import determinism, profile
 from rltemplate.run.determinism import prepared, process_environment, resolve_device
@@ -35,7 +36,7 @@ from rltemplate.run import determinism
 from rltemplate.types import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 try:
-    settings = determinism.apply(config.determinism, config.num_threads)
+    settings = determinism.apply(config.determinism, config.num_threads, config.compile)
     if hasattr(determinism, "confirm"):
         settings = determinism.confirm(settings)
 except ConfigError as error:
@@ -176,6 +177,32 @@ def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         resolve_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto").type == "cuda"
+
+
+# --- The compiler ----------------------------------------------------------------------------------------
+
+
+def test_a_compiled_run_says_which_compiler_it_has(configure: Configure, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++ (made up) 99.1'\necho 'more of it'\n")
+    compiler.chmod(0o755)
+    settings = report(configure, "compile=true", CXX=str(compiler))["settings"]
+    assert isinstance(settings, dict)
+    assert settings["cpp_compiler"] == "g++ (made up) 99.1"
+
+
+@pytest.mark.long
+def test_what_compiled_runs_differ_in_is_named(train_command: Command, tmp_path: Path) -> None:
+    words = ["env=CartPole", "compile=true", "total_env_steps=64", "eval_every=0", *SHRUNK["ppo"]]
+    told = {"TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG": "1", "DNNL_DEFAULT_FPMATH_MODE": "BF16"}
+    idle = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "MKL_DOMAIN_NUM_THREADS": "MKL_DOMAIN_BLAS=1"}
+    for name, variables in (("a", {}), ("b", told | idle)):
+        done = train_command(*words, "logger=none", "video_every=0", f"run_dir={name}", **variables)
+        assert done.returncode == 0, done.stderr
+    found = compare_runs(tmp_path / "a", tmp_path / "b").differences
+    assert {one.key for one in found if one.section in ("environment", "settings")} == set(told)
+    record = json.loads((tmp_path / "a" / "record.json").read_text())
+    assert record["determinism"]["settings"]["cpp_compiler"]
 
 
 # --- Denormal numbers ------------------------------------------------------------------------------------

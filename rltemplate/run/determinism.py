@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rltemplate import denormals
 from rltemplate.run import libraries
-from rltemplate.run.machine import cpu_identity
+from rltemplate.run.machine import compiler_version, cpu_identity
 from rltemplate.run.variables import REMOVED, ROW_GROUPS
 from rltemplate.types import ConfigError
 
@@ -139,6 +139,8 @@ def apply(
     # A library may have been built for fewer threads; with none at all it is not OpenBLAS.
     blas_threads = kernels.use_blas_threads(1 if products == "blas" else num_threads)
     settings = read_back()
+    if compiles:
+        settings["cpp_compiler"] = compiler_version()
     if switches.onednn_isa is not None:
         settings["onednn_isa"] = libraries.onednn_isa()
     wanted = _wanted(switches, num_threads, products) | {"blas_threads": blas_threads}

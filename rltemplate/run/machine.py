@@ -118,6 +118,19 @@ def cpp_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 
+def compiler_version() -> str | None:
+    """The first line of what that compiler says of itself, None where there is none or it says nothing."""
+    compiler = cpp_compiler()
+    if compiler is None:
+        return None
+    try:
+        command = [compiler, "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, errors="replace").stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(said.splitlines()), None)
+
+
 def cpu_identity() -> tuple[str | None, frozenset[str]]:
     """The CPU's vendor as it names itself, such as GenuineIntel, and all its flags."""
     facts = _first_core()

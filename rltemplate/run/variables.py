@@ -22,7 +22,16 @@ REMOVED = (
 )
 _FAMILIES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NPY_", "ATEN_", "ONEDNN_", "DNNL_", "CUBLAS", "CUDNN_"),
+)
+# Of torch's compiler and the compilers behind it, which only some runs use.
+_COMPILERS = (
     "TORCHINDUCTOR_",
+    "TORCHDYNAMO_",
+    "TORCH_COMPILE_",
+    "TRITON_",
+    "CXX",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
 )
 _OTHERS = (
     *("PYTHONHASHSEED", "NUMEXPR_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH"),
@@ -36,11 +45,12 @@ _IDLE = (
 )
 
 
-def is_influential(name: str) -> bool:
-    """Whether this variable may change what a run computes."""
-    return name in _OTHERS or (name.startswith(_FAMILIES) and not name.endswith(_IDLE))
+def is_influential(name: str, compiles: bool = True) -> bool:
+    """Whether this variable may change what a run computes, which compiles its updates or does not."""
+    families = _FAMILIES + _COMPILERS if compiles else _FAMILIES
+    return name in _OTHERS or (name.startswith(families) and not name.endswith(_IDLE))
 
 
-def influences(environment: Mapping[str, str]) -> dict[str, str]:
+def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[str, str]:
     """Those of the variables that may change a run's bits."""
-    return {name: environment[name] for name in sorted(environment) if is_influential(name)}
+    return {name: environment[name] for name in sorted(environment) if is_influential(name, compiles)}
