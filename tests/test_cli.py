@@ -6,13 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import cli
+from rltemplate.cli.composition import compose_config
+from rltemplate.config import Config
 from rltemplate.types import ConfigError
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
@@ -242,7 +247,7 @@ def test_a_note_in_quotes_or_without_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["seed=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "seed=range(0,30)"]]
+    "words", [["eval_every=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "eval_every=range(0,30)"]]
 )
 def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_COMPOSE_AT_MOST", 5)
@@ -251,6 +256,30 @@ def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: 
     plan = cli.preflight([word.replace("0.9,2", "0.9,1") for word in words])
     assert plan.num_jobs == 60
     assert len(plan.configs) == 5
+
+
+def test_of_jobs_that_differ_in_their_seed_alone_two_are_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[object] = []
+
+    def counted(words: Sequence[str], **options: Any) -> Config:
+        composed.append(words)
+        return compose_config(words, **options)
+
+    monkeypatch.setattr(cli, "compose_config", counted)
+    monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
+    plan = cli.preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
+    assert len(composed) == 4
+    nobody: Any = None
+    Sweeper.validate_batch_is_legal(nobody, plan.overrides)  # Hydra composes none of them
+    assert len(plan.configs) == plan.num_jobs == 600
+    for words, config in [*zip(plan.overrides, plan.configs, strict=True)][-2:]:
+        assert config == compose_config(words)
+    composed.clear()
+    named = cli.preflight(["seed=range(1,9)", "run_dir=null", "logger.wandb.group=of-${seed}"])
+    assert [config.logger.wandb.group for config in named.configs] == [f"of-{seed}" for seed in range(1, 9)]
+    assert len(composed) == 8
+    with pytest.raises(ConfigError, match=r"seed=-3: must be at least 0"):
+        cli.preflight(["seed=1,2,-3"])
 
 
 @pytest.mark.parametrize(

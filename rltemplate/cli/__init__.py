@@ -7,8 +7,9 @@ configuration that the command stands for is composed once. What Hydra receives 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, ValueType
+from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import launch
 from rltemplate.cli.command_line import as_prose, parse_override, split_words, take_resumption
@@ -31,8 +33,10 @@ from rltemplate.words import readable
 
 __all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
 
-# Jobs composed in advance, at some hundredths of a second each; what is wrong with others shows later.
+# Jobs composed in advance, at a tenth of a second each; what is wrong with others shows later. Those that
+# differ in their seed alone count once.
 _COMPOSE_AT_MOST = 100
+_SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 100_000
 
 
@@ -99,7 +103,10 @@ def _plan(argv: Sequence[str]) -> Plan:
             )
         jobs, exact = _jobs(overrides, plain, loader)
         chosen = _sample(jobs)
-        configs = [compose_config(job, sweep=True) for job in chosen]
+        configs = _compose(chosen)
+        if exact and len(configs) == len(jobs):
+            # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
+            Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         _check_one_kind_of_seed(given, configs[0])
         _check_sweep(configs)
         if not arguments.multirun:
@@ -187,7 +194,7 @@ def _sample(jobs: list[list[str]]) -> list[list[str]]:
 
     Every algorithm is there with every environment: whether they fit shows only in the pair.
     """
-    if len(jobs) <= _COMPOSE_AT_MOST:
+    if len(set(map(_but_seed, jobs))) <= _COMPOSE_AT_MOST:
         return jobs
     pairs = [tuple(word for word in job if word.startswith(("algo=", "env="))) for job in jobs]
     chosen = {number: jobs[number] for number in map(pairs.index, dict.fromkeys(pairs))}
@@ -198,6 +205,28 @@ def _sample(jobs: list[list[str]]) -> list[list[str]]:
             if len(chosen) >= _COMPOSE_AT_MOST:
                 return list(chosen.values())
     return list(chosen.values())
+
+
+def _but_seed(job: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in job if not _SEED.fullmatch(word))
+
+
+def _compose(jobs: Sequence[Sequence[str]]) -> list[Config]:
+    """The configuration of each job. Of those that differ in their seed alone two are composed.
+
+    If these two differ in nothing but the seed, no other value is made from it.
+    """
+    composed: dict[tuple[str, ...], list[Config]] = {}
+    configs = []
+    for job in jobs:
+        first = composed.setdefault(_but_seed(job), [])
+        seed = next((int(word.partition("=")[2]) for word in job if _SEED.fullmatch(word)), None)
+        if seed is not None and len(first) >= 2 and replace(first[0], seed=first[1].seed) == first[1]:
+            configs.append(replace(first[0], seed=seed))
+            continue
+        configs.append(compose_config(job, sweep=True))
+        first.append(configs[-1])
+    return configs
 
 
 def _check_sweep(configs: Sequence[Config]) -> None:
