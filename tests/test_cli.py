@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from conftest import ROOT
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import cli
@@ -521,3 +526,95 @@ def test_a_run_that_would_learn_nothing_is_noted(words: str, noted: bool) -> Non
     notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
     expected = "algo.learning_starts=5000 is not below total_env_steps=5000: this run collects random actions"
     assert [note.startswith(expected) for note in notes] == [True] * noted
+
+
+# --- completion ----------------------------------------------------------------------------------------
+
+BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder in which make and bash find this project, its interpreter and a run."""
+    for name in ("Makefile", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    for run in ("an-id", "$(touch touched)"):
+        (tmp_path / "runs" / "ppo-CartPole" / run).mkdir(parents=True)
+    return tmp_path
+
+
+@BASH
+def test_bash_completes_the_words_of_make(project: Path) -> None:
+    wanted = {
+        "make tr": "train",
+        "make train algo=s": "sac",
+        "make train algo=sac algo.ac": "algo.activation= algo.actor_learning_rate=",
+        "make evaluate run=": "$(touch touched) an-id",
+        "make lint x": "",
+    }
+    script = "source scripts/completion.bash\n" + "".join(
+        f"COMP_LINE='{line}' COMP_POINT={len(line)}; _rltemplate_make; echo \"${{COMPREPLY[*]}}\"\n"
+        for line in wanted
+    )
+    done = subprocess.run(["bash", "--norc"], input=script, cwd=project, capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(wanted.values()), done.stderr
+    assert not (project / "touched").exists()
+
+
+@BASH
+def test_the_tab_key_completes_in_a_real_bash(project: Path) -> None:
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=project, close_fds=True
+    )
+    os.close(theirs)
+    os.write(ours, b"source scripts/completion.bash\nmake tra\talgo=s\tenv=Pendu\t")
+    seen, limit = "", time.monotonic() + 60
+    while "make train algo=sac env=Pendulum " not in seen and time.monotonic() < limit:
+        if select.select([ours], [], [], 1)[0]:
+            seen += os.read(ours, 4096).decode()
+    shell.kill()
+    shell.wait()
+    os.close(ours)
+    assert "make train algo=sac env=Pendulum " in seen
+
+
+@BASH
+def test_completion_of_hydra_can_be_installed(project: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = """
+        eval "$(python scripts/train.py -sc install=bash)"
+        complete -p python
+        COMP_LINE="python scripts/train.py env=Pendu" COMP_POINT=33 COMP_CWORD=2; hydra_bash_completion
+        echo "${COMPREPLY[*]}"
+        eval "$(python scripts/train.py -sc uninstall=bash)"
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=project,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    installed, choices = done.stdout.splitlines()
+    assert "hydra_bash_completion" in installed
+    assert choices == "env=Pendulum"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["install=tcsh"], "install=tcsh: did you mean zsh? allowed: bash, fish, zsh"),
+        (["installs=bash"], "did you mean install?"),
+        ([], "takes one word such as install=bash"),
+        (["install=bash", "seed=1"], "takes one word such as install=bash"),
+    ],
+)
+def test_other_words_of_completion_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        cli.preflight(["-sc", *words])

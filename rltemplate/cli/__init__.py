@@ -23,7 +23,13 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import launch
-from rltemplate.cli.command_line import as_prose, parse_override, split_words, take_resumption
+from rltemplate.cli.command_line import (
+    as_prose,
+    check_completion,
+    parse_override,
+    split_words,
+    take_resumption,
+)
 from rltemplate.cli.composition import Composed, compose_config, compose_job, compose_with_hydra, typed
 from rltemplate.cli.groups import CONF, NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
@@ -68,8 +74,11 @@ def preflight(argv: Sequence[str]) -> Plan:
 
 def _plan(argv: Sequence[str]) -> Plan:
     words, flags, arguments = split_words(argv)
-    words, resume, accept = take_resumption(words)
     register_schemas()
+    if arguments.shell_completion:
+        check_completion(words)
+        return Plan(argv=[*words, *flags], sweep=False, num_jobs=None, configs=[])
+    words, resume, accept = take_resumption(words)
     for group in OPTIONAL:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -87,7 +96,7 @@ def _plan(argv: Sequence[str]) -> Plan:
                 raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
             compose_config(plain)
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
-        if arguments.help or arguments.hydra_help or arguments.shell_completion:
+        if arguments.help or arguments.hydra_help:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)

@@ -55,6 +55,17 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str], argparse.Nam
     return words, flags, arguments
 
 
+def check_completion(words: Sequence[str]) -> None:
+    """`ConfigError` unless the words are what `--shell-completion` takes."""
+    commands, shells = ["install", "uninstall", "query"], ["bash", "fish", "zsh"]
+    command, _, shell = words[0].partition("=") if words else ("", "", "")
+    if len(words) != 1 or command not in commands:
+        near = choose(command, commands)
+        raise ConfigError(f"--shell-completion: takes one word such as install=bash; {near}")
+    if shell not in shells:
+        raise ConfigError(f"{words[0]}: {choose(shell, shells)}")
+
+
 def take_resumption(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
     """The words that are Hydra's, which sweep is to go on (None: a new one), and whether it may with changes.
 
