@@ -26,15 +26,10 @@ from rltemplate.types import Experience
 
 # Rows for what episodes ended with: one for so many transitions. Twice as many each time they do not suffice.
 _TRANSITIONS_PER_END = 16
-# On a GPU places are drawn as remainders of so large numbers: uneven by less than one part in 10^12.
-_MANY = 1 << 62
 
 
 class Batch(NamedTuple):
-    """Transitions; `terminated` is 1.0 where no reward can follow. Truncation leaves it 0.0.
-
-    Several batches at once have one dimension more, in front.
-    """
+    """Transitions; `terminated` is 1.0 where no reward can follow. Truncation leaves it 0.0."""
 
     obs: Tensor  # (B, O)
     action: Tensor  # (B, A)
@@ -46,8 +41,7 @@ class Batch(NamedTuple):
 class ReplayBuffer:
     """The last `capacity` transitions of N environments, on the device where they are learned from.
 
-    On a GPU nothing but `needs` and `since` waits for it. Shapes and addresses stay the same, so that drawing
-    and taking can be captured in a graph, once more whenever `moves` has changed.
+    On a GPU nothing but `since` waits for it.
     """
 
     def __init__(
@@ -59,20 +53,17 @@ class ReplayBuffer:
         self.num_envs = num_envs
         self.device = device
         self.added = 0  # transitions that ever came in
-        self.moves = 0  # how often observations went to another address, where there is more room
-
         self._ends: deque[tuple[int, int]] = deque()  # numbers that ended an episode, and their links
         self._free: list[int] = []  # rows of such ends that were overwritten
         self._unused = capacity + num_envs  # rows from here on were never written to
-        self._held = _store(torch.zeros((), dtype=torch.int64, device=device))
         # torch.empty reserves address space only: pages are taken as transitions arrive.
         num_rows = self._unused + max(num_envs, capacity // _TRANSITIONS_PER_END)
-        self._obs = _store(torch.empty(num_rows, obs_size, device=device))
-        self._action = _store(torch.empty(capacity, action_size, device=device))
-        self._reward = _store(torch.empty(capacity, device=device))
-        self._terminated = _store(torch.empty(capacity, device=device))
-        self._link = _store(torch.empty(capacity, dtype=torch.int32, device=device))
-        self._link.tensor[0] = 0  # programs are made on this place before anything is there
+        self._obs = torch.empty(num_rows, obs_size, device=device)
+        self._action = torch.empty(capacity, action_size, device=device)
+        self._reward = torch.empty(capacity, device=device)
+        self._terminated = torch.empty(capacity, device=device)
+        self._link = torch.empty(capacity, dtype=torch.int32, device=device)
+        self._link[0] = 0  # programs are made on this place before anything is there
         self._newest = np.arange(capacity, capacity + num_envs, dtype=np.int32)  # rows
 
     @property
@@ -81,23 +72,17 @@ class ReplayBuffer:
         return min(self.added, self.capacity)
 
     @property
-    def held(self) -> Tensor:
-        """`size` as a tensor () where programs can read it: the same one all the time."""
-        return self._held.tensor
-
-    @property
     def nbytes(self) -> int:
         """Bytes that a full buffer takes, with as many ends of episodes as there were so far.
 
         Rows that were never written to take no memory on the CPU.
         """
-        obs = self._obs.tensor
-        rows = self._unused if self.device.type == "cpu" else len(obs)
+        rows = self._unused if self.device.type == "cpu" else len(self._obs)
         others = (self._action, self._reward, self._terminated, self._link)
-        return obs[:rows].nbytes + sum(store.tensor.nbytes for store in others)
+        return self._obs[:rows].nbytes + sum(tensor.nbytes for tensor in others)
 
     @property
-    def _by_place(self) -> dict[str, _Store]:
+    def _by_place(self) -> dict[str, Tensor]:
         """What is kept for good of transitions, in their places."""
         return {
             "obs": self._obs,
@@ -140,19 +125,15 @@ class ReplayBuffer:
         self._put(self._reward, start, reward)
         self._put(self._terminated, start, terminated)
         self._put(self._link, start, links)
-        self._obs.put(capacity, next_obs)
+        _write(self._obs, capacity, next_obs)
         self.added = first + num
-        if first < capacity:
-            self._held.fill(self.size)
 
-    def _put(self, store: _Store, start: int, values: np.ndarray) -> None:
+    def _put(self, rows: Tensor, start: int, values: np.ndarray) -> None:
         """Write to the places from `start` on, and to the first ones where they end."""
         room = self.capacity - start
-        if len(values) <= room:
-            store.put(start, values)
-        else:
-            store.put(start, values[:room])
-            store.put(0, values[room:])
+        _write(rows, start, values[:room])
+        if len(values) > room:
+            _write(rows, 0, values[room:])
 
     def _lead_to(self, rows: np.ndarray) -> None:
         """Let the newest N lead to `rows` (N,), except where their episode ended."""
@@ -172,9 +153,10 @@ class ReplayBuffer:
                 row, self._unused = self._unused, self._unused + 1
             self._ends.append((number, row))
             rows.append(row)
-        if self._unused > len(self._obs.tensor):
+        if self._unused > len(self._obs):
             self._move()
-        self._obs.put_at(rows, final_obs)
+        there = [torch.tensor(rows), torch.from_numpy(final_obs).to(self._obs.dtype)]
+        self._obs.index_copy_(0, *(each.to(self.device, non_blocking=True) for each in there))
         return rows
 
     def _forget(self, number: int) -> None:
@@ -184,7 +166,7 @@ class ReplayBuffer:
 
     def _move(self) -> None:
         """Move all observations to where there is room for twice as many ends of episodes."""
-        old, others = self._obs.tensor, self.capacity + self.num_envs
+        old, others = self._obs, self.capacity + self.num_envs
         ends = len(old) - others
         while others + ends < self._unused:
             ends *= 2
@@ -192,51 +174,24 @@ class ReplayBuffer:
         # What is not held is not touched, and takes no memory.
         new[: self.size] = old[: self.size]
         new[self.capacity : len(old)] = old[self.capacity :]
-        self._obs = _store(new)
-        self.moves += 1
+        self._obs = new
 
     # Reading
 
-    def draw(
-        self, batch_size: int, generator: torch.Generator, num: int | None = None, coming: int = 0
-    ) -> Tensor:
-        """The places (B,) of `batch_size` transitions, uniformly with replacement.
-
-        With `num`, (num, B): on the CPU the same as by so many calls. With `coming`, as if so many more
-        transitions had come in already; `needs` tells whether one of them was drawn.
-        """
-        shape = (batch_size,) if num is None else (num, batch_size)
-        if self.device.type == "cpu":
-            size = min(self.added + coming, self.capacity)
-            return torch.randint(size, shape, generator=generator, device=self.device)
-        held = (self.held + coming).clamp(max=self.capacity) if coming else self.held
-        return _remainders(held, shape, generator)
-
-    def needs(self, index: Tensor, coming: int) -> bool:
-        """Whether one of the places `index` is to be overwritten by the next `coming` transitions.
-
-        Until then `take` gives there what is in it now. Waits for a GPU.
-        """
-        places = index.cpu().numpy()
-        start = self.added % self.capacity
-        if start + coming <= self.capacity:
-            return bool(((places >= start) & (places < start + coming)).any())
-        return bool(((places - start) % self.capacity < coming).any())
+    def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The places (B,) of `batch_size` transitions, uniformly with replacement."""
+        return torch.randint(self.size, (batch_size,), generator=generator, device=self.device)
 
     def take(self, index: Tensor) -> Batch:
-        """The transitions in the places `index`, (B,) or (num, B)."""
-        places = index.flatten()
-        links = self._link.tensor.index_select(0, places)
-        batch = Batch(
-            self._obs.tensor.index_select(0, places),
-            self._action.tensor.index_select(0, places),
-            self._reward.tensor.index_select(0, places),
-            self._obs.tensor.index_select(0, links),
-            self._terminated.tensor.index_select(0, places),
+        """The transitions in the places `index` (B,)."""
+        links = self._link.index_select(0, index)
+        return Batch(
+            self._obs.index_select(0, index),
+            self._action.index_select(0, index),
+            self._reward.index_select(0, index),
+            self._obs.index_select(0, links),
+            self._terminated.index_select(0, index),
         )
-        if index.dim() == 1:
-            return batch
-        return Batch(*(values.view(*index.shape, *values.shape[1:]) for values in batch))
 
     # Exact resume
 
@@ -250,14 +205,14 @@ class ReplayBuffer:
         start, num = first % self.capacity, self.added - first
         room = min(num, self.capacity - start)
         rows = {
-            name: torch.cat([store.tensor[start : start + room], store.tensor[: num - room]])
-            for name, store in self._by_place.items()
+            name: torch.cat([rows[start : start + room], rows[: num - room]])
+            for name, rows in self._by_place.items()
         }
         ends = [(number, row) for number, row in self._ends if number >= first]
         places = torch.tensor([row for _, row in ends], dtype=torch.int64, device=self.device)
         apart = {
             "final_of": torch.tensor([number for number, _ in ends], dtype=torch.int64),
-            "final_obs": self._obs.tensor.index_select(0, places),
+            "final_obs": self._obs.index_select(0, places),
         }
         return Experience(first, self.added, self.capacity, rows, apart)
 
@@ -276,8 +231,7 @@ class ReplayBuffer:
             raise ValueError(f"{self.added - added + held} transitions for a buffer that held {held}")
         if added:
             self._lead_to(self._newest.copy())
-            self._obs.put(self.capacity, obs)
-            self._held.fill(self.size)
+            _write(self._obs, self.capacity, obs)
 
     def _append(self, part: Mapping[str, Tensor]) -> None:
         """The next transitions in number, as if what comes after them were there already."""
@@ -288,8 +242,8 @@ class ReplayBuffer:
         if mine.any():
             links[final_of[mine] - first] = self._keep(final_of[mine], part["final_obs"].numpy()[mine])
         start = first % self.capacity
-        for name, store in self._by_place.items():
-            self._put(store, start, part[name].numpy())
+        for name, rows in self._by_place.items():
+            self._put(rows, start, part[name].numpy())
         self._put(self._link, start, links)
         self.added += num
 
@@ -301,53 +255,7 @@ class ReplayBuffer:
         return {**part, "final_of": apart.nonzero()[:, 0] + self.added, "final_obs": part["next_obs"][apart]}
 
 
-class _Store:
-    """A tensor whose rows are written from arrays."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def put(self, start: int, values: np.ndarray) -> None:
-        """Write the rows from `start` on."""
-        # Nothing waits: what the system may page out is taken over before the call returns.
-        rows = self.tensor[start : start + len(values)]
-        rows.copy_(torch.from_numpy(np.ascontiguousarray(values)), non_blocking=True)
-
-    def fill(self, value: int) -> None:
-        """Write the same everywhere."""
-        self.tensor.fill_(value)
-
-    def put_at(self, places: list[int], values: np.ndarray) -> None:
-        """Write the rows `places`."""
-        there = [torch.tensor(places), torch.from_numpy(values)]
-        index, rows = (each.to(self.tensor.device, non_blocking=True) for each in there)
-        self.tensor.index_copy_(0, index, rows.to(self.tensor.dtype))
-
-
-class _HostStore(_Store):
-    """The same in memory that NumPy reaches, where it takes a tenth of the time."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor)
-        self._array = tensor.numpy()
-
-    def put(self, start: int, values: np.ndarray) -> None:
-        """Write the rows from `start` on."""
-        self._array[start : start + len(values)] = values
-
-    def fill(self, value: int) -> None:
-        """Write the same everywhere."""
-        self._array[...] = value
-
-    def put_at(self, places: list[int], values: np.ndarray) -> None:
-        """Write the rows `places`."""
-        self._array[places] = values
-
-
-def _store(tensor: Tensor) -> _Store:
-    return _HostStore(tensor) if tensor.device.type == "cpu" else _Store(tensor)
-
-
-def _remainders(size: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Integers below `size` (), which is read where it is."""
-    return torch.randint(_MANY, shape, generator=generator, device=size.device) % size
+def _write(rows: Tensor, start: int, values: np.ndarray) -> None:
+    """Write the rows from `start` on."""
+    # Nothing waits for a GPU: what the system may page out is taken over before the call returns.
+    rows[start : start + len(values)].copy_(torch.from_numpy(np.ascontiguousarray(values)), non_blocking=True)

@@ -40,9 +40,7 @@ def as_text(certificate: Mapping[str, Any]) -> str:
             lines.extend(wrapped or [start.rstrip()])
 
     config = asked["config"]
-    seeds = config.get("seeds")
-    which = f"seed {config['seed']}" if seeds is None else f"seeds {', '.join(map(str, seeds))} together"
-    steps = f"{config['total_env_steps']:,} environment steps, {which}"
+    steps = f"{config['total_env_steps']:,} environment steps, seed {config['seed']}"
     if asked["shortened_from"] is not None:
         steps += f"; shortened from {asked['shortened_from']:,}, total_env_steps= sets another length"
     section("asked", [" ".join(asked["overrides"]), steps])

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class LoggerConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """One run, or with `seeds` one for each of them."""
+    """One run."""
 
     algo: AlgoConfig = field()
     env: EnvConfig = field()
@@ -165,7 +165,6 @@ class Config:
     recipe: str | None = field()
     experiment: str | None = field()
     seed: int = number(0, 2**63 - 1)
-    seeds: list[int] | None = number(0, 2**63 - 1)  # noqa: RUF009 - a field, not a shared default
     total_env_steps: int = count()
     device: Device = field()
     num_threads: int = count()
@@ -185,12 +184,6 @@ class Config:
     video_renderer: VideoRenderer = field()
     checkpoint_every: int = number(0)
     checkpoints_kept: int = count()
-
-    def members(self) -> list[Config]:
-        """The single runs that it stands for: itself, or one for each of `seeds`, as if asked for alone."""
-        if self.seeds is None:
-            return [self]
-        return [replace(self, seed=seed, seeds=None) for seed in self.seeds]
 
 
 # Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
@@ -232,14 +225,8 @@ def to_config(composed: DictConfig) -> Config:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value out of its range or out of step with the others."""
-    if config.seeds == []:
-        raise ConfigError(
-            "seeds=[]: needs at least one seed, as in seeds=[1,2,3]; seeds=null is one run of seed="
-        )
     for problem in _out_of_range(config, ""):
         raise ConfigError(problem)
-    if config.seeds is not None:
-        _check_seeds(config, config.seeds)
     num_envs, num_workers = config.env.num_envs, config.env.num_workers
     if num_workers > num_envs:
         raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
@@ -256,18 +243,6 @@ def check(config: Config) -> None:
     for name, instead in _SET_BY_THE_PROJECT.items():
         if name in config.env.kwargs:
             raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
-
-
-def _check_seeds(config: Config, seeds: list[int]) -> None:
-    twice = next((seed for i, seed in enumerate(seeds) if seed in seeds[:i]), None)
-    listed = f"seeds=[{','.join(map(str, seeds))}]"
-    if twice is not None:
-        raise ConfigError(f"{listed}: {twice} is there twice; equal seeds give equal runs, so name each once")
-    if config.run_dir is not None:
-        raise ConfigError(
-            f"run_dir={config.run_dir}: {listed} makes a run of each seed, in a folder of its own; "
-            "use runs_dir, or leave it out"
-        )
 
 
 def _out_of_range(node: Any, prefix: str) -> Iterator[str]:

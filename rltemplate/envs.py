@@ -24,7 +24,7 @@ from gymnasium import spaces
 from rltemplate import denormals
 from rltemplate.types import ConfigError, Episode
 from rltemplate.vector import Kind, Serial, VectorEnv
-from rltemplate.workers import Hosts, Workers
+from rltemplate.workers import Workers
 
 _log = logging.getLogger(__name__)
 _AGAIN = " was raised from the environment creator"
@@ -216,16 +216,14 @@ def check_env(spec: EnvSpec) -> Codec:
     return codec
 
 
-def _open(
-    spec: EnvSpec, seeds: Sequence[int], num_workers: int, hosts: Hosts | None
-) -> tuple[Codec, VectorEnv]:
+def _open(spec: EnvSpec, seeds: Sequence[int], num_workers: int) -> tuple[Codec, VectorEnv]:
     """Environments, and what translates for them: the one place that knows who steps which."""
     first = make_env(spec)  # refuses, as the codec does, before any worker starts
     codec = Codec(spec.id, first.observation_space, first.action_space)
     num_envs = len(seeds)
     kind = Kind(partial(make_env, spec), spec.id, num_envs, first.observation_space, first.action_space)
     if num_workers:
-        return codec, Workers(kind, num_workers, seeds, first, hosts)
+        return codec, Workers(kind, num_workers, seeds, first)
     return codec, Serial(kind, kind.members(range(num_envs), first))
 
 
@@ -242,22 +240,18 @@ class Envs:
         num_envs: int,
         seeds: Sequence[int],
         num_workers: int = 0,
-        hosts: Hosts | None = None,
     ) -> None:
-        """`hosts` are who steps the environments, where runs share them."""
         if len(seeds) != num_envs:
             raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec
         self.num_envs = num_envs
         self._seeds = [int(seed) for seed in seeds]
-        self.codec, self._vector = _open(spec, self._seeds, num_workers, hosts)
-        self._stepping = False  # between `begin_step` and `end_step`
+        self.codec, self._vector = _open(spec, self._seeds, num_workers)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 
     def reset(self) -> np.ndarray:
         """Seed every environment, start its first episode and return the observations (N, O)."""
-        self._check_whole()
         raw = self._vector.reset(self._seeds)
         self._returns[:] = 0.0
         self._lengths[:] = 0
@@ -265,26 +259,7 @@ class Envs:
 
     def step(self, action: np.ndarray) -> Step:
         """Step every environment with `action` (N, A), and start a new episode where one ended."""
-        self.begin_step(action)
-        return self.end_step()
-
-    def begin_step(self, action: np.ndarray) -> None:
-        """Let the environments in other processes begin to step with `action` (N, A).
-
-        Until `end_step` nothing else may be asked of them, and whatever goes wrong is raised there.
-        """
-        self._check_whole()
-        self._stepping = True
-        self._vector.begin(self.codec.decode_action(action))
-
-    def end_step(self) -> Step:
-        """Step the environments of this process, wait for the others, and start episodes where some ended.
-
-        Runs that share their `hosts` and have begun a step have theirs made now too.
-        """
-        assert self._stepping, "no step has been begun"
-        self._stepping = False
-        raw, *rest = self._vector.end()
+        raw, *rest = self._vector.step(self.codec.decode_action(action))
         next_obs = self.codec.encode_obs(raw)
         reward, terminated, truncated = (array.copy() for array in rest)
         self._returns += reward
@@ -305,7 +280,6 @@ class Envs:
         """Where every environment is: a copy, of tensors, numbers and strings, nested in dicts and lists."""
         import torch  # too long for a check of the configuration
 
-        self._check_whole()
         return {
             "id": self.spec.id,
             "states": self._vector.states(),
@@ -319,7 +293,6 @@ class Envs:
         Replays episodes. Raises ConfigError if `state` is not of `num_envs` copies of this environment, or
         if the environment does not repeat itself; none of them is fit for use then.
         """
-        self._check_whole()
         if state["id"] != self.spec.id:
             raise ConfigError(f"env.id={self.spec.id}: the checkpoint holds {state['id']}")
         if len(state["states"]) != self.num_envs:
@@ -334,6 +307,3 @@ class Envs:
     def close(self) -> None:
         """Release the environments and their worker processes, also where a worker has died or hangs."""
         self._vector.close()
-
-    def _check_whole(self) -> None:
-        assert not self._stepping, "a step has been begun, and not ended"

@@ -1,8 +1,4 @@
-"""The folder of one run, with its lock, its record and its commit: begun, gone on with, and ended.
-
-A process that makes several runs has one of these for each of them, and each is what it would be if that run
-were alone.
-"""
+"""The folder of one run, with its lock, its record and its commit: begun, gone on with, and ended."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class RunFolder:
     """What is kept of a run. `git` says where its code is, once it has begun."""
 
     def __init__(self, job: Job) -> None:
-        """The folder of `job`, that of a single run. Changes nothing yet."""
+        """The folder of `job`. Changes nothing yet."""
         self.path = Path(job.run_dir)
         self.git: GitRecord | None = None
         self._job, self._config = job, from_dict(job.config)
@@ -133,8 +129,6 @@ class RunFolder:
             cut_back(self.path, self._config, continuation)
             if git.commit is not None and git.commit != before.commit:
                 self._record.update(git=asdict(git))
-            if continuation.together is not None:
-                self._record.update(together=continuation.together)
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror}; it can go on later") from error
 

@@ -51,11 +51,6 @@ def write_run(run_dir: Path, runs_dir: Path, project: Path) -> None:
     _write(runs_dir, lambda: _run_entry(load_run(run_dir), runs_dir, project))
 
 
-def write_group(group_id: str, run_dirs: Sequence[Path], runs_dir: Path, project: Path) -> None:
-    """Add the entry of runs that were trained together, when the last of them has ended."""
-    _write(runs_dir, lambda: _group_entry(group_id, run_dirs, runs_dir, project))
-
-
 def write_sweep(folder: Path, index: Mapping[str, Any], runs_dir: Path, project: Path) -> None:
     """Add the entry of a sweep that has ended, with its index, unless its runs were to have none."""
     _write(runs_dir, lambda: _sweep_entry(folder, index, runs_dir, project))
@@ -136,32 +131,6 @@ def _run_entry(run: Run, runs_dir: Path, project: Path) -> tuple[str, str]:
     return run.id, "\n".join(lines) + "\n"
 
 
-def _group_entry(
-    group_id: str, run_dirs: Sequence[Path], runs_dir: Path, project: Path
-) -> tuple[str, str] | None:
-    runs, _ = load_runs(run_dir for run_dir in run_dirs if (run_dir / paths.RECORD).exists())
-    if not runs:
-        return None
-    first, own = runs[0], {run.id for run in runs}
-    statuses = Counter(str(run.record.get("status")) for run in runs)
-    ended = next(iter(statuses)) if len(statuses) == 1 else _counted(statuses)
-    seeds = ", ".join(str(run.value("seed")) for run in runs)
-    lines = [
-        f"## {str(first.record.get('started_at'))[:16].replace('T', ' ')} · {_plain(first.value('algo'))} on "
-        f"{_plain(first.env)}, seeds {seeds} together · {ended}",
-        "",
-        *_why(first.config),
-        _changes(first, first.config.get("baseline"), runs_dir, project, own),
-    ]
-    finished = [run for run in runs if run.record.get("status") == "finished"]
-    if finished:
-        lines += [f"* **Result** {_group_result('', finished)}", *_cautions([finished])]
-    for run in runs:
-        problem = [f" · {text.removeprefix('* ')}" for text in _problem(run)]
-        lines.append(f"* seed {run.value('seed')}: {', '.join(_links(run, runs_dir))}{''.join(problem)}")
-    return group_id, "\n".join(lines) + "\n"
-
-
 def _counted(statuses: Mapping[str, int]) -> str:
     """How many are what, as in `7 finished, 1 failed`."""
     return ", ".join(f"{number} {status}" for status, number in statuses.items())
@@ -171,7 +140,7 @@ def _sweep_entry(
     folder: Path, index: Mapping[str, Any], runs_dir: Path, project: Path
 ) -> tuple[str, str] | None:
     jobs: Sequence[Mapping[str, Any]] = index["jobs"]
-    run_dirs = [run_dir for job in jobs for run_dir in paths.job_runs(folder, job).values()]
+    run_dirs = [run_dir for job in jobs if (run_dir := paths.job_run(folder, job)) is not None]
     runs, _ = load_runs(run_dir for run_dir in run_dirs if (run_dir / paths.RECORD).exists())
     if not any(run.config["logger"]["journal"] for run in runs):
         return None
@@ -224,7 +193,7 @@ def _told(found: diff.Difference) -> str:
 def _before(run: Run, own: set[str]) -> Run | None:
     """The last run of the same algorithm and environment that had begun before this one.
 
-    Of a sweep or a group the one with the same seed, if it has one.
+    Of a sweep the one with the same seed, if it has one.
     """
     there = sorted((path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")), reverse=True)
     begun = str(run.record.get("started_at"))
@@ -236,18 +205,13 @@ def _before(run: Run, own: set[str]) -> Run | None:
         if not others or others[0].id in own or str(others[0].record.get("started_at")) >= begun:
             continue
         other = others[0]
-        if last is not None and _batch(other) != _batch(last):
+        if last is not None and other.value("sweep") != last.value("sweep"):
             break
         if last is None or other.value("seed") == run.value("seed"):
             last = other
-        if _batch(last) is None or last.value("seed") == run.value("seed"):
+        if last.value("sweep") is None or last.value("seed") == run.value("seed"):
             break
     return last
-
-
-def _batch(run: Run) -> Any:
-    """What it was started with: a sweep, or the runs that were trained together with it."""
-    return run.value("sweep") or (run.record.get("together") or {}).get("id")
 
 
 def _result(run: Run) -> str:
@@ -309,11 +273,10 @@ def _by_configuration(runs: Sequence[Run], jobs: Sequence[Mapping[str, Any]]) ->
     shared = set[str]().union(*(job["overrides"] for job in jobs))
     shared.intersection_update(*(job["overrides"] for job in jobs))
     words = {
-        run_id: " ".join(
+        job["run_id"]: " ".join(
             word for word in job["overrides"] if word not in shared and not word.startswith("seed=")
         )
         for job in jobs
-        for run_id in ([run["run_id"] for run in job.get("runs") or ()] or [job["run_id"]])
     }
     groups: dict[str, list[Run]] = {}
     for run in runs:

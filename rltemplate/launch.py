@@ -5,9 +5,6 @@ console are the run's own. In a sweep Hydra's launcher decides where and when a 
 starts is again such a process, with the same environment: a job leaves nothing behind for the next one, and
 its result is the result of the single run with its configuration, bit for bit. Sweeps themselves are in
 sweep.py.
-
-With `seeds` one process makes several runs, which differ in their seed alone: a group. Each of them has its
-own folder, record, commit and id, as if it had been started alone.
 """
 
 from __future__ import annotations
@@ -44,29 +41,6 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Runs that differ in their seed alone and are trained together in one process: three lists by place."""
-
-    id: str
-    seeds: list[int]
-    run_ids: list[str]
-    run_dirs: list[str]
-
-    def facts(self, place: int) -> dict[str, Any]:
-        """What the record of the run at `place` says of the group.
-
-        `alone_since` is the number of environment steps after which the run went on without the others.
-        """
-        return {
-            "id": self.id,
-            "seeds": self.seeds,
-            "run_ids": self.run_ids,
-            "place": place,
-            "alone_since": None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """All that the process of a run is told.
 
@@ -76,9 +50,6 @@ class Job:
     With `resume` the run of the folder goes on; `accept` says that it may with changed code and libraries.
     With `journal` the run has an entry of its own there: one that somebody asked for, and not a part of a
     sweep, a proof or a measurement.
-
-    With `group` the process makes all runs of it: `config` then has `seeds`, `run_id` is the id of the group,
-    and `run_dir` the folder in which those of its runs lie.
     """
 
     config: dict[str, Any]
@@ -91,18 +62,6 @@ class Job:
     resume: bool = False
     accept: bool = False
     journal: bool = False
-    group: Group | None = None
-
-    def members(self) -> list[Job]:
-        """The job of each run by itself, by place in the group; of a single run this one."""
-        if self.group is None:
-            return [self]
-        configs = from_dict(self.config).members()
-        parts = zip(configs, self.group.run_ids, self.group.run_dirs, strict=True)
-        return [
-            replace(self, config=to_dict(config), run_id=run_id, run_dir=run_dir, group=None)
-            for config, run_id, run_dir in parts
-        ]
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -114,8 +73,6 @@ class Job:
         values = json.loads(text)
         if values["sweep"] is not None:
             values["sweep"] = Membership(**values["sweep"])
-        if values.get("group") is not None:
-            values["group"] = Group(**values["group"])
         return cls(**values)
 
     @classmethod
@@ -142,26 +99,16 @@ def run_folder(config: Config, run_id: str, env_name: str) -> Path:
 def new_job(
     config: Config, command: Sequence[str], *, env_name: str, overrides: Sequence[str], **further: Any
 ) -> Job:
-    """The job of a new run, or of a new group of them; `further` are other fields of `Job`."""
-    told = {"command": list(command), "overrides": list(overrides), **further}
-    if config.seeds is None or len(config.seeds) == 1:
-        (config,) = config.members()
-        run_id = paths.new_id(f"seed{config.seed}")
-        folder = run_folder(config, run_id, env_name)
-        return Job(config=to_dict(config), run_id=run_id, run_dir=str(folder), **told)
-    group_id = paths.new_id(f"{len(config.seeds)}-seeds")
-    folder = run_folder(config, group_id, env_name).parent
-    run_ids = [paths.new_id(f"seed{seed}") for seed in config.seeds]
-    return group_job(config, group_id, {run_id: folder / run_id for run_id in run_ids}, **told)
-
-
-def group_job(config: Config, group_id: str, runs: Mapping[str, Path], **told: Any) -> Job:
-    """The job of a group; `runs` are the folders of its runs by their ids, all of them side by side."""
-    assert config.seeds is not None
-    run_dirs = [str(run_dir) for run_dir in runs.values()]
-    group = Group(id=group_id, seeds=list(config.seeds), run_ids=list(runs), run_dirs=run_dirs)
-    folder = str(Path(run_dirs[0]).parent)
-    return Job(config=to_dict(config), run_id=group_id, run_dir=folder, group=group, **told)
+    """The job of a new run; `further` are other fields of `Job`."""
+    run_id = paths.new_id(f"seed{config.seed}")
+    return Job(
+        config=to_dict(config),
+        run_id=run_id,
+        run_dir=str(run_folder(config, run_id, env_name)),
+        command=list(command),
+        overrides=list(overrides),
+        **further,
+    )
 
 
 def check_folder(config: Config) -> None:

@@ -28,7 +28,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     A check that fails has `holds` false and its message as `problem`. Raises `ConfigError` for what would
     refuse the run before its checks.
     """
-    config = from_dict(job.config).members()[0]
+    config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)

@@ -1,8 +1,8 @@
 """How functions without side effects are computed: operation by operation, or as one compiled program.
 
 An algorithm writes what it computes as functions of tensors, *everything in, everything out*, and hands them
-to a `Programs`, which decides how they are run. So one definition is what a debugger steps through, what is
-compiled, what a CUDA graph holds and what is computed for several seeds at once.
+to a `Programs`, which decides how they are run. So one definition is what a debugger steps through and what
+is compiled.
 
 A program is made by writing down every operation of one call (`make_fx`), with gradients, clipping and
 optimiser, and compiling the list as a whole (TorchInductor). Nothing but the shapes of the arguments is
@@ -12,112 +12,30 @@ looked at again: `torch.compile` checks on every call whether any object that it
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
 Function = Callable[..., Any]
-# Gives for a function what does the same again, without Python, and the results that it then writes to.
-Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
-
-
-class Capturing:
-    """Whether what runs now becomes part of something that will be replayed."""
-
-    now = False
 
 
 class Programs:
-    """Runs the functions of one algorithm; compiled, or as they are written.
+    """Runs the functions of one algorithm; compiled, or as they are written."""
 
-    Where several algorithms that differ in their seed alone are trained together, `group` takes over.
-    """
-
-    def __init__(self, compiles: bool = False, capture: Capture | None = None) -> None:
-        """With `capture`, whatever can be is held in memory of its own and replayed: `cuda_graph`."""
+    def __init__(self, compiles: bool = False) -> None:
         self.compiles = compiles
-        self.capture = capture
-        self.capturing = Capturing()  # the same for all members of a group
         self.made = 0  # programs so far
-        self.group: Group | None = None
-        self.functions: list[Shared] = []  # by number
-        self.num_joined = 0
 
-    def __call__(self, function: Function) -> Shared:
+    def __call__(self, function: Function) -> Function:
         """`function`, to be called in the way in which functions are run here.
 
         It takes and returns tensors, in tuples and lists however nested, draws no random numbers, changes
         none of its arguments, and uses no other tensor that may change.
         """
-        shared = Shared(self, len(self.functions), function)
-        self.functions.append(shared)
-        return shared
-
-    def joined(self, function: Function, over: Sequence[int] = ()) -> Joined:
-        """`function`, which calls many of those that are run here; started as one where that saves time.
-
-        It does nothing with tensors but hand them on, and take its arguments at the places `over` apart, in
-        which every tensor has a row for each call. In a group it may be given tensors of several members at
-        once, as the function of one of them, so that what it notes elsewhere means little.
-        """
-        joined = Joined(self, self.num_joined, function, over)
-        self.num_joined += 1
-        return joined
-
-    @property
-    def opaque(self) -> bool:
-        """Whether nothing can be seen of a function while it works."""
-        return self.compiles or (self.group is not None and self.group.joint)
-
-    def pause(self) -> None:
-        """Let the others of the group come as far, after `begin_step` and before `end_step`.
-
-        Processes beside this one step meanwhile, and environments of this one are stepped all together.
-        """
-        if self.group is not None:
-            self.group.pause()
-
-    def ready(self, graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Function:
-        """What computes `graph` from a list of tensors with the shapes of `leaves`, and returns a list."""
-        if not self.compiles:
-            return partial(_one_by_one, graph)
-        program = compiled(graph, leaves)
-        self.made += 1
-        return program if self.capture is None else _Replayed(self, program)
-
-
-class Group(Protocol):
-    """Who decides what is computed when, for several algorithms."""
-
-    joint: bool  # whether functions are computed for all members at once
-
-    def call(self, function: Shared | Joined, args: tuple[Any, ...]) -> Any:
-        """What `function` returns for `args`."""
-        ...
-
-    def pause(self) -> None:
-        """Let other members go on first."""
-        ...
-
-
-class Shared:
-    """A function of an algorithm, which the others of its group have under the same number."""
-
-    def __init__(self, programs: Programs, number: int, function: Function) -> None:
-        self.programs = programs
-        self.number = number
-        self.function = function
-        self.alone = Program(programs, function) if programs.compiles else function
-
-    def __call__(self, *args: Any) -> Any:
-        """What the function returns for `args`."""
-        group = self.programs.group
-        return self.alone(*args) if group is None else group.call(self, args)
+        return Program(self, function) if self.compiles else function
 
 
 class Program:
@@ -127,7 +45,6 @@ class Program:
         self._programs = programs
         self._function = function
         self._made: dict[Any, Function] = {}
-        self._making = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns for `args`."""
@@ -135,45 +52,15 @@ class Program:
         key = layout(leaves)
         run = self._made.get(key)
         if run is None:
-            with self._making:  # others of a group may have come here too
-                run = self._made.get(key) or self._make(args, leaves)
-                self._made[key] = run
+            run = self._made[key] = self._make(args, leaves)
         return run(leaves)
 
     def _make(self, args: Any, leaves: Sequence[Tensor]) -> Function:
         flat = Flat(self._function, args)
-        run = self._programs.ready(traced(flat, leaves), leaves)
+        run = compiled(traced(flat, leaves), leaves)
+        self._programs.made += 1
         build = flat.build
         return lambda values: build(iter(run(values)))
-
-
-class Joined:
-    """A function that calls others many times in a row, which others of its group have under its number."""
-
-    def __init__(self, programs: Programs, number: int, function: Function, over: Sequence[int]) -> None:
-        """`over` are the places of arguments in which every tensor has a row for each call."""
-        self.number = number
-        self.function = function
-        self.over = over
-        self._programs = programs
-        self._made: dict[Any, tuple[Captured, Flat]] = {}
-
-    def __call__(self, *args: Any) -> Any:
-        """What the function returns for `args`."""
-        group = self._programs.group
-        return self.launch(*args) if group is None else group.call(self, args)
-
-    def launch(self, *args: Any) -> Any:
-        """The same without asking the group; where programs are captured, a single launch for each layout."""
-        if self._programs.capture is None:
-            return self.function(*args)
-        leaves = flatten(args)
-        key = layout(leaves)
-        if key not in self._made:
-            flat = Flat(self.function, args)
-            self._made[key] = Captured(self._programs, lambda values: flat(*values), leaves), flat
-        captured, flat = self._made[key]
-        return flat.build(iter(captured(leaves)))
 
 
 class Flat:
@@ -225,23 +112,22 @@ def builder(like: Any) -> Callable[[Iterator[Tensor]], Any]:
     return lambda values: make([part(values) for part in parts])
 
 
-def traced(function: Function, leaves: Sequence[Tensor], decompose: bool = True) -> torch.fx.GraphModule:
+def traced(function: Function, leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
     """All operations of `function(*leaves)`, which returns a list of tensors.
 
-    With `decompose`, operations that the compiler knows as several simpler ones are written as these, tanh on
-    the CPU in a way of our own, and columns of products that are cut off are left out.
+    Operations that the compiler knows as several simpler ones are written as these, tanh on the CPU in a way
+    of our own, and columns of products that are cut off are left out.
     """
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    table = select_decomp_table() if decompose else None
-    if table is not None and all(x.device.type == "cpu" for x in leaves):
+    table = select_decomp_table()
+    if all(x.device.type == "cpu" for x in leaves):
         table = {**table, _aten.tanh.default: _tanh}
     # Otherwise another thread would write down the gradients of what is on a GPU.
     with torch.no_grad(), torch.autograd.set_multithreading_enabled(False):
         module = make_fx(function, table, tracing_mode="fake")(*leaves)
-    if decompose:
-        _narrow_products(module)
+    _narrow_products(module)
     return module
 
 
@@ -266,19 +152,14 @@ def _is_wide(node: Any) -> bool:
     """Whether it is a product that is used only once, or a sum of such of one shape."""
     if not isinstance(node, torch.fx.Node) or len(node.users) != 1 or node.kwargs:
         return False
-    if node.target is _aten.view.default:  # as it was: what is computed for several at once has many of them
-        (before,) = node.all_input_nodes
-        return _shape(before) == _shape(node) and _is_wide(before)
     if node.target is _aten.add.Tensor:
         parts = node.all_input_nodes
         return len(parts) == 2 and _shape(parts[0]) == _shape(parts[1]) and all(map(_is_wide, parts))
-    return node.target in (_aten.mm.default, _aten.bmm.default)
+    return node.target is _aten.mm.default
 
 
 def _columns(graph: torch.fx.Graph, node: Any, first: int, last: int) -> torch.fx.Node:
     """Some columns of what `_is_wide`."""
-    if node.target is _aten.view.default:
-        return _columns(graph, node.args[0], first, last)
     if node.target is _aten.add.Tensor:
         arguments = [_columns(graph, part, first, last) for part in node.args]
     else:
@@ -347,63 +228,3 @@ def compiled(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> Callable[
     on_cpu = all(x.device.type == "cpu" for x in leaves)
     with torch.no_grad(), tracing(TracingContext(mode)):
         return compile_fx_inner(graph, fakes, cpp_wrapper=on_cpu)
-
-
-def _one_by_one(graph: torch.fx.GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
-    return graph(*values)  # type: ignore[no-any-return]
-
-
-class _Replayed:
-    """A program that is captured when it is first called by itself, and not as a part of something longer."""
-
-    def __init__(self, programs: Programs, program: Function) -> None:
-        self._programs = programs
-        self._program = program
-        self._captured: Captured | None = None
-
-    def __call__(self, values: list[Tensor]) -> Sequence[Tensor]:
-        if self._programs.capturing.now:
-            return self._program(list(values))  # type: ignore[no-any-return]
-        if self._captured is None:
-            self._captured = Captured(self._programs, self._program, values)
-        return self._captured(values)
-
-
-class Captured:
-    """A program whose arguments and results lie in memory of its own, so that it can be replayed as it is.
-
-    Results are copied out: the next replay overwrites them.
-    """
-
-    def __init__(self, programs: Programs, program: Function, leaves: Sequence[Tensor]) -> None:
-        """`program` takes and returns lists of tensors; `leaves` are its first arguments."""
-        assert programs.capture is not None
-        self._arguments = [x.clone() for x in leaves]
-        programs.capturing.now = True
-        try:
-            self._replay, results = programs.capture(lambda: program(list(self._arguments)))
-        finally:
-            programs.capturing.now = False
-        self._results = list(results)
-
-    def __call__(self, leaves: list[Tensor]) -> list[Tensor]:
-        """The results for `leaves`."""
-        torch._foreach_copy_(self._arguments, leaves)
-        self._replay()
-        copies = [torch.empty_like(x) for x in self._results]
-        torch._foreach_copy_(copies, self._results)
-        return copies
-
-
-def cuda_graph(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """All kernels of `function` as a CUDA graph, after a few calls in which libraries choose their own."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = function()
-    return graph.replay, results

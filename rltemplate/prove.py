@@ -161,7 +161,6 @@ class Done:
     """One run that came to its end, whatever that was. `ratio` is the largest, of `ratios` values."""
 
     name: str
-    seed: int
     run_dir: str
     disturbances: list[str]
     overrides: list[str]
@@ -245,11 +244,10 @@ class Proof:
         planned = plan_runs(self.question.config, self.question.times, os.environ)
         done: list[Done] = []
         for i, each in enumerate(planned, start=1):
-            made = self._run(each, self.question.config, self.question.overrides)
-            for run in made:
-                self._say(f"{run.name}, {i} of {len(planned)} ({each.words}): {_outcome(run)}")
-            done += made
-            if not all(run.finished for run in done[: len(made)]):
+            run = self._run(each, self.question.config, self.question.overrides)
+            self._say(f"{run.name}, {i} of {len(planned)} ({each.words}): {_outcome(run)}")
+            done.append(run)
+            if not done[0].finished:
                 break  # nothing to compare the others with
         return done
 
@@ -270,10 +268,9 @@ class Proof:
         runs: list[Done] = []
         if question.level is not Level.profile:
             for planned in plan_inverse(question.bare, question.level, os.environ):
-                made = self._run(planned, question.bare, question.bare_overrides)
-                for run in made:
-                    self._say(f"{run.name} ({planned.words}): {_outcome(run)}")
-                runs += made
+                run = self._run(planned, question.bare, question.bare_overrides)
+                self._say(f"{run.name} ({planned.words}): {_outcome(run)}")
+                runs.append(run)
             seen += _seen_in(runs, question.level)
         failing = [each["what"] for each in seen if each["fails"]]
         if failing:
@@ -305,8 +302,7 @@ class Proof:
         found: dict[str, Any] = json.loads(printed[-1])  # environments may print as well
         return found
 
-    def _run(self, planned: Planned, config: Config, overrides: Sequence[str]) -> list[Done]:
-        """Make a run, or those of a group, each of which is then judged by itself."""
+    def _run(self, planned: Planned, config: Config, overrides: Sequence[str]) -> Done:
         config, overrides = changed(config, planned.changes), with_changes(overrides, planned.changes)
         variables: dict[str, str | None] = dict(planned.environment)
         if planned.cold:
@@ -320,21 +316,8 @@ class Proof:
         with busy_core() if planned.load else contextlib.nullcontext():
             status = self._series.run(planned.name, config, overrides, variables=variables, cwd=cwd)
         seconds, log = time.monotonic() - began, self._series.log(planned.name)
-        return [
-            _done(
-                name,
-                seed,
-                planned,
-                overrides,
-                variables,
-                cwd,
-                seconds,
-                status,
-                self._series.run_dir(name),
-                log,
-            )
-            for name, seed in self._series.names(planned.name, config).items()
-        ]
+        run_dir = self._series.run_dir(planned.name)
+        return _done(planned, overrides, variables, cwd, seconds, status, run_dir, log)
 
     def _document(
         self,
@@ -350,14 +333,9 @@ class Proof:
         if problems:
             sentence = f"{level} is broken for {what}: {problems[0]}"
         else:
-            first = _of_first(runs)
-            digests = f"one digest {runs[0].digest}"
-            if first != runs:
-                each = ", ".join(f"{run.seed} {run.digest}" for run in runs[: len(runs) // len(first)])
-                digests = f"one digest for each seed of those trained together: {each}"
             sentence = (
-                f"{level} holds for {what}: {len(first)} runs, {len(first) - 1} of them disturbed, "
-                f"{runs[0].iterations:,} iterations each, {digests}"
+                f"{level} holds for {what}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
+                f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
             )
         record = record_of(Path(runs[0].run_dir)) if runs else {}
         assert self._series.snapshot is not None
@@ -396,14 +374,7 @@ class Proof:
 # --- What was seen ---------------------------------------------------------------------------------------
 
 
-def _of_first(runs: Sequence[Done]) -> list[Done]:
-    """The runs of the first seed: where there are no groups, all of them."""
-    return [run for run in runs if run.seed == runs[0].seed]
-
-
 def _done(
-    name: str,
-    seed: int,
     planned: Planned,
     overrides: list[str],
     variables: dict[str, str | None],
@@ -416,7 +387,7 @@ def _done(
     """What the folder of a run says about it."""
     record = record_of(run_dir)
     status, error = str(record.get("status")), record.get("error")
-    if (exit_status and record.get("together") is None) or status != "finished":
+    if exit_status or status != "finished":
         if status not in FINAL_STATUSES or status == "finished":  # it died, or never came to its record
             status = "refused" if exit_status == REFUSED else "failed"
         error = error or last_words(log, exit_status)
@@ -424,8 +395,7 @@ def _done(
     ratios = list(_ratios(run_dir))
     level = record.get("determinism") or {}
     return Done(
-        name=name,
-        seed=seed,
+        name=planned.name,
         run_dir=str(run_dir),
         disturbances=planned.disturbances,
         overrides=overrides,
@@ -493,13 +463,11 @@ def _problems(run: Done, level: Level) -> Iterator[str]:
 
 
 def _first_divergence(runs: Sequence[Done]) -> compare.Comparison | None:
-    """The first pair of runs of one seed with other traces, the undisturbed one first."""
-    undisturbed: dict[int, Done] = {}
-    for run in runs:
-        first = undisturbed.setdefault(run.seed, run)
-        if run is not first and run.finished and first.finished:
-            comparison = compare.compare_runs(Path(first.run_dir), Path(run.run_dir))
-            if comparison.verdict != compare.IDENTICAL or run.digest != first.digest:
+    """The first run with another trace than the first one, which is undisturbed."""
+    for run in runs[1:]:
+        if run.finished and runs[0].finished:
+            comparison = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
+            if comparison.verdict != compare.IDENTICAL or run.digest != runs[0].digest:
                 return comparison
     return None
 
@@ -517,7 +485,7 @@ def _seen_in(runs: Sequence[Done], level: Level) -> Iterator[dict[str, Any]]:
         text = f"could not be compared: {failed.name} {failed.status}, {failed.error}"
         yield {"what": "traces", "fails": False, "seen": text}
         return
-    first, other = _of_first(runs)
+    first, other = runs
     comparison = compare.compare_runs(Path(first.run_dir), Path(other.run_dir))
     differ = comparison.verdict != compare.IDENTICAL
     yield {"what": "traces", "fails": differ, "seen": compare.headline(comparison)}

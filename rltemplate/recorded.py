@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.compare import row_independent
 from rltemplate.analysis.run_files import read_config
 from rltemplate.resume import few
 from rltemplate.run import checkout, paths
 from rltemplate.run.git import attempt
 from rltemplate.run.lock import RunLock
-from rltemplate.run.record import RUNNING, SCHEMA_VERSION, read_record
+from rltemplate.run.record import RUNNING, SCHEMA_VERSION, check_alone, read_record
 from rltemplate.types import ConfigError
 
 ITERATION_LINE = b'["iteration",'  # how a line of a trace begins that ends an iteration
@@ -72,12 +71,6 @@ class Recorded:
     def python(self) -> str:
         """The version of Python that it had."""
         return str((self.record.get("machine") or {}).get("python"))
-
-    @property
-    def together(self) -> list[int] | None:
-        """The seeds that were trained together with it to its end, its own too; None if it was alone."""
-        facts = self.record.get("together")
-        return list(facts["seeds"]) if facts and facts.get("alone_since") is None else None
 
     @property
     def device(self) -> str:
@@ -264,6 +257,7 @@ def _measured(recorded: Recorded, scratch: Path) -> Recorded:
 def check_possible(recorded: Recorded) -> None:
     """Raise ConfigError for what no run can reproduce, and note what may be in its way."""
     record, notes = recorded.record, recorded.notes
+    check_alone(record)
     if recorded.config.get("trace") in ("off", False):
         raise ConfigError(f"{recorded.id}: was made with trace=off, so there is nothing to compare with")
     if recorded.iterations == 0:
@@ -274,9 +268,6 @@ def check_possible(recorded: Recorded) -> None:
     if resumed:
         times = "once" if len(resumed) == 1 else f"{len(resumed)} times"
         notes.append(f"was interrupted and went on {times}; it is compared with one straight run")
-    if recorded.together is not None:
-        seeds = ", ".join(map(str, recorded.together))
-        notes.append(f"was trained together with others, seeds {seeds}, which are made again as well")
     if not recorded.finished:
         so_far = f"after {recorded.iterations:,} iterations, and is made again up to there"
         notes.append(f"was {recorded.status} {so_far}")
@@ -300,12 +291,6 @@ def _check_same_run(recorded: Recorded, part: Mapping[str, Any]) -> None:
                 f"{recorded.id}: went on with changed {what} after {steps:,} steps ({few(changed[what])}), "
                 "so it is not what any single run gives"
             )
-    if changed.get("together") and not row_independent(recorded.config):
-        before, after = (", ".join(map(str, seeds)) for seeds in changed["together"])
-        raise ConfigError(
-            f"{recorded.id}: was trained together with seeds {before}, and went on with {after} after "
-            f"{steps:,} steps; below determinism=invariant that is not what any single group gives"
-        )
     if changed.get("total_env_steps") and _tied_to_total(recorded):
         before, after = changed["total_env_steps"]
         raise ConfigError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Keys of earlier versions, in dotted form, each with the value at which a run does not depend on it.
-REMOVED = {"env.backend": "gymnasium"}
+REMOVED: dict[str, Any] = {"env.backend": "gymnasium", "seeds": None}
 
 
 def removed_keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ variables that may change bits as they were.
 
 Compared are the traces, byte for byte, and then the rows of metrics but for times. A run that ended early is
 made again as far as it went; one that was interrupted and went on is compared with one straight run, for
-these are identical. One that was trained together with others is made together with them. The process is
-ended as soon as nothing more can be learned from it.
+these are identical. The process is ended as soon as nothing more can be learned from it.
 """
 
 from __future__ import annotations
@@ -169,8 +168,6 @@ def _run_again(
     """Run the recorded configuration with the recorded code; the error with which it ended, if any."""
     follower = _Follower(run_dir / paths.TRACE, recorded, progress)
     words = [f"config={recorded.config_file}", f"run_dir={run_dir}"]
-    if recorded.together is not None:  # what else is in a batch may decide bits
-        words.append(f"seeds={','.join(map(str, recorded.together))}")
     command = [str(conditions.python), "-P", str(tree / SCRIPT), *words]
     log = run_dir.with_name(LOG)
     code = children.run(command, conditions.environment(), log, cwd=tree, enough=follower.enough)

@@ -10,7 +10,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +53,16 @@ class Series:
         """What the process of the run called `name` said."""
         return self.folder / f"{name}.log"
 
-    def names(self, name: str, config: Config) -> dict[str, int]:
-        """The runs that `run` makes under a name, each with its seed: one, or those of a group."""
-        if config.seeds is None:
-            return {name: config.seed}
-        return {f"{name}_seed_{seed}": seed for seed in config.seeds}
-
     def job(self, name: str, config: Config, overrides: Sequence[str]) -> launch.Job:
-        """What the process of a run, or of a group of them, is told."""
-        told: dict[str, Any] = {
-            "command": self.command,
-            "overrides": list(overrides),
-            "snapshot": None if self.snapshot is None else snapshot_text(self.snapshot),
-        }
-        runs = {f"{self.id}-{each.replace('_', '')}": self.run_dir(each) for each in self.names(name, config)}
-        if config.seeds is not None:
-            return launch.group_job(config, f"{self.id}-{name.replace('_', '')}", runs, **told)
-        ((run_id, run_dir),) = runs.items()
-        return launch.Job(config=to_dict(config), run_id=run_id, run_dir=str(run_dir), **told)
+        """What the process of a run is told."""
+        return launch.Job(
+            config=to_dict(config),
+            run_id=f"{self.id}-{name.replace('_', '')}",
+            run_dir=str(self.run_dir(name)),
+            command=self.command,
+            overrides=list(overrides),
+            snapshot=None if self.snapshot is None else snapshot_text(self.snapshot),
+        )
 
     def run(
         self,
@@ -117,8 +108,6 @@ def take_out(key: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
     Raises ConfigError for words that are neither.
     """
     own, overrides = [], []
-    # A key of the configuration is no slip of the pen, such as seed= where there is seeds=.
-    keys = {field.name for field in fields(Config)}
     for word in words:
         name, _, text = word.partition("=")
         if word.startswith("-"):
@@ -127,7 +116,7 @@ def take_out(key: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
             raise ConfigError(f"{word}: the runs are started one after the other; leave it out")
         if name == key:
             own.append(word)
-        elif name not in keys and difflib.get_close_matches(name[: 2 * len(key)], [key], cutoff=0.8):
+        elif difflib.get_close_matches(name[: 2 * len(key)], [key], cutoff=0.8):
             raise ConfigError(f"{word}: no such key; did you mean {key}={text}?")
         else:
             overrides.append(word)

@@ -3,9 +3,6 @@
 A sweep that ended early goes on like a single run: the same command with `sweep=resume` skips the jobs that
 have finished, resumes those that have a run, and starts the others. What decides the bits of its runs must
 still be what it was: code and libraries unless `accept=changes` is said, the configuration always.
-
-With `seeds=[...]` each job is a group of runs in one process; the index lists them, and the job goes on as
-they do together. Its return is their mean.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,14 +32,12 @@ from rltemplate.config import Config, from_dict, load_config
 from rltemplate.launch import Job, Membership, new_job, worker_environment
 from rltemplate.resume import (
     ACCEPT,
-    GroupEnded,
     changed_code,
     changed_libraries,
     deciding,
     few,
     how_back,
     resume_job,
-    went_on_alone,
 )
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
@@ -149,8 +144,8 @@ class Sweep:
     ) -> None:
         index = self.read()
         unfinished = [job for job in index["jobs"] if job["status"] != "finished"]
-        run_dirs = [path for job in unfinished for path in paths.job_runs(self.folder, job).values()]
-        left = [path for path in run_dirs if (path / paths.RECORD).is_file()]
+        run_dirs = [paths.job_run(self.folder, job) for job in unfinished]
+        left = [path for path in run_dirs if path is not None and (path / paths.RECORD).is_file()]
         for run_dir in left:  # of a supervisor that was killed, or still in the hands of a scheduler
             lock = RunLock(run_dir)
             lock.acquire()
@@ -245,14 +240,14 @@ class Sweep:
 
     def _check_configs(self, index: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """Raise ConfigError unless the runs that there are have configurations from among these."""
-        now = [deciding(member) for config in configs for member in config.members()]
+        now = [deciding(config) for config in configs]
         for job in index["jobs"]:
-            for run_id, run_dir in paths.job_runs(self.folder, job).items():
-                if (run_dir / paths.CONFIG).is_file():
-                    before = deciding(load_config(run_dir / paths.CONFIG))
-                    # Which one is meant shows in what they share.
-                    found = min((_differences(before, each) for each in now), key=len)
-                    _refuse_differences(job, found, run_id)
+            run_dir = paths.job_run(self.folder, job)
+            if run_dir is not None and (run_dir / paths.CONFIG).is_file():
+                before = deciding(load_config(run_dir / paths.CONFIG))
+                # Which one is meant shows in what they share.
+                found = min((_differences(before, each) for each in now), key=len)
+                _refuse_differences(job, found, job["run_id"])
 
     def fork_launcher(self) -> int:
         """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
@@ -349,10 +344,6 @@ class Sweep:
                 return None
             try:
                 job = self._job(index, entry, config, overrides, env_name)
-            except GroupEnded as error:  # to whom it happened is in the records
-                entry |= {"status": "failed", "problem": str(error)}
-                print(f"{title}: {error}", file=sys.stderr)
-                return _last_value(entry)
             except ConfigError as error:
                 self._refuse(entry, error)
                 return None
@@ -450,14 +441,13 @@ class Sweep:
         """What the process of a run is told, and the index as well; None if the run has finished."""
         last = index["resumed"][-1] if index["resumed"] else {"command": index["command"], "accept": False}
         membership = Membership(id=index["id"], dir=str(self.folder), job=entry["job"])
-        there = paths.job_runs(self.folder, entry).values()
-        if there and all((run_dir / paths.RECORD).is_file() for run_dir in there):
-            job = self._again(there, last)
+        there = paths.job_run(self.folder, entry)
+        if there is not None and (there / paths.RECORD).is_file():
+            job = resume_job(there, last["command"], accept=last["accept"])
             if job is None:
                 return None
-            pairs = zip(from_dict(job.config).members(), config.members(), strict=False)
-            for before, now in pairs:
-                _refuse_differences(entry, _differences(deciding(before), deciding(now)), job.run_id)
+            before, now = deciding(from_dict(job.config)), deciding(config)
+            _refuse_differences(entry, _differences(before, now), job.run_id)
             entry["resumed"] += 1
             entry.pop("problem", None)
             return replace(job, sweep=membership, journal=False)
@@ -468,28 +458,12 @@ class Sweep:
             "run_dir": os.path.relpath(job.run_dir, self.folder),
             "start_time": None,
         }
-        if job.group is not None:
-            parts = zip(job.group.seeds, job.group.run_ids, job.group.run_dirs, strict=True)
-            entry["runs"] = [
-                {"seed": seed, "run_id": run_id, "run_dir": os.path.relpath(run_dir, self.folder)}
-                for seed, run_id, run_dir in parts
-            ]
         return job
-
-    def _again(self, run_dirs: Collection[Path], last: Mapping[str, Any]) -> Job | None:
-        """The job that goes on with the run of a job, or with those that are still together."""
-
-        def last_choice(path: Path) -> tuple[bool, bool]:
-            record = read_record(path)
-            return went_on_alone(record), record.get("status") == "finished"
-
-        return resume_job(min(run_dirs, key=last_choice), last["command"], accept=last["accept"])
 
     def _close(self, entry: dict[str, Any], exit_status: int) -> None:
         entry |= {"status": _status(exit_status), "exit_status": exit_status, "end_time": _now()}
-        returns = [_last_return(run_dir) for run_dir in paths.job_runs(self.folder, entry).values()]
-        known = [each for each in returns if each is not None]
-        entry["return"] = sum(known) / len(known) if known else None
+        run_dir = paths.job_run(self.folder, entry)
+        entry["return"] = None if run_dir is None else _last_return(run_dir)
 
     def finish(self, launched: bool) -> int:
         """Close the index, print the table of jobs and return the exit status of the command.

@@ -1,11 +1,11 @@
-"""One run, or several that are trained together: the composition root and the only training loop.
+"""One run: the composition root and the only training loop.
 
 This is the only module that knows both what learns and what observes. It never asks which algorithm or
 environment it has. The end of an iteration is the only place where anything is logged, evaluated, filmed or
 saved, so that all of these share one clock.
 
-What belongs to one run is in `Member`, once for each; what belongs to the process is in `run`: signals, the
-settings of libraries, the display. A single run is a group of one.
+`TrainingRun` is what is opened and written for the run, and how it ends; `run` is its process: signals, and
+the settings of libraries.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,11 +30,11 @@ from rltemplate.analysis import targets
 from rltemplate.config import Config, Device, TraceDetail, VideoRenderer, from_dict, load_config, to_dict
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.folder import RunFolder
-from rltemplate.foreign_rng import ForeignTurns, foreign_state, restore_foreign_state
-from rltemplate.journal import write_group, write_run
+from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.journal import write_run
 from rltemplate.launch import PROJECT, Job
-from rltemplate.programs import Programs, cuda_graph
-from rltemplate.resume import Continuation, check_same_run, find_continuations
+from rltemplate.programs import Programs
+from rltemplate.resume import Continuation, check_same_run, find_continuation
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import checks, determinism, paths
 from rltemplate.run.checkpoint import (
@@ -49,27 +48,23 @@ from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault, parse_fault
 from rltemplate.run.finite import first_not_finite
-from rltemplate.run.group_console import GroupConsole
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.machine import cpp_compiler, machine_facts, package_versions
-from rltemplate.run.record import read_record
-from rltemplate.run.sinks import RunFacts, console_sink, make_sinks
+from rltemplate.run.sinks import RunFacts, make_sinks
 from rltemplate.run.snapshot import Snapshot, take_snapshot
 from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.variables import influences
 from rltemplate.run.video import VideoRecorder
-from rltemplate.together import Together
 from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
-from rltemplate.workers import Hosts
 
 if TYPE_CHECKING:
     import numpy as np
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
-# What an iteration of a group gave, by place, and how many seconds it took.
-AfterIteration = Callable[[Mapping[int, IterationResult | Exception], float], None]
+# What an iteration gave, after how many environment steps it began, and how many seconds it took.
+AfterIteration = Callable[[IterationResult, int, float], None]
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 LONGEST_EVALUATION = 10_000
@@ -150,11 +145,8 @@ class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
 
 
-def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorithm, Envs]:
-    """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other.
-
-    `hosts` are who steps the environments of several runs.
-    """
+def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
+    """Environments and algorithm of a configuration; `ConfigError` if they do not fit each other."""
     if config.compile and cpp_compiler() is None:
         raise ConfigError(
             "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
@@ -162,13 +154,13 @@ def build_algorithm(config: Config, hosts: Hosts | None = None) -> tuple[Algorit
     streams = Streams(config.seed, determinism.resolve_device(config.device.name))
     num_envs = config.env.num_envs
     seeds = env_seeds(config.seed, "env", num_envs)
-    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers, hosts)
+    envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers)
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
-    captures = config.compile and streams.device.type == "cuda"
-    programs = Programs(config.compile, cuda_graph if captures else None)
     try:
-        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, programs)
+        algorithm = implementation(
+            config.algo, envs, streams, config.total_env_steps, Programs(config.compile)
+        )
     except ConfigError:
         envs.close()
         raise
@@ -208,19 +200,13 @@ class Observers:
         logger: Logger,
         stop: Stop,
         since: Checkpoint | None = None,
-        turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`since` is the checkpoint from which the run goes on.
-
-        `turn` is called before anything that may draw from the global generators of others, and makes them
-        those of this run.
-        """
+        """`since` is the checkpoint from which the run goes on."""
         self.config = config
         self.run_dir = run_dir
         self.algorithm = algorithm
         self.logger = logger
         self.stop = stop
-        self.turn = turn
         self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
         self.trace: Trace | None = None
@@ -244,13 +230,10 @@ class Observers:
         self.saved_steps = algorithm.env_steps
 
     def after_iteration(self, result: IterationResult, before: int, seconds: float) -> None:
-        """All that a run of its own does with an iteration that began after `before` steps."""
-        self.take_in(result, before, seconds)
-        self.save(None)
-        self.look()
+        """All that is done with an iteration that began after `before` steps. RunError if it was not finite.
 
-    def take_in(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Keep what an iteration gave. RunError if it was not finite."""
+        A checkpoint is written before anything else is tried, so that trouble there costs no weights.
+        """
         self.logger.observe(result)
         self.iterations += 1
         self._before = before
@@ -258,23 +241,9 @@ class Observers:
         if self.trace is not None:
             self.trace.end_iteration(self.algorithm.env_steps, result.probes)
         self._check_finite(result)
-
-    def save(self, seeds: Sequence[int] | None) -> None:
-        """Write a checkpoint if one became due: before `look`, so that trouble there costs no weights.
-
-        `seeds` are those that are trained together, all of which have come so far, None for a run of its own.
-        Older checkpoints of a group go with `tidy`, when all have the new one: otherwise one that is killed
-        in between would leave none that all have.
-        """
         if self._due(self.config.checkpoint_every):
-            self._save(seeds)
-
-    def tidy(self) -> None:
-        """Remove the checkpoints that are older than those to be kept."""
-        try:
-            self._checkpoints.tidy()
-        except OSError as error:
-            self.logger.message(f"older checkpoints could not be removed, {error.strerror}")
+            self._save()
+        self._look()
 
     def go_on(self, continuation: Continuation) -> None:
         """Stand where the run stood, and do what it did not come to."""
@@ -297,7 +266,7 @@ class Observers:
         self.logger.load_state_dict(state["logger"], logged)
         if logged is None:
             self._training_s, self._logged_steps = state["training_s"], int(state["logged_steps"])
-            self.look()
+            self._look()
             return
         self._logged_steps = steps
         with contextlib.suppress(_CutShort):
@@ -305,10 +274,10 @@ class Observers:
                 self._film()
             self.complete = self._last
 
-    def interrupted(self, seeds: Sequence[int] | None) -> None:
-        """Keep what a run that ends early has. Its next row waits until it goes on. `seeds` as for `save`."""
+    def interrupted(self) -> None:
+        """Keep what a run that ends early has. Its next row waits until it goes on."""
         if self.config.checkpoint_every and self.saved_steps < self.algorithm.env_steps:
-            self._save(seeds)
+            self._save()
 
     def close(self) -> None:
         """Release what was opened."""
@@ -324,7 +293,7 @@ class Observers:
         """Whether one of the multiples of `every` was passed in the last iteration; all is due at the end."""
         return every > 0 and (self._last or self.algorithm.env_steps // every > self._before // every)
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Evaluate, log and film, as far as it is due; all of it at the end of the run."""
         with contextlib.suppress(_CutShort):
             evaluation = self._evaluate() if self._due(self.config.eval_every) else {}
@@ -341,13 +310,11 @@ class Observers:
 
     def _evaluate(self) -> dict[str, float]:
         """Fresh episodes for each evaluation, the same whatever else was evaluated before."""
-        self.turn()
         config = self.config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self.algorithm.env_steps)
         return self._evaluator.run(self._act, seeds, LONGEST_EVALUATION).metrics()
 
     def _film(self) -> None:
-        self.turn()
         steps = self.algorithm.env_steps
         path = self._video.record(paths.video_path(self.run_dir, steps), steps)
         if path is not None:
@@ -382,9 +349,8 @@ class Observers:
             f"environment steps {self._before:,} to {steps:,}\n{kept}{trace}"
         )
 
-    def _save(self, seeds: Sequence[int] | None) -> None:
+    def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, and at its end the run."""
-        self.turn()
         algorithm, steps = self.algorithm, self.algorithm.env_steps
         state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
         state["run"] = {
@@ -395,14 +361,12 @@ class Observers:
             "logger": self.logger.state_dict(),
             "chain": "0" * 32 if self.trace is None else self.trace.chain,
         }
-        if seeds is not None:
-            state["run"]["together"] = list(seeds)
         # A checkpoint must not outlive what leads to it.
         self.logger.sync()
         if self.trace is not None:
             self.trace.sync()
         try:
-            self._checkpoints.save(steps, state, algorithm.experience, tidy=seeds is None)
+            self._checkpoints.save(steps, state, algorithm.experience)
             self.saved_steps = steps
         except OSError as error:
             good = list_checkpoints(self.run_dir)
@@ -466,367 +430,180 @@ def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     return {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
 
 
-class Member:
-    """One run of this process: what learns, what observes it, where that is kept, and how it ends.
+class TrainingRun:
+    """A run: what learns, what observes it, where that is kept, and how it ends."""
 
-    `number` is its place among the runs of the process, and of several each fails by itself.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        place: int,
-        job: Job,
-        folder: RunFolder,
-        turns: ForeignTurns,
-        together: Mapping[str, Any] | None = None,
-        hosts: Hosts | None = None,
-    ) -> None:
-        """Builds the algorithm; `ConfigError` if it does not fit. Nothing of a run is written yet.
-
-        `number` counts the members that are here, `place` those that there were at first.
-        `together` is what the record says of the group that the run is a part of; `hosts` are who steps
-        the environments of all of them.
-        """
-        self.number = number
-        self.place = place
-        self.job = job
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        """Builds the algorithm; `ConfigError` if it does not fit. Nothing of the run is written yet."""
         self.config = from_dict(job.config)
         self.folder = folder
         self.continuation: Continuation | None = None
-        self.only = together is None
-        self.failed = False
-        self._together = together
+        self.observers: Observers | None = None
+        self._job = job
         self._begun = False
-        self.tell: Callable[[str], None] = lambda text: to_stderr(f"seed {self.config.seed}: {text}")
-        self.outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
-        self._turns = turns
-        self._reached = 0  # environment steps at the end of the last iteration
+        self._logger: Logger | None = None
         self._fault: Fault | None = None
-        # On the way out each step is taken whatever becomes of the others, the last entered first.
-        self._ending = contextlib.ExitStack()
-        self._ending.callback(folder.release)
-        self.turn()
-        self.algorithm, self._envs = build_algorithm(self.config, hosts)
-        self._ending.callback(self.algorithm.close)
-
-    def turn(self) -> None:
-        """Make the global generators of others those of this run."""
-        self._turns.turn_to(self.number)
-
-    @property
-    def going(self) -> bool:
-        """Whether there is more for it to do."""
-        return not self.failed and self.algorithm.env_steps < self.config.total_env_steps
+        self._outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
+        seed_foreign_code(self.config.seed)
+        self.algorithm, self._envs = build_algorithm(self.config)
 
     def restore(self, continuation: Continuation) -> None:
         """Stand where the run is to go on. Changes no file."""
         self.continuation = continuation
         if continuation.checkpoint is not None:
-            self.turn()
             go_on(self.algorithm, self.config, continuation.checkpoint)
 
     def begin(self, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
         """Make the folder, or go on in it; from here on the record says how the run ends.
 
-        `facts` are what all runs of the process have in their records.
+        `facts` are those of the process, for the record.
         """
         if self.continuation is None:
-            own = {} if self._together is None else {"together": dict(self._together)}
-            self.folder.begin(snapshot, own | dict(facts))
+            self.folder.begin(snapshot, facts)
         else:
             self.folder.go_on(snapshot, self.continuation)
         self._begun = True
-        self._ending.callback(self._finish)
 
-    def withdraw(self) -> None:
-        """Leave nothing of a run that has only begun."""
-        self._begun = False
-        self.folder.withdraw()
-
-    def start(self, stop: Stop, console: GroupConsole | None) -> None:
-        """Set up everything that looks at the run."""
-        facts = self.facts()
-        if console is not None:
-            facts = dataclasses.replace(facts, console=console.of(self.number))
-        name = "" if self.only else f"seed {self.config.seed}"
-        lines = LineFile(self.folder.path / paths.METRICS)
-        logger = Logger(make_sinks(self.config.logger, facts), lines, name=name)
-        self.tell = logger.message
-        self._ending.callback(lambda: logger.close(self.outcome["status"], self.outcome["final_metrics"]))
+    def observe(self, stop: Stop) -> Observers:
+        """Set up everything that looks at the run, and do what an earlier part of it did not come to."""
+        config, run_dir = self.config, self.folder.path
+        lines = LineFile(run_dir / paths.METRICS)
+        self._logger = logger = Logger(make_sinks(config.logger, self._facts()), lines)
         since = None if self.continuation is None else self.continuation.checkpoint
-        run_dir = self.folder.path
         self.observers = observers = Observers(
-            self.config, run_dir, self.algorithm, self._envs, logger, stop, since, self.turn
+            config, run_dir, self.algorithm, self._envs, logger, stop, since
         )
-        self._ending.callback(observers.close)
-        self._ending.callback(self._keep_digest)
-        self.outcome["final_metrics"] = observers.final_metrics
-        observers.trace = make_trace(self.config, run_dir)
+        self._outcome["final_metrics"] = observers.final_metrics
+        observers.trace = make_trace(config, run_dir)
         if observers.trace is not None:
             observers.trace.warn_through(logger.message)
         self.algorithm.probe, self._fault = watched(observers.trace)
         assert self.folder.git is not None
-        if self.folder.git.problem is not None and self.number == 0:
+        if self.folder.git.problem is not None:
             logger.message(f"code not recorded: {self.folder.git.problem}")
-
-    def catch_up(self) -> None:
-        """Tell what is different since the run began, and do what it did not come to."""
-        self._reached = self.algorithm.env_steps
         if self.continuation is not None:
             for note in self.continuation.notes:
-                self.tell(note)
-            self.observers.go_on(self.continuation)
+                logger.message(note)
+            observers.go_on(self.continuation)
+        if config.compile:
+            logger.message("compiling: the first update may take a minute")
+        return observers
 
-    def take_in(self, result: IterationResult | Exception, seconds: float) -> None:
-        """Keep what an iteration gave, or raise what it raised."""
-        before, self._reached = self._reached, self.algorithm.env_steps
-        if isinstance(result, Exception):
-            raise result
-        self.observers.take_in(result, before, seconds)
-
-    def settle(self, seeds: Sequence[int] | None) -> None:
+    def keep(self) -> None:
         """The loop is over: keep what there is."""
+        assert self.observers is not None
         if self._fault is not None and not self._fault.done:
             raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
         if not self.observers.complete:
-            self.observers.interrupted(seeds)
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        """Do a part of this run, unless it has failed. What is raised ends it, of several only this one."""
-        if self.failed:
-            return
-        try:
-            work()
-        except Exception as error:
-            if self.only:
-                raise
-            self.blame(error)
-            self.failed = True
-            bug = not isinstance(error, ConfigError | RunError)
-            told = "".join(traceback.format_exception(error)).rstrip() if bug else str(error)
-            self.tell(f"failed, the others go on: {told}")
-            self.end()  # at once, so that its record says so from now on
+            self.observers.interrupted()
 
     def conclude(self) -> None:
-        """The loop is over, and nothing went wrong."""
-        if not self.failed:
-            self.outcome["status"] = "finished" if self.observers.complete else "interrupted"
+        """The loop is over, or was given up, and nothing went wrong."""
+        assert self.observers is not None
+        self._outcome["status"] = "finished" if self.observers.complete else "interrupted"
 
-    def blame(self, error: BaseException) -> None:
-        """Have the record say what ended the run, if it was still going."""
-        if not self.failed:
-            self.outcome["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    def fail(self, error: BaseException) -> None:
+        """Have the record say what ended the run."""
+        self._outcome["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def end(self) -> None:
-        """Close everything, and write how the run ended. What is in the way of that is raised if alone."""
-        try:
-            self._ending.close()
-        except Exception as error:
-            if self.only:
-                raise
-            self.failed = True
-            to_stderr(f"seed {self.config.seed}: {error}")
-
-    def _keep_digest(self) -> None:
-        if self.observers.trace is not None:
-            self.outcome["trace"] = self.observers.trace.facts()
-
-    def _finish(self) -> None:
+    def close(self) -> None:
+        """End the run: each step is taken whatever becomes of the ones before."""
+        steps: list[Callable[[], None]] = []
+        outcome = self._outcome
+        if self.observers is not None:
+            if self.observers.trace is not None:
+                outcome["trace"] = self.observers.trace.facts()
+            steps.append(self.observers.close)
+        if self._logger is not None:
+            steps.append(partial(self._logger.close, outcome["status"], outcome["final_metrics"]))
         if self._begun:
-            self.folder.finish(self.outcome)
+            steps.append(partial(self.folder.finish, outcome))
+        steps += [self.algorithm.close, self.folder.release]
+        if self._begun and self._job.journal and self.config.logger.journal:
+            runs_dir = Path(self.config.runs_dir).expanduser()
+            steps.append(partial(write_run, self.folder.path, runs_dir, PROJECT))
+        with contextlib.ExitStack() as ending:  # which takes the last one first
+            for step in reversed(steps):
+                ending.callback(step)
 
-    def facts(self) -> RunFacts:
+    def _facts(self) -> RunFacts:
         """What sinks are told of the run."""
-        config, run_dir, record = self.config, self.folder.path, {}
-        sweep = None if self.job.sweep is None else asdict(self.job.sweep)
-        together = self._together
-        if self.continuation is not None:  # a job of a sweep may go on by itself, and so may one of a group
-            record = self.continuation.record
-            sweep, together = record.get("sweep"), record.get("together")
-        shared = sweep or together
+        config, run_dir = self.config, self.folder.path
+        sweep = None if self._job.sweep is None else asdict(self._job.sweep)
+        if self.continuation is not None:  # a job of a sweep may go on by itself
+            sweep = self.continuation.record.get("sweep")
         assert self.folder.git is not None
         return RunFacts(
-            run_id=self.job.run_id,
+            run_id=self._job.run_id,
             run_dir=run_dir,
             title=f"{config.algo.name} on {config.env.id}, seed {config.seed}",
             total_env_steps=config.total_env_steps,
             config=to_dict(config),
             git=asdict(self.folder.git),
-            group=None if shared is None else shared["id"],
+            group=None if sweep is None else sweep["id"],
             tags=[config.algo.name, config.env.id, config.determinism.level.name],
-            notify=lambda text: self.tell(text),
+            notify=self._tell,
             resumed_at=None if self.continuation is None else self.continuation.env_steps,
             standing=lambda env_steps, value: _standing(config, env_steps, value),
         )
 
+    def _tell(self, text: str) -> None:
+        to_stderr(text) if self._logger is None else self._logger.message(text)
 
-def train(together: Together, going: Callable[[], Sequence[int]], stop: Stop, after: AfterIteration) -> None:
-    """The loop. `going` says which places of the group have more to do, `after` looks at what they did."""
-    while stop.signal is None and (places := going()):
+
+def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIteration) -> None:
+    """The loop; `after` looks at each iteration."""
+    while stop.signal is None and algorithm.env_steps < total_env_steps:
         denormals.keep()  # observers load libraries too
-        started = time.perf_counter()
-        results = together.train_iteration(places)
+        before, started = algorithm.env_steps, time.perf_counter()
+        result = algorithm.train_iteration()
         seconds = time.perf_counter() - started
         stop.compiling = False
-        after(results, seconds)
-
-
-def look_at(
-    members: Sequence[Member], results: Mapping[int, IterationResult | Exception], seconds: float
-) -> None:
-    """Look at an iteration. Of several members each step is taken by all before the next.
-
-    So all have been looked through for what ends them before the first one writes a checkpoint, which names
-    those that go on, and all have written theirs before the first one removes an older one.
-    """
-    going = [member for member in members if member.number in results]
-    for member in going:
-        member.attempt(partial(member.take_in, results[member.number], seconds))
-    seeds = company(members)
-    for member in going:
-        member.attempt(partial(member.observers.save, seeds))
-    tidy(members)
-    for member in going:
-        member.attempt(member.observers.look)
-
-
-def company(members: Sequence[Member]) -> list[int] | None:
-    """The seeds that go on together; None for a run of its own."""
-    return None if members[0].only else [member.config.seed for member in members if not member.failed]
-
-
-def tidy(members: Sequence[Member]) -> None:
-    """Let older checkpoints of runs that are trained together go, once all have the newest."""
-    left = [member.observers for member in members if not member.failed]
-    if not members[0].only and len({observers.saved_steps for observers in left}) == 1:
-        for observers in left:
-            observers.tidy()
+        after(result, before, seconds)
 
 
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    jobs = job.members()
-    folders = [RunFolder(each) for each in jobs]
-    members: list[Member] = []
-    hosts: Hosts | None = None
-    places, others = list(range(len(jobs))), []
+    folder, training = RunFolder(job), None
     try:
-        snapshot, continuations = None, {}
+        continuation = None
         if job.resume:
-            for folder in folders:
-                folder.take()
+            folder.take()
             snapshot = _snapshot(job)
-            continuations = find_continuations(jobs, snapshot)
-            others = _others(jobs, continuations)
-            places = sorted(continuations)
-        turns = ForeignTurns([from_dict(jobs[place].config).seed for place in places])
-        hosts = Hosts(len(places))
-        for number, place in enumerate(places):
-            together = None if job.group is None else job.group.facts(place)
-            members.append(Member(number, place, jobs[place], folders[place], turns, together, hosts))
-        members[0].turn()
+            continuation = find_continuation(job, snapshot)
+        training = TrainingRun(job, folder)
         settings = determinism.confirm(settings)
-        tried = check_level(config, members[0].algorithm)  # nothing that is promised depends on the seed
+        tried = check_level(config, training.algorithm)
         if FAULT in os.environ:
             parse_fault(os.environ[FAULT])
             if config.compile:
                 raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
-        for member, place in zip(members, places, strict=True):
-            if job.resume:
-                member.restore(continuations[place])
-        # Until here nothing of a run has been written or changed.
+        if continuation is None:
+            snapshot = _snapshot(job)
+        else:
+            training.restore(continuation)
+        facts = _facts(config, settings, tried)
+        # Until here nothing of the run has been written or changed.
     except BaseException:
-        for member in members:
-            member.end()
-        if hosts is not None:
-            hosts.close()
+        folder.release() if training is None else training.close()
         raise
-    finally:
-        for place in range(len(jobs)):
-            if place not in places or not members:
-                folders[place].release()
-    facts = _facts(config, settings, tried)
-    return _run(job, members, snapshot or _snapshot(job), facts, others, turns)
-
-
-def _others(jobs: Sequence[Job], going: Mapping[int, Any]) -> list[str]:
-    """Lines about the runs of a group that do not go on."""
-    lines = []
-    for place, job in enumerate(jobs):
-        if place not in going:
-            record = read_record(Path(job.run_dir))
-            status = record.get("status")
-            why = f": {record['error']}" if record.get("error") else ""
-            left = (record.get("together") or {}).get("alone_since") is not None
-            what = "went on alone, and is not touched" if left else f"stays {status}{why}"
-            lines.append(f"seed {from_dict(job.config).seed}: {what}")
-    return lines
-
-
-def _run(
-    job: Job,
-    members: Sequence[Member],
-    snapshot: Snapshot,
-    facts: Mapping[str, Any],
-    others: Sequence[str],
-    turns: ForeignTurns,
-) -> int:
-    """Begin, train and end the runs; `others` are lines about those of their group that stay as they are."""
-    config, stop = members[0].config, Stop()
-    with stop.listening(), contextlib.ExitStack() as afterwards, contextlib.ExitStack() as ending:
-        for member in members:
-            ending.callback(member.end)
+    stop = Stop()
+    with stop.listening():
         try:
-            _begin(job, members, snapshot, facts)
-            if job.journal and config.logger.journal:
-                afterwards.callback(partial(_write_journal, job, members))
-            console = _make_console(job, members)
-            for text in others:
-                to_stderr(text) if console is None else console.note(text)
-            for start in (partial(Member.start, stop=stop, console=console), Member.catch_up):
-                for member in members:
-                    member.attempt(partial(start, member))
-            together = Together(
-                [member.algorithm for member in members],
-                turns,
-                size=len(job.members()),
-                rows=[member.place for member in members],
-            )
-            if config.compile:
-                members[0].tell("compiling: the first update may take a minute")
+            training.begin(snapshot, facts)
+            observers = training.observe(stop)
             with stop.abandoning(config.compile):
-                train(
-                    together, lambda: [m.number for m in members if m.going], stop, partial(look_at, members)
-                )
-                seeds = company(members)
-                for member in members:
-                    member.attempt(partial(member.settle, seeds))
-                tidy(members)
-        except BaseException as raised:
-            for member in members:
-                member.blame(raised)
+                train(training.algorithm, config.total_env_steps, stop, observers.after_iteration)
+                training.keep()
+            training.conclude()
+        except BaseException as error:
+            training.fail(error)
             raise
-        for member in members:
-            member.conclude()
-    left = [member for member in members if not member.failed]
-    if stop.signal is not None and not all(member.observers.complete for member in left):
-        return stop.exit_status
-    return FINISHED if len(left) == len(members) else FAILED
-
-
-def _begin(job: Job, members: Sequence[Member], snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
-    """Have all runs begun, or none of them."""
-    for number, member in enumerate(members):
-        try:
-            member.begin(snapshot, facts)
-        except BaseException:
-            if not job.resume:
-                for earlier in reversed(members[:number]):
-                    earlier.withdraw()
-            raise
+        finally:
+            training.close()
+    return FINISHED if observers.complete or stop.signal is None else stop.exit_status
 
 
 def _snapshot(job: Job) -> Snapshot:
@@ -834,7 +611,7 @@ def _snapshot(job: Job) -> Snapshot:
 
 
 def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]) -> dict[str, Any]:
-    """What the records of all runs of this process say of it."""
+    """What the record says of the process."""
     return {
         "determinism": {
             "level": config.determinism.level.name,
@@ -845,26 +622,6 @@ def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]
         "versions": package_versions(),
         "machine": machine_facts(),
     }
-
-
-def _make_console(job: Job, members: Sequence[Member]) -> GroupConsole | None:
-    """The display that runs of a group share; None where there is none, or a run has its own."""
-    config = members[0].config
-    if job.group is None or not config.logger.console:
-        return None
-    seeds = [member.config.seed for member in members]
-    named = ", ".join(map(str, seeds))
-    title = f"{config.algo.name} on {config.env.id}, mean of seeds {named}: {members[0].folder.path.parent}"
-    facts = dataclasses.replace(members[0].facts(), title=title)
-    return GroupConsole(console_sink(facts), seeds)
-
-
-def _write_journal(job: Job, members: Sequence[Member]) -> None:
-    runs_dir = Path(members[0].config.runs_dir).expanduser()
-    if job.group is None:
-        write_run(members[0].folder.path, runs_dir, PROJECT)
-    else:
-        write_group(job.group.id, [Path(run_dir) for run_dir in job.group.run_dirs], runs_dir, PROJECT)
 
 
 def _standing(config: Config, env_steps: int, value: float) -> str | None:

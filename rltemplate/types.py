@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from rltemplate.programs import Programs
-
 V = TypeVar("V")
 
 # Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
@@ -118,24 +116,11 @@ class Probe:
         return value
 
 
-class Turns(Protocol):
-    """Who takes turns with what several runs of one process can only have one at a time."""
-
-    def before_step(self, place: int) -> None:
-        """Something of the run at `place` is about to run."""
-        ...
-
-    def end_period(self) -> None:
-        """All have come to the end of an iteration."""
-        ...
-
-
 class Algorithm(Protocol):
     """All that the training loop and the observers know of an algorithm."""
 
     env_steps: int
     probe: Probe
-    programs: Programs
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""

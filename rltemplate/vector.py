@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -53,16 +53,8 @@ class VectorEnv(Protocol):
         """Begin another episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
         ...
 
-    def begin(self, actions: np.ndarray) -> None:
-        """Let the environments step with `actions` (N, ...), which nobody writes to any more; `end` follows.
-
-        Those whose episodes ended have been reset since.
-        Raises nothing: whatever goes wrong is raised by `end`.
-        """
-        ...
-
-    def end(self) -> Outcome:
-        """What the step gave that `begin` has begun."""
+    def step(self, actions: np.ndarray) -> Outcome:
+        """Step with `actions` (N, ...), which nobody writes to any more; ended episodes were reset before."""
         ...
 
     def states(self) -> list[Any]:
@@ -197,7 +189,6 @@ class Serial(Recorded):
         self._members, self._arrays = members, arrays
         self._steps = [member.step for member in members]
         self._outcome = arrays.outcome()
-        self._actions: Iterable[Any] = ()
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """As `VectorEnv.reset`."""
@@ -215,22 +206,17 @@ class Serial(Recorded):
         denormals.keep()
         return obs
 
-    def begin(self, actions: np.ndarray) -> None:
-        """As `VectorEnv.begin`; all the work is left to `end`."""
-        self._actions = actions
-
-    def end(self) -> Outcome:
-        """As `VectorEnv.end`."""
+    def step(self, actions: np.ndarray) -> Outcome:
+        """As `VectorEnv.step`."""
         obs, reward, terminated, truncated = self._outcome
-        for row, (step, action) in enumerate(zip(self._steps, self._actions, strict=True)):
+        for row, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             obs[row], reward[row], terminated[row], truncated[row], _ = step(action)
         denormals.keep()  # many load their libraries where they first need them
         return self._outcome
 
     def step_from_arrays(self) -> None:
         """Step with the actions that lie there; a copy, because an environment may keep its action."""
-        self.begin(self._arrays.action.copy())
-        self.end()
+        self.step(self._arrays.action.copy())
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """As `Recorded.call`."""

@@ -1,9 +1,5 @@
 """Environments stepped by processes beside the run's.
 
-Runs that are trained together in one process share these: a worker has a group of environments of each run,
-for many processes that take turns on a core find its caches cold. It listens to all runs, and does what each
-asks for as if there were no other.
-
 Gymnasium's AsyncVectorEnv waits forever for a worker that died in the wrong moment, loses tracebacks, and
 leaves its workers to signals that are meant for the run.
 """
@@ -44,8 +40,6 @@ _GONE_S = 2e-4
 _LEAVE_S = 0.05
 # How often it is looked after workers that say nothing.
 _LOOK_AFTER_S = 1.0
-# After so many steps of each of several runs it is looked whether somebody draws who had not done so.
-_LOOKED_AFTER = 200
 # What is said most often needs no words.
 _STEP = _DONE = b""
 
@@ -54,98 +48,12 @@ class _Birth(NamedTuple):
     """What a worker is told when it starts."""
 
     kind: Kind
-    numbers: range  # of its environments in each run
-    memories: Sequence[Any]  # of each run, which all share, for the arrays
+    numbers: range  # of its environments
+    memory: Any  # which all share, for the arrays
+    seed: int  # of the global generators
     mask: set[int]  # of signals, as it is outside of workers
     parent: int | None  # the process without which it is not to live, where the system can see to that
     may_spin: bool
-
-
-class Place(NamedTuple):
-    """What one run has of the processes."""
-
-    pipes: list[Connection]  # to each
-    memory: Any
-
-
-class Hosts:
-    """Who steps the environments of `num_runs` runs: this process, and others beside it.
-
-    The others start when the first run takes its place. They end when all places have been left, and with
-    this process at the latest.
-    """
-
-    def __init__(self, num_runs: int = 1) -> None:
-        self._num_runs = num_runs
-        # The environments of each run by process; the last ones are the run's own.
-        self.groups: list[range] = []
-        self.processes: list[BaseProcess] = []
-        self.may_spin = False
-        self._kind: Kind | None = None
-        self._places: list[Place] = []
-        self._free: Iterator[Place] = iter(())
-        self._left = 0
-        self._every_pipe: list[Connection] = []
-        # Also when the interpreter exits, before multiprocessing waits for workers that nobody has told.
-        self._finalizer = Finalize(self, _end_workers, (self._every_pipe, self.processes), exitpriority=10)
-
-    def take(self, kind: Kind, num_workers: int) -> Place:
-        """The place of one more run, all of which have the same kind of environments."""
-        if self._kind is None:
-            try:
-                self._start(kind, num_workers)
-            except BaseException:
-                self.close()
-                raise
-        assert self._kind is not None
-        assert (self._kind.env_id, self.groups) == (kind.env_id, even_parts(kind.num_envs, num_workers + 1))
-        return next(self._free)
-
-    def leave(self, place: Place) -> None:
-        """A run needs its environments no longer; those of others stay."""
-        self._left += 1
-        if self._left == self._num_runs:
-            self.close()
-        else:
-            _dismiss(place.pipes)
-
-    def close(self) -> None:
-        """End all processes, by force those that do not answer; also more than once."""
-        self._finalizer()
-
-    def _start(self, kind: Kind, num_workers: int) -> None:
-        self._kind = kind
-        self.groups = even_parts(kind.num_envs, num_workers + 1)
-        self.may_spin = available_cores() > num_workers
-        # Where a fork is to be had: it knows all environments registered here.
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        # It has no name in any file system, so that nothing is left of it whatever happens.
-        memories = [context.RawArray(ctypes.c_char, Arrays.size(kind)) for _ in range(self._num_runs)]
-        self._places = [Place([], memory) for memory in memories]
-        self._free = iter(self._places)
-        with _requests_blocked() as mask:
-            for numbers in self.groups[:-1]:
-                birth = _Birth(kind, numbers, memories, mask, _deadly_parent(), self.may_spin)
-                self._start_one(context, birth)
-
-    def _start_one(self, context: Any, birth: _Birth) -> None:
-        forks = context.get_start_method() == "fork"
-        theirs: list[Connection] = []
-        for place in self._places:
-            pipe, other = context.Pipe()
-            place.pipes.append(pipe)
-            self._every_pipe.append(pipe)
-            theirs.append(other)
-        process = context.Process(
-            target=_work,
-            args=(birth, theirs, self._every_pipe if forks else []),
-            name=birth.kind.name(birth.numbers),
-            daemon=True,
-        )
-        process.start()
-        self.processes.append(process)
-        for other in theirs:
-            other.close()
 
 
 class Workers(Recorded):
@@ -165,40 +73,61 @@ class Workers(Recorded):
         num_workers: int,
         seeds: Sequence[int],
         first: gym.Env[Any, Any] | None = None,
-        hosts: Hosts | None = None,
     ) -> None:
         """`seeds` are those of the environments, `first` is one that has been made already.
 
-        `hosts` are the processes, where several runs share them. In each the global generators of others
-        start from the seed of its first environment: after a fork Python's would start from the clock, and
-        those of NumPy and torch with the same numbers everywhere.
+        In each process the global generators of Python, NumPy and torch start from the seed of its first
+        environment: after a fork Python's would start from the clock, and the others with the same numbers
+        everywhere.
         """
         if not 1 <= num_workers <= kind.num_envs:
             raise ValueError(f"{num_workers} workers for {kind.num_envs} environments")
         super().__init__(kind)
-        self._hosts = Hosts() if hosts is None else hosts
+        self._groups = even_parts(kind.num_envs, num_workers + 1)
+        self._names = [kind.name(numbers) for numbers in self._groups[:-1]]
         self._died: RunError | None = None
         self._own: Serial | None = None
-        self._place: Place | None = None
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        # Also when the interpreter exits, before multiprocessing waits for workers that nobody has told.
+        self._end = Finalize(self, _end_workers, (self._pipes, self._processes), exitpriority=10)
+        may_spin = available_cores() > num_workers
+        # Where a fork is to be had: it knows all environments registered here.
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        # It has no name in any file system, so that nothing is left of it whatever happens.
+        memory = context.RawArray(ctypes.c_char, Arrays.size(kind))
+        self._arrays = Arrays.within(memory, kind)
+        here = self._groups[-1]
         try:
-            self._place = self._hosts.take(kind, num_workers)
-            self._pipes, self._groups = self._place.pipes, self._hosts.groups
-            self._names = [kind.name(numbers) for numbers in self._groups[:-1]]
-            self._wait = _Wait(self._pipes, self._hosts.may_spin)
-            self._arrays = Arrays.within(self._place.memory, kind)
-            here = self._groups[-1]
-
-            def make() -> Serial:
-                return Serial(kind, kind.members(here, first), self._arrays.part(here))
-
-            for number, group in enumerate(self._groups[:-1]):
-                self._send(number, pickle.dumps(("open", (seeds[group.start],))))
-            self._own = self._finish(set(range(num_workers)), make)[-1]
+            with _requests_blocked() as mask:
+                for numbers in self._groups[:-1]:
+                    seed = seeds[numbers.start]
+                    birth = _Birth(kind, numbers, memory, seed, mask, _deadly_parent(), may_spin)
+                    self._start(context, birth)
+            self._wait = _Wait(self._pipes, may_spin)
+            self._own = self._finish(
+                set(range(num_workers)),
+                lambda: Serial(kind, kind.members(here, first), self._arrays.part(here)),
+            )[-1]
         except BaseException:
             self.close()
             raise
         if first is not None and not here:
             first.close()
+
+    def _start(self, context: Any, birth: _Birth) -> None:
+        forks = context.get_start_method() == "fork"
+        pipe, other = context.Pipe()
+        self._pipes.append(pipe)
+        process = context.Process(
+            target=_work,
+            args=(birth, other, self._pipes if forks else []),
+            name=birth.kind.name(birth.numbers),
+            daemon=True,
+        )
+        process.start()
+        self._processes.append(process)
+        other.close()
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """As `VectorEnv.reset`."""
@@ -211,19 +140,13 @@ class Workers(Recorded):
         self._do("reset_some", [(part,) if part.any() else None for part in masks])
         return self._arrays.obs
 
-    def begin(self, actions: np.ndarray) -> None:
-        """As `VectorEnv.begin`: the workers step at once, and what is stepped here is left to `end`."""
-        if self._own is None or self._died is not None:
-            return
-        theirs = self._groups[-1].start
+    def step(self, actions: np.ndarray) -> Outcome:
+        """As `VectorEnv.step`, by all groups at the same time."""
+        own, theirs = self._living(), self._groups[-1].start
         self._arrays.action[:theirs] = actions[:theirs]
         for number in range(len(self._pipes)):
             self._send(number, _STEP)
-        self._own.begin(actions[theirs:])
-
-    def end(self) -> Outcome:
-        """As `VectorEnv.end`."""
-        self._finish(set(range(len(self._pipes))), self._living().end)
+        self._finish(set(range(len(self._pipes))), lambda: own.step(actions[theirs:]))
         return self._arrays.outcome()
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
@@ -236,9 +159,7 @@ class Workers(Recorded):
 
     def close(self) -> None:
         """As `VectorEnv.close`; workers that do not answer are ended by force."""
-        if self._place is not None:
-            self._hosts.leave(self._place)
-            self._place = None
+        self._end()
         if self._own is not None:
             self._own.close()
 
@@ -284,7 +205,7 @@ class Workers(Recorded):
             if not ready:
                 # A dead worker's pipe stays open where a process that it started has inherited it.
                 for number in waiting:
-                    if not self._hosts.processes[number].is_alive() and not self._pipes[number].poll():
+                    if not self._processes[number].is_alive() and not self._pipes[number].poll():
                         self._raise_death(number)
             for number in ready:
                 try:
@@ -302,7 +223,7 @@ class Workers(Recorded):
         return [answers[number] for number in sorted(answers)]
 
     def _raise_death(self, number: int) -> NoReturn:
-        process = self._hosts.processes[number]
+        process = self._processes[number]
         process.join(1.0)  # its pipe closes a moment before
         code = process.exitcode
         if code is None:
@@ -330,10 +251,6 @@ class _Wait:
         self._by_fd = {pipe.fileno(): number for number, pipe in enumerate(pipes)}
         self._may_spin = self._short = may_spin
         self._wanted_until = 0.0  # the core, by others, as far as is known
-
-    def leave_out(self, pipe: Connection) -> None:
-        """Wait for this one no longer."""
-        self._poll.unregister(pipe.fileno())
 
     def __call__(self, limit_s: float | None) -> list[int]:
         """The numbers of the pipes that have something to say; none if nothing came until the limit."""
@@ -384,15 +301,11 @@ def _deadly_parent() -> int | None:
     return os.getpid() if main and sys.platform == "linux" else None
 
 
-def _dismiss(pipes: Sequence[Connection]) -> None:
+def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
     for pipe in pipes:
         with contextlib.suppress(OSError):
             pipe.send(None)  # closing is not enough: workers of other environments may have a copy
         pipe.close()
-
-
-def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
-    _dismiss(pipes)
     deadline = time.monotonic() + _GRACE_S
     while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -442,7 +355,7 @@ class _Failure:
         raise error from _WorkerTraceback(self.text)
 
 
-def _work(birth: _Birth, pipes: Sequence[Connection], inherited: Sequence[Connection]) -> None:
+def _work(birth: _Birth, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """The process of a group. Its end is quiet, also where the run has ended without a word."""
     for request in STOP_SIGNALS:
         signal.signal(request, signal.SIG_IGN)
@@ -453,98 +366,51 @@ def _work(birth: _Birth, pipes: Sequence[Connection], inherited: Sequence[Connec
             os._exit(1)
     for other in inherited:  # as long as anyone has the other end of a pipe, its reader waits
         other.close()
-    _serve(birth, pipes)
+    _serve(birth, pipe)
 
 
-class _Guests:
-    """The environments of each run in a worker, each of which finds them as if it were alone."""
-
-    def __init__(self, birth: _Birth) -> None:
-        self._birth = birth
-        self._groups: dict[int, Serial] = {}
-        self._steps = 0
-        self._broken: RunError | None = None
-        # Imports torch, which would be too long for a check of the configuration.
-        from rltemplate.foreign_rng import ForeignTurns
-
-        self._turns = ForeignTurns(period=f"times {_LOOKED_AFTER} steps")
-
-    def do(self, number: int, method: str, arguments: Any) -> Any:
-        """What a run asks for."""
-        if self._broken is not None:
-            raise self._broken
-        if method == "open":
-            self._turns.expect(number, *arguments)
-        self._turns.before_step(number)
-        if method == "open":
-            self._open(number)
-            return None
-        result = getattr(self._groups[number], method)(*arguments)
-        if method == "step_from_arrays" and len(self._birth.memories) > 1:
-            self._look_after_generators()
-        return result
-
-    def leave(self, number: int) -> None:
-        """A run has no more use for its own; whatever these say to that, others go on."""
-        if number in self._groups:
-            try:
-                self._groups.pop(number).close()
-            except Exception:
-                traceback.print_exc()
-
-    def close(self) -> None:
-        """All of them."""
-        for number in list(self._groups):
-            self.leave(number)
-
-    def _open(self, number: int) -> None:
-        kind, numbers, memory = self._birth.kind, self._birth.numbers, self._birth.memories[number]
-        part = Arrays.within(memory, kind).part(numbers)
-        self._groups[number] = Serial(kind, kind.members(numbers), part)
-
-    def _look_after_generators(self) -> None:
-        self._steps += 1
-        if self._steps >= _LOOKED_AFTER * len(self._groups):
-            self._steps = 0
-            try:
-                self._turns.end_period()
-            except RunError as error:  # nobody knows whose
-                self._broken = error
-                raise
-
-
-def _serve(birth: _Birth, pipes: Sequence[Connection]) -> None:
-    """Do what the runs ask for, until none of them is there any more."""
-    guests, wait = _Guests(birth), _Wait(pipes, birth.may_spin)
-    here = set(range(len(pipes)))
+def _serve(birth: _Birth, pipe: Connection) -> None:
+    """Make the environments, and do what the run asks for until it asks for nothing more."""
+    wait = _Wait([pipe], birth.may_spin)
+    group: Serial | None = None
+    request: tuple[str, tuple[Any, ...]] | None = ("open", ())
     try:
-        while here:
-            for number in wait(None):
-                if not _serve_one(guests, number, pipes[number]):
-                    here.discard(number)
-                    wait.leave_out(pipes[number])
-                    guests.leave(number)
+        while request is not None:
+            method, arguments = request
+            answer: Any = None
+            try:
+                if group is None:
+                    group = _open(birth)
+                else:
+                    answer = getattr(group, method)(*arguments)
+            except Exception as error:
+                method, answer = "call", _Failure(error)
+            # The run may leave before its answer comes, and says so next.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # Observations lie where all find them.
+                pipe.send(answer) if method == "call" else pipe.send_bytes(_DONE)
+            request = _next_request(wait, pipe)
     finally:
-        guests.close()
+        if group is not None:
+            group.close()
 
 
-def _serve_one(guests: _Guests, number: int, pipe: Connection) -> bool:
-    """Do what a run asks for next; False if it asks for nothing more."""
+def _open(birth: _Birth) -> Serial:
+    # Imports torch, which would be too long for a check of the configuration.
+    from rltemplate.foreign_rng import seed_foreign_code
+
+    seed_foreign_code(birth.seed)
+    part = Arrays.within(birth.memory, birth.kind).part(birth.numbers)
+    return Serial(birth.kind, birth.kind.members(birth.numbers), part)
+
+
+def _next_request(wait: _Wait, pipe: Connection) -> tuple[str, tuple[Any, ...]] | None:
+    """A method of the group and its arguments; None if the run is over."""
+    wait(None)
     try:
         message = pipe.recv_bytes()
     except (EOFError, ConnectionResetError):
-        return False
+        return None
+    request: tuple[str, tuple[Any, ...]] | None
     request = pickle.loads(message) if message else ("step_from_arrays", ())
-    if request is None:
-        return False
-    method, arguments = request
-    answer: Any = None
-    try:
-        answer = guests.do(number, method, arguments)
-    except Exception as error:
-        method, answer = "call", _Failure(error)
-    # A run may leave before its answer comes, and says so next.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        # Observations lie where all find them.
-        pipe.send(answer) if method == "call" else pipe.send_bytes(_DONE)
-    return True
+    return request

@@ -23,7 +23,7 @@ import numpy as np
 
 from rltemplate import own_code
 from rltemplate.analysis import other_code, traces, ulp
-from rltemplate.analysis.compare import Comparison, diff_command, row_independent, seeds_together
+from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence
 from rltemplate.analysis.ulp import ArrayDifference
@@ -45,7 +45,7 @@ from rltemplate.replay import (
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git import GitError
-from rltemplate.run.record import read_record
+from rltemplate.run.record import check_alone, read_record
 from rltemplate.types import ConfigError
 
 # What is known of how the first difference was made.
@@ -177,12 +177,8 @@ class _Side:
     def run_again(self, folder: Path, request: Request, children: Children) -> None:
         """Run it again; `problem` says why it cannot be. Raises ConfigError if the checkpoint is no good."""
         folder.mkdir(parents=True)
-        others = seeds_together(self.record)
-        if others is not None and not row_independent(self.config):
-            named = ", ".join(map(str, others))
-            self.problem = f"it was trained together with others (seeds {named}), which decide last bits"
-            return
         try:
+            check_alone(self.record)
             environment = self._environment() | {REQUEST_VARIABLE: request.to_json()}
         except ConfigError as error:  # written by code that has other keys
             self.problem = str(error)

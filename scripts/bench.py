@@ -7,7 +7,6 @@
     levels     what a level of determinism costs
     observers  what looking at a run costs
     scaling    environments, threads
-    seeds      many in one process against one run at a time
     memory     of a replay buffer, against Stable-Baselines3's
     startup    from the command to the first step
 

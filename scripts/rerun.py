@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER [seeds=1,2,3]`.
+"""Run a recorded configuration as it is: `python scripts/rerun.py config=FILE run_dir=FOLDER`.
 
 The stable entry of every recorded tree: `make reproduce` calls the script of the tree that it has checked
 out, which may be older or newer than its own. Who only looks at a run is off (console, journal, TensorBoard,
 W&B, videos), and no snapshot is taken, for the code is that of a commit already. All else is as recorded.
-With `seeds` the run is made together with those of other seeds, which go to `FOLDER-seed1` and so on.
 
 Exit status: as of training.
 """
@@ -23,7 +22,7 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate import launch  # noqa: E402
-from rltemplate.config import Config, check, load_config, to_dict  # noqa: E402
+from rltemplate.config import Config, load_config, to_dict  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
 from rltemplate.run.snapshot import Snapshot  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
@@ -37,12 +36,7 @@ def quiet(config: Config) -> Config:
     return replace(config, run_dir=None, logger=logger, video_every=0)
 
 
-def seeds(text: str) -> list[int]:
-    """The kind of `seeds=1,2,3`."""
-    return [int(seed) for seed in text.split(",")]
-
-
-KINDS: Kinds = {"config": str, "run_dir": str, "seeds": seeds}
+KINDS: Kinds = {"config": str, "run_dir": str}
 
 
 def main(argv: list[str]) -> int:
@@ -57,15 +51,6 @@ def main(argv: list[str]) -> int:
             "overrides": [],
             "snapshot": Snapshot(problem="a recorded configuration run again, from a commit").to_json(),
         }
-        if "seeds" in given:
-            config = replace(config, seeds=given["seeds"])
-            check(config)
-            folders = {
-                seed: run_dir if seed == config.seed else run_dir.with_name(f"{run_dir.name}-seed{seed}")
-                for seed in given["seeds"]
-            }
-            runs = {paths.new_id(f"seed{seed}"): folder for seed, folder in folders.items()}
-            launch.become(launch.group_job(config, paths.new_id("again"), runs, **told))
         run_id = paths.new_id(f"seed{config.seed}")
         values = to_dict(replace(config, run_dir=str(run_dir)))
         launch.become(launch.Job(config=values, run_id=run_id, run_dir=str(run_dir), **told))

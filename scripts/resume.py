@@ -2,8 +2,7 @@
 """Go on with a run that ended early: `python scripts/resume.py run=RUN [total_env_steps=N] [accept=changes]`.
 
 The run goes on in its folder from its newest whole checkpoint, and becomes the run that it would have been.
-With it go those that were trained together with it; `alone=true` leaves them as they are. `total_env_steps`
-may grow. `accept=changes` goes on although code or libraries have changed since it began.
+`total_env_steps` may grow. `accept=changes` goes on although code or libraries have changed since it began.
 `env.num_workers=N` steps its environments in that many processes beside its own: the numbers are the same.
 
 Exit status: as of training; 0 also for a run that has finished already.
@@ -11,11 +10,9 @@ Exit status: as of training; 0 also for a run that has finished already.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 # Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
@@ -25,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate import launch  # noqa: E402
 from rltemplate.resume import ACCEPT, resume_job  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
-from rltemplate.run.record import read_record  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 from rltemplate.words import Kinds, parse_words, readable, whole  # noqa: E402
 
@@ -34,13 +30,6 @@ def changes(text: str) -> bool:
     """The kind of `accept=changes`."""
     if text != ACCEPT:
         raise ConfigError(f"did you mean {ACCEPT}? allowed: {ACCEPT}")
-    return True
-
-
-def yes(text: str) -> bool:
-    """The kind of `alone=true`."""
-    if text not in ("true", "1"):
-        raise ConfigError("expected true; without it those go on that were trained together")
     return True
 
 
@@ -54,21 +43,10 @@ def find(text: str, runs_dir: Path) -> Path:
             raise  # it stands for several runs
         if paths.safe_name(text) == text and any(sweeps.glob(f"*{text}*/{paths.SWEEP_INDEX}")):
             raise ConfigError(f"run={text}: is a sweep; give its command again, with sweep=resume") from None
-        member = next(members_of(text, runs_dir), None)
-        if member is not None:
-            raise ConfigError(f"run={text}: is a group; name one of its runs, as run={member.name}") from None
         raise
 
 
 WORKERS = "env.num_workers"
-
-
-def members_of(text: str, runs_dir: Path) -> Iterator[Path]:
-    """The folders of runs that were trained together in the group called `text`."""
-    for path in sorted(runs_dir.glob(f"*/*/{paths.RECORD}")):
-        with contextlib.suppress(ConfigError):
-            if (read_record(path.parent).get("together") or {}).get("id") == text:
-                yield path.parent
 
 
 KINDS: Kinds = {
@@ -76,7 +54,6 @@ KINDS: Kinds = {
     "total_env_steps": whole(1),
     "accept": changes,
     WORKERS: whole(0),
-    "alone": yes,
     "runs_dir": str,
 }
 
@@ -92,7 +69,6 @@ def main(argv: list[str]) -> int:
             given.get("total_env_steps"),
             accept="accept" in given,
             num_workers=given.get(WORKERS),
-            alone="alone" in given,
         )
         if job is None:
             print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")

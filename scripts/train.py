@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Train: `python scripts/train.py algo=sac env=Hopper seed=3`; a list of values makes it a sweep.
 
-`seeds=[1,2,3]` is no sweep: one process trains all three at once, and each is a run with its own folder.
-
 The command of a sweep with `sweep=resume` (or `sweep=ID`) added to it goes on with that sweep.
 """
 
@@ -100,7 +98,7 @@ def compare_with_baseline(plan: cli.Plan) -> None:
         return
     from rltemplate.baseline import check_baseline
 
-    configs = [to_dict(config.members()[0]) for config in plan.configs]  # they differ in the seed alone
+    configs = [to_dict(config) for config in plan.configs]
     for line in check_baseline(launch.PROJECT, configs, plan.overrides, len(configs) == plan.num_jobs):
         print(line, file=sys.stderr)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +158,3 @@ def unreadable(value: Any) -> Any:
         return value.to("meta")
     parts = [unreadable(part) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-
-def replayed(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
-    """What a CUDA graph does: the operations of one call, again on the same memory, and without Python."""
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    graph = make_fx(lambda: list(function()))()
-    results = [x.clone() for x in graph()]
-    return lambda: torch._foreach_copy_(results, graph()), results

@@ -27,10 +27,10 @@ PACKAGE = "rltemplate"
 # last lines know both.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": (),
-    "types": ("programs",),  # for its types
+    "types": (),
     "words": ("types",),
     "rng": ("types",),
-    "foreign_rng": ("types", "rng"),
+    "foreign_rng": ("rng",),
     "kernels": (),
     # Of the thread it is called in: whoever may load libraries calls it.
     "denormals": ("types",),
@@ -82,8 +82,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "resume": ("types", "algos", "config", "recorded_keys", "launch", "run", "run.*", "analysis.run_files"),
     # The folder of one run, from its beginning to its end.
     "folder": ("types", "config", "launch", "resume", "run", "run.*"),
-    # Several algorithms in one process, of which it knows only the protocol.
-    "together": ("types", "kernels", "programs", "vector"),
     # A run that is about to begin, against a recorded one.
     "baseline": ("types", "run", "run.*", "analysis.*"),
     # What the people who make the runs read: written when one has ended.
@@ -99,14 +97,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "programs",
         "foreign_rng",
         "envs",
-        "env_state",
-        "workers",
         "algos",
         "config",
         "launch",
         "resume",
         "folder",
-        "together",
         "journal",
         "analysis.targets",
         "run",
@@ -172,8 +167,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # Measures the others, and shows what it measured without loading what it takes to measure.
     "bench.works": (),
-    "bench.timeline": ("bench.works", "programs"),
-    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train", "workers"),
+    "bench.timeline": ("bench.works",),
+    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train"),
     "bench.measure": (
         *(
             "types",
@@ -181,9 +176,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "launch",
             "programs",
             "startup",
-            "together",
             "train",
-            "workers",
             "bench.contenders",
             "bench.timeline",
             "bench.works",

@@ -47,7 +47,6 @@ from rltemplate.bench.session import ONE, Processes, Session, environment
 from rltemplate.bench.timeline import ACTING, ENVIRONMENT, REST, UPDATE, Timeline
 from rltemplate.bench.works import WORKS, Arithmetic, Job, MeasurementError, differences
 from rltemplate.children import Children, Interrupted
-from rltemplate.programs import Programs
 from rltemplate.types import ConfigError, Probe
 
 SIZES = Sizes(seconds=0.1, repetitions=3, cores=(1,), device="cpu", quick=True)
@@ -266,27 +265,6 @@ def test_time_is_told_apart_by_what_it_leads_to() -> None:
         {ACTING: 1.0, ENVIRONMENT: 3.0, REST: 2.0, UPDATE: 5.0, "observers": 0.0}
     )
     assert line.shares()[ENVIRONMENT] == pytest.approx(3 / 11)
-
-
-def test_updates_that_are_one_launch_are_seen_too() -> None:
-    """Where they are captured, the single ones are called once and never again."""
-    programs = Programs(capture=lambda run: (lambda: None, run()))
-    programs.group = SimpleNamespace(call=lambda joined, args: joined.function(*args))  # captures nothing
-    synced: list[str] = []
-    algorithm = SimpleNamespace(
-        envs=SimpleNamespace(step=lambda: None),
-        programs=programs,
-        _update=lambda: None,
-        _epoch=programs.joined(lambda: None),
-    )
-    line = Timeline()
-    line.watch(algorithm, lambda: synced.append("waited"))
-    for call in (algorithm._epoch, programs.joined(lambda: algorithm._update())):
-        line.start()
-        algorithm.envs.step()
-        call()
-        assert line.shares()[UPDATE] > 0.0
-    assert synced == ["waited"] * 2  # never inside of what is being captured
 
 
 def test_time_that_cannot_be_seen_is_an_error_and_no_zero() -> None:
@@ -623,14 +601,6 @@ def test_the_table_of_levels_compares_within_a_repetition(tmp_path: Path) -> Non
     assert "| PPO Hopper | fast, compile=true | 300 (400, 300, 300) | 1.000 |" in text
 
 
-def test_the_table_of_seeds_compares_with_one_run_of_the_form_and_with_a_plain_one(tmp_path: Path) -> None:
-    speeds = {f"{EAGER}, seeds=1": 50.0, f"{COMPILED}, seeds=1": 200.0, f"{COMPILED}, seeds=8": 300.0}
-    part = Part("seeds", 1, [job(name, part="seeds") for name in speeds])
-    text = tables.document(recorded(part, lambda job, i: rate(speeds[job.contender]), tmp_path))
-    assert f"| PPO Hopper | {EAGER} | 1 | 1 | 50 (50 to 50) | 1.00 | 1.00 |" in text
-    assert f"| PPO Hopper | {COMPILED} | 8 | 1 | 300 (300 to 300) | 1.50 | 6.00 |" in text
-
-
 def test_goals_are_held_against_the_fastest_form_and_missed_where_they_are(tmp_path: Path) -> None:
     def measured(**speeds: float) -> dict[str, Any]:
         named = {"ours": COMPILED, "worker": WORKER, "sb3": SB3, "sbx": SBX, "plain": EAGER}
@@ -646,15 +616,6 @@ def test_goals_are_held_against_the_fastest_form_and_missed_where_they_are(tmp_p
         measured(ours=11e3, worker=10e3)
     )
     assert goals.table(measured(plain=99e3)) == []
-    speeds = {f"{EAGER}, seeds=1": 50.0, f"{COMPILED}, seeds=1": 200.0, f"{COMPILED}, seeds=8": 300.0}
-    speeds |= {f"{WORKER}, seeds=1": 250.0, f"{WORKER}, seeds=8": 1000.0}
-    part = Part("seeds", 1, [job(name, part="seeds") for name in speeds])
-    (line,) = [
-        line
-        for line in goals.table(recorded(part, lambda job, i: rate(speeds[job.contender]), tmp_path))
-        if "8 seeds" in line
-    ]
-    assert line.endswith("| 4.00 times compiled runs, 20.00 times plain ones | yes |")
 
 
 @pytest.mark.parametrize(
@@ -818,7 +779,7 @@ def test_a_process_of_ours_is_asked_for_one_job(
     pinned: list[list[int]] = []
     monkeypatch.setattr(bench.measure, "pin", pinned.append)
     monkeypatch.setattr(bench.measure, "measure", lambda job, begun: {"job": job.to_dict(), "begun": begun})
-    wanted = job(options={"seeds": 4}, overrides=("compile=true",))
+    wanted = job(options={"cores": 4}, overrides=("compile=true",))
     asked = json.dumps({"job": wanted.to_dict(), "cores": affordable_cores()[:1], "begun": 5.0})
     assert bench.main([ONE, asked]) == 0
     answer = json.loads(capsys.readouterr().out)

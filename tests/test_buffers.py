@@ -14,10 +14,8 @@ import pytest
 import torch
 from conftest import ROOT
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rltemplate import buffers
 from rltemplate.buffers import Batch, ReplayBuffer
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
 
@@ -78,7 +76,7 @@ def equal(a: Batch, b: Batch) -> bool:
 def agree(buffer: ReplayBuffer, plain: Plain) -> bool:
     """Whether both hold the same in every place."""
     index = torch.arange(len(plain.rows))
-    return buffer.size == len(plain.rows) == int(buffer.held) and equal(buffer.take(index), plain.take(index))
+    return buffer.size == len(plain.rows) and equal(buffer.take(index), plain.take(index))
 
 
 def first_disagreement(buffer: ReplayBuffer, steps: int = 60, ends: float = 0.2) -> int | None:
@@ -92,15 +90,6 @@ def first_disagreement(buffer: ReplayBuffer, steps: int = 60, ends: float = 0.2)
     return None
 
 
-@pytest.fixture(params=["host", "device"])
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of writing; that of GPUs here writes to memory too."""
-    if request.param == "device":
-        monkeypatch.setattr(buffers, "_HostStore", buffers._Store)
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize(("capacity", "num"), SIZES)
 def test_it_holds_what_a_plain_buffer_holds(capacity: int, num: int) -> None:
     for ends in (0.0, 0.05, 0.9):
@@ -134,9 +123,9 @@ class Unwritten(ReplayBuffer):
     """Does not store what the newest lead to."""
 
     def add(self, *step: Any) -> None:
-        before = self._obs.tensor[self.capacity : self.capacity + self.num_envs].clone()
+        before = self._obs[self.capacity : self.capacity + self.num_envs].clone()
         super().add(*step)
-        self._obs.tensor[self.capacity : self.capacity + self.num_envs] = before
+        self._obs[self.capacity : self.capacity + self.num_envs] = before
 
 
 @pytest.mark.parametrize("broken", [OneTooFar, NoFinal, Early, Unwritten])
@@ -148,8 +137,7 @@ def test_more_ends_than_there_is_room_for_move_the_observations_and_nothing_else
     few, many = (ReplayBuffer(64, OBS, ACTION, CPU, 2) for _ in range(2))
     assert first_disagreement(few, ends=0.02) is None
     assert first_disagreement(many, ends=1.0) is None
-    assert few.moves == 0
-    assert many.moves == 4  # room for 4, 8 and so on up to 64
+    assert (len(few._obs), len(many._obs)) == (64 + 2 + 4, 64 + 2 + 64)
     assert many.nbytes - few.nbytes > 40 * 4 * OBS
 
 
@@ -180,58 +168,9 @@ def test_nothing_is_drawn_that_is_not_there() -> None:
     buffer, _, walking = filled(100, 3, 2)
     generator = torch.Generator().manual_seed(0)
     assert set(buffer.draw(500, generator).tolist()) == set(range(6))
-    assert set(buffer.draw(500, generator, coming=3).tolist()) == set(range(9))
     for _ in range(50):
         buffer.add(*next(walking)[0])
-    assert set(buffer.draw(3000, generator, coming=3).tolist()) == set(range(100))
-
-
-def test_several_batches_at_once_are_those_of_several_draws() -> None:
-    buffer, plain, _ = filled(1000, 3, 400)
-    one, many = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    apart = [buffer.draw(33, one) for _ in range(4)]
-    together = buffer.draw(33, many, num=4)
-    assert torch.equal(together, torch.stack(apart))
-    assert torch.equal(one.get_state(), many.get_state())
-    batch = buffer.take(together)
-    assert batch.obs.shape == (4, 33, OBS)
-    for k, index in enumerate(apart):
-        assert equal(Batch(*(values[k] for values in batch)), plain.take(index))
-        assert equal(buffer.take(index), plain.take(index))
-
-
-@pytest.mark.parametrize(("capacity", "num"), SIZES)
-@pytest.mark.parametrize("steps", [1, 2, 30])
-def test_an_index_can_be_drawn_and_taken_before_the_newest_are_there(
-    capacity: int, num: int, steps: int
-) -> None:
-    buffer, plain, walking = filled(capacity, num, steps)
-    generator, same = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    outcomes = set()
-    for _ in range(60):
-        early = [buffer.draw(1, generator, coming=num) for _ in range(4)]
-        came = [(plain.added + i) % capacity for i in range(num)]
-        needs = [buffer.needs(index, num) for index in early]
-        assert needs == [bool(set(index.tolist()) & set(came)) for index in early]
-        taken = [None if wait else buffer.take(index) for index, wait in zip(early, needs, strict=True)]
-        step, _ = next(walking)
-        buffer.add(*step)
-        plain.add(step)
-        for index, batch, wait in zip(early, taken, needs, strict=True):
-            assert torch.equal(index, buffer.draw(1, same))
-            assert batch is None or equal(batch, plain.take(index))
-            outcomes.add(wait)
-    assert outcomes == ({True} if num >= capacity else {True, False})
-
-
-def test_what_needs_the_newest_is_something_else_before() -> None:
-    """The inverse: without asking, old transitions would be learned from."""
-    buffer, _, walking = filled(12, 3, 20)
-    index = torch.tensor([20 * 3 % 12])
-    assert buffer.needs(index, 3)
-    before = buffer.take(index)
-    buffer.add(*next(walking)[0])
-    assert not equal(before, buffer.take(index))
+    assert set(buffer.draw(3000, generator).tolist()) == set(range(100))
 
 
 # On a device
@@ -251,49 +190,15 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_HostStore", buffers._Store)
+def test_nothing_waits_for_a_device() -> None:
     buffer, _, walking = filled(10, 3, 5)
     generator = torch.Generator()
     with NoWaiting():  # type: ignore[no-untyped-call]
         for _ in range(20):
             buffer.add(*next(walking)[0])
-            buffer.take(buffers._remainders(buffer.held, (4, 5), generator))
-            buffer.take(buffer.draw(8, generator, coming=3))
+            buffer.take(buffer.draw(8, generator))
         with pytest.raises(Waiting):
-            int(buffer.held)
-        with pytest.raises(Waiting):
-            buffer.take(torch.arange(10)[torch.arange(10) < buffer.held])
-
-
-def test_a_captured_program_takes_what_is_there_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_HostStore", buffers._Store)
-    buffer, plain, walking = filled(400, 2, 1)
-    captured = make_fx(lambda bits: buffer.take(bits % buffer.held))(torch.arange(30))
-    assert buffer.moves == 0
-    for k, (step, _) in enumerate(walking):
-        buffer.add(*step)
-        plain.add(step)
-        if buffer.moves:
-            break
-        bits = torch.randint(1 << 62, (30,), generator=torch.Generator().manual_seed(k))
-        assert equal(captured(bits), plain.take(bits % len(plain.rows)))
-    assert k > 10
-    # The inverse: after a move it looks for what comes in where it is not.
-    for _ in range(40):
-        buffer.add(*next(walking)[0])
-    newest = torch.arange(buffer.size - 30, buffer.size)
-    with pytest.raises(IndexError):
-        captured(newest)
-
-
-def test_remainders_are_uniform_and_follow_the_size() -> None:
-    size, generator = torch.tensor(7), torch.Generator().manual_seed(0)
-    counts = torch.bincount(buffers._remainders(size, (70_000,), generator), minlength=7)
-    assert counts.sub(10_000).abs().max() < 400  # four standard deviations
-    assert len(counts) == 7
-    size.fill_(3)
-    assert set(buffers._remainders(size, (5, 20), generator).flatten().tolist()) == {0, 1, 2}
+            buffer.take(torch.arange(10)[torch.arange(10) < torch.tensor(7)])
 
 
 # Exact resume
@@ -304,7 +209,6 @@ def from_disk(folder: Path, added: int, capacity: int) -> Iterator[Any]:
     return load_experience(checkpoint, max(0, added - capacity), added)
 
 
-@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize(("capacity", "num"), SIZES)
 def test_a_restored_buffer_goes_on_in_the_same_place(capacity: int, num: int, tmp_path: Path) -> None:
     buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)

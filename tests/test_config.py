@@ -252,7 +252,9 @@ def test_a_recorded_configuration_is_checked_like_a_new_one(key: str, value: Any
         from_dict(with_value(to_dict(compose()), key, value))
 
 
-@pytest.mark.parametrize(("key", "neutral", "other"), [("env.backend", "gymnasium", "envpool")])
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"), [("env.backend", "gymnasium", "envpool"), ("seeds", None, [1, 2])]
+)
 def test_a_recorded_key_that_was_removed_counts_only_where_it_decided(
     tmp_path: Path, key: str, neutral: Any, other: Any
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure, replayed, unreadable
+from conftest import SHRUNK, Configure, unreadable
 
 from rltemplate.algos.ppo import PPO, Minibatch, compute_gae, ppo_loss
 from rltemplate.config import Config
@@ -180,7 +180,7 @@ def test_policy_noise_has_the_configured_initial_deviation(configure: Configure)
 
 
 def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
-    """A CUDA graph has no `.item()`, no `if tensor`, and no number from the CPU in between."""
+    """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
     ppo = pendulum(configure)
     rows = torch.zeros(6)
     mb = Minibatch(torch.zeros(6, 3), torch.zeros(6, 1), rows, rows, rows, rows)
@@ -191,17 +191,6 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     decision = ppo._one_decision(*unreadable((ppo.net.flat, scaling, torch.zeros(2, 3), torch.zeros(2, 1))))
     assert decision[-2].shape == (2, 1)
     ppo.close()
-
-
-def test_an_epoch_as_one_launch_is_the_same_epoch(configure: Configure) -> None:
-    """This is what a GPU computes, down to the last bit."""
-    results = []
-    for capture in (None, replayed):
-        ppo = pendulum(configure)
-        ppo.programs.capture = capture
-        results.append(([ppo.train_iteration().metrics for _ in range(2)][-1], ppo.net.flat, ppo.adam))
-        ppo.close()
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def test_eager_and_compiled_updates_agree(configure: Configure) -> None:
@@ -217,3 +206,20 @@ def test_eager_and_compiled_updates_agree(configure: Configure) -> None:
     moved = (flats[0] - start).abs().max()
     assert moved > 1e-3
     assert (flats[0] - flats[1]).abs().max() < 1e-3 * moved
+
+
+@pytest.mark.slow
+def test_at_full_size_compiled_updates_compute_what_plain_ones_do(configure: Configure) -> None:
+    """Two rollouts of the recipe, 640 updates. In a third, a last bit may end an episode a step earlier."""
+    flats = []
+    for flag in ("false", "true"):
+        algorithm, _ = build_algorithm(configure("algo=ppo", "env=Hopper", f"compile={flag}"))
+        assert isinstance(algorithm, PPO)
+        start = algorithm.net.flat.clone()
+        for _ in range(2):
+            algorithm.train_iteration()
+        flats.append(algorithm.net.flat.clone())
+        algorithm.close()
+    # Adam divides by how much gradients vary, so that last bits grow with every update.
+    torch.testing.assert_close(flats[1], flats[0], rtol=0, atol=1e-5)
+    assert (flats[0] - start).abs().max() > 1e-2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -31,25 +33,26 @@ KINDS = {"Hopper-v5": 17, "LunarLander-v3": 40, "CartPole-v1": 12, "Pendulum-v1"
 
 
 class Slow(gym.Env[np.ndarray, Any]):
-    """Steps so many seconds, and leaves a file when it does."""
+    """Steps so many seconds, and is rewarded by draws from the global generators if told so."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, seconds: float = 0.0, mark: str = "", render_mode: str | None = None) -> None:
-        self.seconds, self.mark = seconds, mark
+    def __init__(self, seconds: float = 0.0, draws: bool = False, render_mode: str | None = None) -> None:
+        self.seconds, self.draws = seconds, draws
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        if self.mark:
-            Path(self.mark).touch()
         if action:
             raise ValueError("told to")
         time.sleep(self.seconds)
-        return np.zeros(2, np.float32), 1.0, False, False, {}
+        reward = 1.0
+        if self.draws:
+            reward = float(np.random.random() + random.random() + float(torch.rand(())))  # noqa: NPY002
+        return np.zeros(2, np.float32), reward, False, False, {}
 
 
 class KeepsItsAction(gym.Env[np.ndarray, Any]):
@@ -226,54 +229,23 @@ def test_what_is_shared_has_no_name_that_could_be_left_behind(build: Build) -> N
         assert all(line.endswith(" (deleted)") for line in files)
 
 
-# --- Half a step -------------------------------------------------------------------------------------------
-
-
-def gone_on(mark: Path, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not mark.exists() and time.monotonic() < end:
-        time.sleep(0.005)
-    return mark.exists()
+# --- What goes wrong ---------------------------------------------------------------------------------------
 
 
 def still(envs: Envs) -> np.ndarray:
     return np.zeros((envs.num_envs, 1), np.int64)
 
 
-def test_workers_step_between_the_two_halves(build: Build, tmp_path: Path) -> None:
-    for workers, begins in ((0, False), (1, True)):
-        mark = tmp_path / str(workers)
-        envs = build("Slow-v0", 1, workers, mark=str(mark))
-        envs.reset()
-        envs.begin_step(still(envs))
-        assert gone_on(mark, 5.0 if begins else 0.2) is begins
-        assert envs.end_step().reward.tolist() == [1.0]
-        assert mark.exists()
-
-
-def test_both_halves_give_what_a_step_gives(build: Build) -> None:
-    for workers in (0, 2):
-        expected = trail(build("CartPole-v1", NUM, workers, 12), 30)
-        envs = build("CartPole-v1", NUM, workers, 12)
-        seen: list[Any] = [envs.reset().tobytes()]
-        for action in actions(envs, 30):
-            envs.begin_step(action)
-            step = envs.end_step()
-            seen.append([*(array.tobytes() for array in step[:5]), step.episodes])
-        assert seen == expected
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_whatever_goes_wrong_comes_out_of_the_second_half(workers: int, build: Build) -> None:
+def test_what_an_environment_raises_names_its_step(workers: int, build: Build) -> None:
     envs = build("Slow-v0", 2, workers)
     envs.reset()
-    envs.begin_step(np.array([[0], [1]]))
     with pytest.raises(ValueError, match="told to") as trouble:
-        envs.end_step()
+        envs.step(np.array([[0], [1]]))
     assert trouble.value.__notes__ == ["Slow-v0, environment 2 of 2, step 1 of its episode 1"]
 
 
-def test_a_death_comes_out_of_the_second_half(build: Build) -> None:
+def test_the_death_of_a_worker_is_told_by_every_step(build: Build) -> None:
     envs = build("Slow-v0", 4, 1)
     envs.reset()
     (worker,) = multiprocessing.active_children()
@@ -282,28 +254,19 @@ def test_a_death_comes_out_of_the_second_half(build: Build) -> None:
     worker.join()
     words = r"^Slow-v0, environments 1 to 2 of 4: their worker process died \(killed by signal 9\)$"
     for _ in range(2):
-        envs.begin_step(still(envs))
         with pytest.raises(RunError, match=words):
-            envs.end_step()
+            envs.step(still(envs))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_else_goes_between_the_two_halves(workers: int, build: Build) -> None:
-    envs = build("Slow-v0", 2, workers)
-    envs.reset()
-    state = envs.state_dict()
-    with pytest.raises(AssertionError, match="no step has been begun"):
-        envs.end_step()
-    envs.begin_step(still(envs))
-    calls: list[Callable[[], Any]] = [
-        *(envs.state_dict, envs.reset, lambda: envs.load_state_dict(state)),
-        lambda: envs.begin_step(still(envs)),
-    ]
-    for call in calls:
-        with pytest.raises(AssertionError, match="has been begun, and not ended"):
-            call()
-    envs.end_step()
-    envs.state_dict()
+def test_in_each_worker_global_generators_start_from_a_seed_of_their_own(build: Build) -> None:
+    def rewards() -> list[float]:
+        envs = build("Slow-v0", 3, 3, draws=True)
+        envs.reset()
+        return [float(reward) for _ in range(4) for reward in envs.step(still(envs)).reward]
+
+    first = rewards()
+    assert len(set(first)) == len(first)
+    assert rewards() == first
 
 
 # --- Waiting -----------------------------------------------------------------------------------------------

@@ -181,7 +181,6 @@ class PPO:
         self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
         self._decide = programs(self._one_decision)
         self._update = programs(self._one_update)
-        self._epoch = programs.joined(self._one_epoch, over=[2])
         self._num_updates = 0  # in this iteration
         self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
 
@@ -246,13 +245,11 @@ class PPO:
             raw_obs.append(probe("obs", self._obs))
             decision = self._decide(flat, scaling, raw_obs[-1], self._noise(noise_stream))
             obs, _, _, action, log_prob = decision
-            if self.programs.opaque:
+            if self.programs.compiles:
                 for item, value in zip(DECISION, decision, strict=True):
                     probe(item, value)
             decisions.append((obs, action, log_prob))
-            self.envs.begin_step(action.cpu().numpy())
-            self.programs.pause()
-            step = self.envs.end_step()
+            step = self.envs.step(action.cpu().numpy())
             scalars[0, t] = probe("reward", step.reward.astype(np.float32))
             scalars[1, t] = probe("terminated", step.terminated)
             scalars[2, t] = probe("truncated", step.truncated)
@@ -351,8 +348,7 @@ class PPO:
             order = probe("order", torch.randperm(total, generator=shuffle).to(self.device))
             orders.append(order)
             shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
-            run = self._one_epoch if probe.step_by_step else self._epoch
-            flat, state, seen = run(flat, state, Minibatch(*shuffled), rate)
+            flat, state, seen = self._one_epoch(flat, state, Minibatch(*shuffled), rate)
             reports += seen
             if config.target_kl is not None:
                 recent = torch.stack(reports[-config.num_minibatches :])[:, METRICS.index("policy/approx_kl")]
@@ -380,7 +376,7 @@ class PPO:
             probe.event("update", self._num_updates)
             self._num_updates += 1
             flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-            reports.append(probe("loss", report) if self.programs.opaque else report)
+            reports.append(probe("loss", report) if self.programs.compiles else report)
             state = shown(probe, "optimizer", state)
             flat = probe("params", flat)
         return flat, state, reports
@@ -397,7 +393,7 @@ class PPO:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.programs.opaque else self.probe(item, value)
+        return value if self.programs.compiles else self.probe(item, value)
 
     # Acting and state
 

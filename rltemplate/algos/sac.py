@@ -30,7 +30,7 @@ from rltemplate.envs import Envs
 from rltemplate.networks import SquashedGaussian, mlp
 from rltemplate.normalize import RunningNorm
 from rltemplate.optim import AdamState, FlatModule, Show, adam, adam_init, gradient, polyak, shown
-from rltemplate.programs import Function, Programs
+from rltemplate.programs import Programs
 from rltemplate.rng import Streams
 from rltemplate.types import Episode, Experience, ForwardPass, IterationResult, Probe
 
@@ -195,7 +195,6 @@ class SAC:
         self._update_critic = programs(self._one_critic_update)
         self._update_both = programs(self._one_full_update)
         self._compiled = not programs.compiles or total_env_steps <= config.learning_starts
-        self._several: dict[tuple[bool, ...], Function] = {}
         self._num_updates = 0
         self._updates_due = 0.0
         self._obs: np.ndarray | None = None  # (N, O) unscaled, to act on next
@@ -223,11 +222,8 @@ class SAC:
                 probe.event("step", k)
                 obs = probe("obs", self._obs)
                 action = probe("action", self._explore(obs))
-                self.envs.begin_step(action)
+                step = self.envs.step(action)
                 self.env_steps += self.envs.num_envs
-                due, waiting = self._learn_meanwhile(self._due_updates(), rates, seen)
-                self.programs.pause()
-                step = self.envs.end_step()
                 reward = probe("reward", step.reward.astype(np.float32))
                 terminated = probe("terminated", step.terminated)
                 truncated = probe("truncated", step.truncated)
@@ -236,12 +232,8 @@ class SAC:
                 seen.steps.append((obs, action, reward, terminated, truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
-                if self._joins(due):
-                    self._learn_several(due, rates, seen)
-                    due = 0
-                for _ in range(due):
-                    self._learn(rates, seen, waiting)
-                    waiting = None
+                for _ in range(self._due_updates()):
+                    self._learn(rates, seen)
             probe.event("end")
             probes = seen.probes() | self._probes()
             if self.config.normalize_obs:
@@ -312,7 +304,7 @@ class SAC:
         noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
         rows = self._to_device(obs)
         params, noise, action = self._decide(self.nets.actor.current, self._scaling(), rows, noise)
-        if self.programs.opaque:
+        if self.programs.compiles:
             self.probe("policy", params)
             self.probe("noise", noise)
         return action.cpu().numpy()  # type: ignore[no-any-return]
@@ -342,106 +334,44 @@ class SAC:
     # Learning
 
     def _due_updates(self) -> int:
-        """How many updates follow the step that has been begun."""
+        """How many updates follow the last step."""
         if self.env_steps > self.config.learning_starts:
             self._updates_due += self.config.updates_per_step * self.envs.num_envs
         due = int(self._updates_due)
         self._updates_due -= due
         return due
 
-    def _learn_meanwhile(self, due: int, rates: Rates, seen: Seen) -> tuple[int, Tensor | None]:
-        """Learn while the environments step, as long as no transition is drawn that is still to come.
-
-        Returns how many updates are left, and what the first of them drew. It changes nothing of what is
-        computed. Step by step it would be seen before the step that it follows.
-        """
-        if self.probe.step_by_step or self._joins(due):
-            return due, None
-        coming = self.envs.num_envs
-        for left in range(due, 0, -1):
-            index = self._draw(coming)
-            if self.replay.needs(index, coming):
-                return left, index
-            self._learn(rates, seen, index)
-        return 0, None
-
-    def _joins(self, due: int) -> bool:
-        """Whether so many updates are started as one."""
-        return due > 1 and self.programs.capture is not None and not self.probe.step_by_step
-
-    def _draw(self, coming: int = 0) -> Tensor:
-        return self.replay.draw(self.config.batch_size, self.streams.torch("replay"), coming=coming)
-
-    def _learn(self, rates: Rates, seen: Seen, index: Tensor | None) -> None:
-        """One update from the batch in the places `index` (B,), or from a fresh one."""
+    def _learn(self, rates: Rates, seen: Seen) -> None:
+        """One update from a fresh batch."""
         probe = self.probe
         probe.event("update", len(seen.critic))
-        index = probe("replay_index", self._draw() if index is None else index)
+        index = self.replay.draw(self.config.batch_size, self.streams.torch("replay"))
+        index = probe("replay_index", index)
         batch = self._batch(index)
-        both, draws = self._next_update()
+        self._num_updates += 1
+        both = self._num_updates % self.config.policy_delay == 0
+        stream, rows = self.streams.torch("update"), self.config.batch_size
+        # The policy's noise (B, A) is drawn first, the critics' last.
+        draws = [
+            probe("update_noise", self.nets.dist.noise(rows, stream))
+            for _ in range(1 + self.config.policy_delay * both)
+        ]
         if both:
             self.learner, report, actor_report = self._update_both(
                 self.learner, batch, draws[-1], draws[:-1], rates
             )
-            if self.programs.opaque:
+            if self.programs.compiles:
                 report, actor_report = probe("critic/loss", report), probe("actor/loss", actor_report)
             seen.actor.append(actor_report)
         else:
             self.learner, report = self._update_critic(self.learner, batch, draws[0], rates)
-            report = probe("critic/loss", report) if self.programs.opaque else report
-        if self.programs.opaque:
+            report = probe("critic/loss", report) if self.programs.compiles else report
+        if self.programs.compiles:
             self._show_learner(probe)
         if both:
             self.nets.actor.assign(self.learner.actor)
         seen.index.append(index)
         seen.critic.append(report)
-
-    def _next_update(self) -> tuple[bool, list[Tensor]]:
-        """Whether policy and temperature take part in the next update, and its noise (B, A).
-
-        The policy's noise is drawn first, the critics' last.
-        """
-        self._num_updates += 1
-        both = self._num_updates % self.config.policy_delay == 0
-        stream, rows = self.streams.torch("update"), self.config.batch_size
-        draws = range(1 + self.config.policy_delay * both)
-        return both, [self.probe("update_noise", self.nets.dist.noise(rows, stream)) for _ in draws]
-
-    def _learn_several(self, num: int, rates: Rates, seen: Seen) -> None:
-        """As many updates as one launch: on a GPU, starting them takes longer than they do."""
-        # One by one, as if nothing were joined: on a GPU one larger draw would give other numbers.
-        index = torch.stack([self._draw() for _ in range(num)])  # (U, B)
-        drawn = [self._next_update() for _ in range(num)]
-        pattern = tuple(both for both, _ in drawn)
-        if pattern not in self._several:
-            several = partial(self._several_updates, pattern)
-            self._several[pattern] = self.programs.joined(several, over=[1])
-        noise = [draws for _, draws in drawn]
-        self.learner, critic, actor = self._several[pattern](self.learner, self._batch(index), noise, rates)
-        self.nets.actor.assign(self.learner.actor)
-        seen.index += index.unbind(0)
-        seen.critic += critic
-        seen.actor += actor
-
-    def _several_updates(
-        self,
-        pattern: tuple[bool, ...],
-        learner: Learner,
-        batches: Batch,
-        noise: list[list[Tensor]],
-        rates: Rates,
-    ) -> tuple[Learner, list[Tensor], list[Tensor]]:
-        """One update after the other from batches (U, B, ...), of everything where `pattern` says so."""
-        critic, actor = [], []
-        for i, both in enumerate(pattern):
-            batch = Batch(*(values[i] for values in batches))
-            if both:
-                learner, report, seen = self._update_both(learner, batch, noise[i][-1], noise[i][:-1], rates)
-                actor.append(seen)
-            else:
-                learner, report = self._update_critic(learner, batch, noise[i][0], rates)
-            critic.append(report)
-        return learner, critic, actor
 
     def _batch(self, index: Tensor) -> Batch:
         """The transitions in the places `index` (B,), as the networks see them."""
@@ -498,7 +428,7 @@ class SAC:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.programs.opaque else self.probe(item, value)
+        return value if self.programs.compiles else self.probe(item, value)
 
     # Acting and state
 

@@ -360,20 +360,6 @@ def _start_differences(
     yield from _unequal("settings", *(level.pop("settings", None) for level in levels))
     yield from _unequal("settings", *levels)
     yield from _unequal("environment", a.get("environment"), b.get("environment"))
-    together = [seeds_together(start) for start in (a, b)]
-    if together[0] != together[1]:
-        yield Difference("settings", "seeds trained together", *together)
-
-
-def seeds_together(record: Mapping[str, Any]) -> list[int] | None:
-    """The seeds that were trained together with a run, its own among them; None if it was made alone.
-
-    They are a condition like the number of threads: where a level promises nothing about the rows beside a
-    row (`row_independent`) they may decide last bits.
-    """
-    together = record.get("together")
-    seeds = together.get("seeds") if isinstance(together, Mapping) else None
-    return seeds if isinstance(seeds, list) else None
 
 
 def row_independent(config: Mapping[str, Any]) -> bool:

@@ -17,9 +17,7 @@ A factor is one thing that was changed and that can change what a run computes:
   of the other factors explains them.
 
 The seed is no factor, nor is what says where a run lies and what it is for (`types.ASIDE`) or what only looks
-at it (`types.OBSERVING`) or says by what means it is computed (`types.MEANS`). Whether seeds were trained
-together in one process is none either, for it is no other experiment; a note says so where it may decide last
-bits.
+at it (`types.OBSERVING`) or says by what means it is computed (`types.MEANS`).
 """
 
 from __future__ import annotations
@@ -28,14 +26,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rltemplate.analysis.compare import ABSENT, row_independent, seeds_together
+from rltemplate.analysis.compare import ABSENT
 from rltemplate.analysis.run_files import leaves
 from rltemplate.analysis.runs import MISSING, Run, text_of
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.types import ASIDE, may_decide
 
 SEED = "seed"
-_NO_FACTORS = (SEED, "seeds")  # which seeds there are is what differs between runs of one experiment
 # By the group, the key of the configuration whose value is the choice.
 _CHOICES = {"algo": "algo.name", "env": "env.id", "determinism": "determinism.level"}
 _RECIPE, _EXPERIMENT = "recipe", "experiment"
@@ -153,7 +150,7 @@ def _config_factors(
     given: tuple[Mapping[str, str], Mapping[str, str]], config: Sequence[Pair], code: bool
 ) -> tuple[list[Factor], list[str]]:
     """The factors among the keys, and keys that came with other code, if `code` says that there may be."""
-    pairs = {key: (x, y) for key, x, y in config if key not in _NO_FACTORS and may_decide(key)}
+    pairs = {key: (x, y) for key, x, y in config if key != SEED and may_decide(key)}
     explicit = {key for key in pairs if any(_names(words, key) for words in given)}
     # Choices that differ, the ones that carry others along first.
     chosen: dict[str, tuple[str, str]] = {
@@ -332,10 +329,6 @@ def _notes(a: Run, b: Run, changed_files: list[str] | None, code: Sequence[str])
             changed = again.get("changed") if isinstance(again, Mapping) else None
             if isinstance(changed, Mapping) and changed:
                 yield f"{run.id} was resumed where another state was found of: {', '.join(changed)}"
-    together = seeds_together(a.record), seeds_together(b.record)
-    if together[0] != together[1] and not (row_independent(a.config) and row_independent(b.config)):
-        one, other = ("alone" if seeds is None else f"with seeds {_listed(seeds)}" for seeds in together)
-        yield f"a was trained {one}, b {other}; below determinism=invariant that may decide last bits"
     if changed_files is None:
         yield f"the code cannot be compared: {_why_unknown(a, b)}"
     elif changed_files and not code:
@@ -363,10 +356,6 @@ def _why_unknown(a: Run, b: Run) -> str:
             why = f" ({git['problem']})" if git.get("problem") else ""
             return f"{run.id} has no snapshot{why}"
     return "this repository does not have both snapshots (`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _few(names: Sequence[str]) -> str:
@@ -424,7 +413,7 @@ def verdict(difference: Difference) -> str:
 
 def report(difference: Difference, code: str | None = None) -> str:
     """All of it for a terminal, the verdict last. `code` is shown where the names of the files would be."""
-    aside = {key for key, _, _ in difference.config if key in _NO_FACTORS or not may_decide(key)}
+    aside = {key for key, _, _ in difference.config if key == SEED or not may_decide(key)}
     config = sorted(difference.config, key=lambda pair: pair[0] in aside)
     aside |= {pair[0] for pair in difference.versions if not _version_matters(*pair)}
     lines = [f"a  {difference.a}", f"b  {difference.b}", "", *_section("configuration", config, aside), ""]

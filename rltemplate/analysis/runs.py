@@ -30,7 +30,6 @@ _LISTS = ("overrides", "resumed")
 # Of a record: each has facts by name, or nothing.
 _SECTIONS = (
     *("sweep", "git", "determinism", "environment", "versions", "machine", "final_metrics", "trace"),
-    "together",
 )
 
 
@@ -157,7 +156,7 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 # What may differ between runs of one experiment: the seed, and what neither computes nor decides at which
 # steps and how well a run is evaluated.
-_NO_EXPERIMENT = ("seed", "seeds", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
+_NO_EXPERIMENT = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from rltemplate.bench.works import (
 
 if TYPE_CHECKING:
     from rltemplate.config import Config
-    from rltemplate.workers import Hosts
 
 # Asked between two rounds of training, with the environment steps so far: whether to go on.
 Tick = Callable[[int], bool]
@@ -102,20 +101,20 @@ def activation_of(function: Callable[[float], float]) -> str:
 class Ours:
     """This project, without observers."""
 
-    def __init__(self, config: Config, hosts: Hosts | None = None) -> None:
-        """In a process whose settings are those of `config` already; `hosts` as for `build_algorithm`."""
+    def __init__(self, config: Config) -> None:
+        """In a process whose settings are those of `config` already."""
         from rltemplate.train import build_algorithm
 
         self.config = config
-        self.algorithm, self.envs = build_algorithm(config, hosts)
+        self.algorithm, self.envs = build_algorithm(config)
 
     @classmethod
-    def ready(cls, config: Config, hosts: Hosts | None = None) -> Ours:
+    def ready(cls, config: Config) -> Ours:
         """With the level and the threads of the configuration in force in this process."""
         from rltemplate.run import determinism
 
         determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-        return cls(config, hosts)
+        return cls(config)
 
     def arithmetic(self) -> Arithmetic:
         """From environments, networks and settings of the algorithm."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rltemplate.bench import tables
-from rltemplate.bench.plan import COMPILED, EAGER, SB3, SBX, WORKER
+from rltemplate.bench.plan import COMPILED, SB3, SBX, WORKER
 from rltemplate.bench.tables import Cell, cells, find, level_costs, observer_costs, paragraph, ratio, rows
 from rltemplate.bench.works import WORKS
 
@@ -42,9 +42,9 @@ def table(measured: Mapping[str, Any]) -> list[str]:
         *rows(["goal", "aimed at", "reached", "met"], body),
         "",
         *paragraph(
-            "From the tables below; training and seeds on the most cores, all else on one. Of seeds, what "
-            "they bring against compiled runs counts. Of levels, the lowest and the highest ratio of a "
-            "repetition stand behind the median, and nothing can be told where the goal lies between them."
+            "From the tables below; training on the most cores, all else on one. Of levels, the lowest and "
+            "the highest ratio of a repetition stand behind the median, and nothing can be told where the "
+            "goal lies between them."
         ),
         "",
     ]
@@ -82,29 +82,6 @@ def _training(
                 )
 
     return lines
-
-
-def _seeds(parts: Parts) -> Iterator[Reached]:
-    """Against one run after the other of the fastest form, and of the plain one."""
-    every = parts.get("seeds", ())
-    for work in dict.fromkeys(cell.work for cell in every):
-        here = {cell.contender: cell for cell in every if cell.work == work}
-        many = [cell for name, cell in here.items() if name.endswith("seeds=8")]
-        like = (COMPILED, WORKER)
-        mine = [cell for cell in many if cell.contender.rpartition(", ")[0] in like]
-        single = [here[f"{name}, seeds=1"] for name in like if f"{name}, seeds=1" in here]
-        plain = here.get(f"{EAGER}, seeds=1")
-        if not mine or not single or plain is None:
-            continue
-        best = max(mine, key=_rate)
-        one, other = ratio(best, max(single, key=_rate)), ratio(best, plain)
-        if one is not None and other is not None:
-            yield Reached(
-                f"8 seeds in one process, {WORKS[work].title}",
-                "4 times 8 runs one after the other",
-                f"{one:.2f} times compiled runs, {other:.2f} times plain ones",
-                round(one, 2) >= 4.0,
-            )
 
 
 def _startup(parts: Parts) -> Iterator[Reached]:
@@ -168,7 +145,6 @@ GOALS: tuple[Callable[[Parts], Iterator[Reached]], ...] = (
     _training("ppo-Hopper", 10_000, {SBX: 3.0, SB3: 4.0}),
     _training("sac-Hopper", 300, {SBX: 1.4}),
     _training("sac-Humanoid", 150, {}),
-    _seeds,
     _startup,
     _observers,
     _memory,

@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,7 +147,6 @@ def _sync(device: str) -> Callable[[], None]:
 
 def shares(job: Job, begun: float) -> dict[str, Any]:
     """Where the time of the real training loop goes, with logging and trace at their default intervals."""
-    from rltemplate.together import Together
     from rltemplate.train import Stop, train
 
     work = WORKS[job.work]
@@ -161,48 +160,17 @@ def shares(job: Job, begun: float) -> dict[str, Any]:
         ours.algorithm.probe = observers.trace or Probe()
         line.watch(ours.algorithm, _sync(job.device))
 
-        before = 0
-
-        def after(results: Mapping[int, IterationResult | Exception], seconds: float) -> None:
-            nonlocal before
+        def after(result: IterationResult, before: int, seconds: float) -> None:
             line.mark(REST)
-            result = results[0]
-            if isinstance(result, Exception):
-                raise result
             observers.after_iteration(result, before, seconds)
             line.mark(OBSERVERS)
-            before = ours.algorithm.env_steps
-            if not clock(before):
+            if not clock(ours.algorithm.env_steps):
                 stop.signal = 0
 
-        def going() -> list[int]:
-            return [0] if before < config.total_env_steps else []
-
-        train(Together([ours.algorithm]), going, stop, after)
+        train(ours.algorithm, config.total_env_steps, stop, after)
         observers.close()
     ours.close()
     return {**clock.result(), "shares": line.shares()}
-
-
-def together(job: Job, begun: float) -> dict[str, Any]:
-    """So many seeds in one process; environment steps are summed over them."""
-    from rltemplate.together import Together
-    from rltemplate.workers import Hosts
-
-    work, config = WORKS[job.work], configuration(job.words())
-    seeds = range(1, int(job.options["seeds"]) + 1)
-    hosts = Hosts(len(seeds))
-    members = [Ours.ready(dataclasses.replace(config, seed=seed), hosts).algorithm for seed in seeds]
-    group = Together(members)
-    clock = Clock(work.first, work.warm_up, job.seconds, begun, _sync(job.device))
-    while clock(members[0].env_steps):
-        for done in group.train_iteration(range(len(members))).values():
-            if isinstance(done, Exception):
-                raise done
-    for member in members:
-        member.close()
-    result = clock.result()
-    return {**result, "env_steps": result["env_steps"] * len(members), "peak_bytes": peak_bytes()}
 
 
 # --- The least that it takes --------------------------------------------------------------------------------
@@ -230,24 +198,22 @@ def floor(job: Job, begun: float) -> dict[str, Any]:
 
 def flops_per_step(algorithm: Any, first: int) -> float:
     """Of the products in updates, after `first` environment steps. `MeasurementError` if there are none."""
-    from rltemplate.programs import Shared
-
     counting, counted = False, 0.0
     known: dict[str, float] = {}
 
-    def counted_call(name: str, update: Shared) -> Callable[..., Any]:
+    def counted_call(name: str, update: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             nonlocal counted
             if counting:
                 if name not in known:
-                    known[name] = _flops(update.function, args)
+                    known[name] = _flops(update, args)
                 counted += known[name]
             return update(*args)
 
         return call
 
     for name, value in list(vars(algorithm).items()):
-        if name.startswith("_update") and isinstance(value, Shared):
+        if name.startswith("_update") and callable(value):
             setattr(algorithm, name, counted_call(name, value))
     while algorithm.env_steps < first:
         algorithm.train_iteration()
@@ -630,7 +596,6 @@ def _maxrss() -> int:
 KINDS: dict[str, Callable[[Job, float], dict[str, Any]]] = {
     "rate": rate,
     "shares": shares,
-    "together": together,
     "floor": floor,
     "observers": observers,
     "memory": memory,

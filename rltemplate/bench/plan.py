@@ -29,7 +29,6 @@ PACKAGES = (
 EAGER_LEVELS = ("fast", "repeat", "invariant", "profile")
 COMPILED_LEVELS = ("fast", "repeat")
 NUM_ENVS = (1, 2, 4, 8, 16, 32)
-NUM_SEEDS = (1, 8)
 FULL_BUFFER = 1_000_000
 
 
@@ -228,24 +227,6 @@ def scaling(sizes: Sizes) -> Part:
     return part
 
 
-def seeds(sizes: Sizes) -> Part:
-    """Seeds in one process against one run at a time, on the same cores."""
-    part, cores = Part("seeds", min(2, sizes.repetitions)), _cores(sizes)
-    for work in ("ppo-CartPole",) if sizes.quick else ("ppo-CartPole", "ppo-Hopper", "sac-Hopper"):
-        ppo = WORKS[work].algo == "ppo"
-        for form in (EAGER, COMPILED, WORKER) if work == "ppo-Hopper" else (EAGER, COMPILED):
-            for number in (1,) if form == EAGER else NUM_SEEDS:
-                # Where one run takes all cores for its products, several take one each.
-                threads = 1 if ppo or number > 1 else cores
-                job = _job(
-                    *(sizes, part.name, "together", work, f"{form}, seeds={number}", 0.5), *FORMS[form]
-                )
-                changed = {"cores": cores, "threads": threads, "options": {"seeds": number}}
-                part.jobs.append(Job.from_dict(job.to_dict() | changed))
-    part.left_out = list(dict.fromkeys(part.left_out))
-    return part
-
-
 def memory(sizes: Sizes) -> Part:
     """Of a replay buffer with large observations."""
     part = Part("memory", 1)
@@ -286,7 +267,6 @@ PARTS: dict[str, Callable[[Sizes], Part]] = {
     "levels": levels,
     "observers": observers,
     "scaling": scaling,
-    "seeds": seeds,
     "memory": memory,
     "startup": startup,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rltemplate.bench.contenders import OTHERWISE
-from rltemplate.bench.plan import COMPILED, EAGER, FULL_BUFFER, SB3, SBX
+from rltemplate.bench.plan import COMPILED, FULL_BUFFER, SB3, SBX
 from rltemplate.bench.timeline import SHARES
 from rltemplate.bench.works import WORKS
 
@@ -361,35 +361,6 @@ def scaling(every: list[Cell]) -> list[str]:
     return [*lines, f"All with {COMPILED.partition(', ')[2]}."]
 
 
-def seeds(every: list[Cell]) -> list[str]:
-    """Against one run of the same form, and against one in the plain form."""
-    body = []
-    for cell in every:
-        form, _, number = cell.contender.rpartition(", seeds=")
-        one, plain = (find(every, cell.work, f"{name}, seeds=1", cell.cores) for name in (form, EAGER))
-        body.append(
-            [
-                *(WORKS[cell.work].title, form, number, str(cell.threads), spread(cell.rates().values())),
-                *(times(ratio(cell, one)), times(ratio(cell, plain))),
-            ]
-        )
-    cores = f"{every[0].cores} cores" if every else "cores"
-    return [
-        *rows(
-            [
-                *("work", "form", "seeds in one process", "threads", "steps/s"),
-                *("times one run of this form", "times one plain run"),
-            ],
-            body,
-        ),
-        "",
-        *paragraph(
-            f"All on {cores}; environment steps per second, summed over the seeds of a process. Runs one "
-            "after the other are as fast as one of them, without what each takes to start."
-        ),
-    ]
-
-
 def memory(every: list[Cell]) -> list[str]:
     """What a transition takes, and a million of them."""
     peer = next((cell for cell in every if cell.contender == SB3), None)
@@ -454,7 +425,6 @@ TABLES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "levels": levels,
     "observers": observers,
     "scaling": scaling,
-    "seeds": seeds,
     "memory": memory,
     "startup": startup,
 }

@@ -1,8 +1,7 @@
 """Where the time of training goes, told from outside: by what is called, and in which order.
 
-An algorithm calls `envs.step`, or `begin_step` and `end_step`, and programs of its own whose names begin with
-`_update`, or where a GPU holds them those that are joined from many. These are wrapped on the objects; what
-lies between them is named after what it leads to.
+An algorithm calls `envs.step`, and programs of its own whose names begin with `_update`. These are wrapped on
+the objects; what lies between them is named after what it leads to.
 """
 
 from __future__ import annotations
@@ -74,11 +73,8 @@ class Timeline:
 
     def watch(self, algorithm: Any, sync: Callable[[], None] = lambda: None) -> None:
         """Wrap what the algorithm calls. `MeasurementError` if it has no such parts."""
-        from rltemplate.programs import Joined  # with torch, which what only shows results does without
-
         envs = algorithm.envs
-        programs: Any = getattr(algorithm, "programs", None)
-        steps = [name for name in ("step", "begin_step", "end_step") if callable(getattr(envs, name, None))]
+        steps = callable(getattr(envs, "step", None))
         updates = [
             name
             for name in dir(algorithm)
@@ -87,17 +83,7 @@ class Timeline:
         if not steps or not updates:
             missing = "step of its environments" if not steps else "_update of its own"
             raise MeasurementError(f"{type(algorithm).__name__} has no {missing} that could be timed")
-        if (
-            getattr(programs, "capture", None) is not None
-        ):  # many updates are one launch, and no longer called
-            updates += [name for name, value in vars(algorithm).items() if isinstance(value, Joined)]
-            joined = programs.joined  # and others are yet to be made
-            programs.joined = lambda function, over=(): self.timed(
-                joined(function, over), "update", REST, UPDATE, sync
-            )
-        for name in steps:
-            before = REST if name == "end_step" else ACTING
-            setattr(envs, name, self.timed(getattr(envs, name), "step", before, ENVIRONMENT))
+        envs.step = self.timed(envs.step, "step", ACTING, ENVIRONMENT)
         for name in updates:
             setattr(algorithm, name, self.timed(getattr(algorithm, name), "update", REST, UPDATE, sync))
 

@@ -86,7 +86,6 @@ def _plan(argv: Sequence[str]) -> Plan:
         overrides = [parse_override(as_prose(word), loader) for word in words]
         overrides = check_groups(overrides, loader)
         check_keys(overrides)
-        given = next((override for override in overrides if override.key_or_group == "seed"), None)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
         if resume is not None and not sweep:
@@ -100,7 +99,6 @@ def _plan(argv: Sequence[str]) -> Plan:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)
-            _check_one_kind_of_seed(given, job.config)
             launch.check_folder(job.config)
             return Plan(
                 argv=[*plain, *flags],
@@ -116,7 +114,6 @@ def _plan(argv: Sequence[str]) -> Plan:
         if exact and len(configs) == len(jobs):
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
-        _check_one_kind_of_seed(given, configs[0])
         _check_sweep(configs)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
@@ -129,16 +126,6 @@ def _plan(argv: Sequence[str]) -> Plan:
             words=_words_of_sweep(plain),
             resume=resume,
             accept=accept,
-        )
-
-
-def _check_one_kind_of_seed(given: Override | None, config: Config) -> None:
-    """Refuse `seed=` beside `seeds=`, wherever the latter comes from: one of them would count for nothing."""
-    if given is not None and config.seeds is not None:
-        listed = ",".join(map(str, config.seeds))
-        raise ConfigError(
-            f"{given.input_line}: seeds=[{listed}] says which seeds there are; leave {given.input_line} out, "
-            "or use seeds=null"
         )
 
 

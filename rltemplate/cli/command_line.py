@@ -158,7 +158,7 @@ def _unreadable(key: str, value: str) -> str:
         start = key.partition("..")[0].rstrip(".")
         return f"a name is missing beside a dot of the key, as in {start}.name={value}"
     for opening, closing, example in (
-        ("[", "]", "[1,2]" if key == "seeds" else "[64,64]"),
+        ("[", "]", "[64,64]"),
         ("{", "}", "{a:1}"),
         ("(", ")", "range(1,3)"),
     ):

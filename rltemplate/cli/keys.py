@@ -51,8 +51,8 @@ _KEYS_ELSEWHERE = {
     "capture_video": ("video_every",),
     "save_freq": ("checkpoint_every",),
     "log_interval": ("log_every",),
-    "num_seeds": ("seeds",),
-    "n_seeds": ("seeds",),
+    "num_seeds": ("seed",),
+    "n_seeds": ("seed",),
     "eval_freq": ("eval_every",),
     "log_dir": ("runs_dir",),
     "output_dir": ("runs_dir",),
@@ -189,7 +189,7 @@ def expected_value(key: str, value: str, words: Sequence[str]) -> str:
 def _kind(kind: Any, key: str) -> str:
     if get_origin(kind) is list:
         inner = "whole numbers" if get_args(kind)[0] is int else "texts"
-        example = "1,2,3" if key == "seeds" else "64,64" if inner == "whole numbers" else "a,b"
+        example = "64,64" if inner == "whole numbers" else "a,b"
         return f"a list of {inner}, as in {key}=[{example}]"
     if get_origin(kind) is dict:
         return f"names with values; add one with +{key}.name=value"
@@ -203,10 +203,7 @@ def _kind(kind: Any, key: str) -> str:
 def _better(kind: Any, key: str, value: str) -> str:
     """The value in the form that the key takes, if it is plain what was meant."""
     if kind is int and value.startswith("["):
-        several = f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
-        return several if key != "seed" else f"{several}, or trained in one process, as seeds={value}"
-    if key == "seeds" and value.isdecimal():
-        return f"; did you mean seeds=[{value}], or for one run seed={value}?"
+        return f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
     with suppress(ValueError, OverflowError):
         if kind is int and float(value).is_integer():
             return f"; did you mean {key}={int(float(value))}?"

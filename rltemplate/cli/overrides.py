@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -21,8 +19,6 @@ from rltemplate.cli.groups import HYDRA_GROUPS, NONE, OPTIONAL, default_option, 
 from rltemplate.cli.keys import IDENTITY, known_keys, unknown_key
 from rltemplate.config import choose
 from rltemplate.types import ConfigError
-
-_NAMED = 64  # seeds that are written out in a message
 
 
 def check_groups(overrides: Sequence[Override], loader: ConfigLoader) -> list[Override]:
@@ -142,23 +138,6 @@ def check_keys(overrides: Sequence[Override]) -> None:
                 raise ConfigError(f"{line}: {unknown_key(key, known_keys([algorithm]), algorithm)}")
         if override.is_sweep_override() and key in ("runs_dir", "run_dir"):
             raise ConfigError(f"{line}: all jobs of a sweep have one {key}")
-        if override.is_sweep_override() and key == "seeds":
-            raise ConfigError(_several_lists(override))
-
-
-def _several_lists(override: Override) -> str:
-    """What is wrong with `seeds=1,2` or `seeds=range(1,3)`: one job has one list."""
-    line = str(override.input_line)
-    values = (
-        list(islice(override.sweep_string_iterator(), _NAMED + 1)) if override.is_discrete_sweep() else []
-    )
-    if values and len(values) <= _NAMED and all(re.fullmatch("[0-9]+", value) for value in values):
-        listed = ",".join(values)
-        return (
-            f"{line}: expected one list, as seeds=[{listed}], which trains them in one process; "
-            f"seed={listed} makes a sweep, a process for each"
-        )
-    return f"{line}: expected one list of seeds, as in seeds=[1,2,3]; several lists are several commands"
 
 
 def _has_kwarg(key: str, overrides: Sequence[Override]) -> bool:

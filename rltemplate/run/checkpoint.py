@@ -65,17 +65,13 @@ class Checkpoints:
         self._chunks = {} if since is None else dict(since.chunks)
 
     def save(
-        self,
-        env_steps: int,
-        state: Mapping[str, Any],
-        experience: Callable[[int], Experience | None],
-        tidy: bool = True,
+        self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
     ) -> Path:
         """Write `state`, and what `experience` holds from a transition on.
 
         Each file is written under another name, flushed to the disk and renamed; older checkpoints go only
-        when the new one has been read back, and not before `tidy` is called unless it is left to this.
-        Raises OSError if the disk does not take it: then the earlier checkpoints are as they were.
+        when the new one has been read back. Raises OSError if the disk does not take it: then the earlier
+        checkpoints are as they were.
         """
         path = paths.checkpoint_path(self._run_dir, env_steps)
         if path in list_checkpoints(self._run_dir) and not _problems(path):
@@ -101,15 +97,10 @@ class Checkpoints:
             _clear(self._run_dir)
             raise
         self._chunks = chunks
-        if tidy:
-            self.tidy()
-        return path
-
-    def tidy(self) -> None:
-        """Remove all but the newest checkpoints that are to remain."""
         for old in list_checkpoints(self._run_dir)[: -self._keep]:
             old.with_suffix(".json").unlink()
         _clear(self._run_dir)
+        return path
 
     def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
         """The chunks that a checkpoint now needs, the last of them just written."""

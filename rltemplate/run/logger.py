@@ -67,14 +67,8 @@ class Logger:
     """
 
     def __init__(
-        self,
-        sinks: Sequence[Sink],
-        lines: LineFile,
-        clock: Callable[[], float] = time.perf_counter,
-        name: str = "",
+        self, sinks: Sequence[Sink], lines: LineFile, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`name` goes before each message where several runs share a console."""
-        self._name = name
         self._sinks = list(sinks)
         self._lines = lines
         self._lines.warn = self.message
@@ -156,7 +150,6 @@ class Logger:
 
     def message(self, text: str) -> None:
         """A line for the user, above the progress bar where there is one, else on standard error."""
-        text = f"{self._name}: {text}" if self._name else text
         seen = [self._try(sink, lambda sink: sink.note(text)) for sink in list(self._sinks)]
         if not any(seen):
             to_stderr(text)

@@ -57,13 +57,12 @@ def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
     return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"
 
 
-def job_runs(folder: Path, job: Mapping[str, Any]) -> dict[str, Path]:
-    """The folders of the runs of a job, by id: one, or those that were trained together.
+def job_run(folder: Path, job: Mapping[str, Any]) -> Path | None:
+    """The folder of the run of a job; None if there is none yet.
 
     `job` is an entry of the index of the sweep in `folder`, wherever that has been moved to with its runs.
     """
-    listed = job.get("runs") or ([job] if job["run_dir"] is not None else [])
-    return {run["run_id"]: Path(os.path.normpath(folder / run["run_dir"])) for run in listed}
+    return None if job["run_dir"] is None else Path(os.path.normpath(folder / job["run_dir"]))
 
 
 def find_run(text: str, runs_dir: Path) -> Path:

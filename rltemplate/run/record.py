@@ -31,7 +31,6 @@ FINAL_STATUSES = ("finished", "failed", "interrupted")
 _OUTCOME = (
     *("schema", "id", "status", "error", "started_at", "ended_at", "duration_s", "final_metrics", "trace"),
     *("overrides", "config_digest", "git", "determinism", "environment", "versions", "machine"),
-    "together",
 )
 _RESUMED = (
     *("started_at", "env_steps", "checkpoint", "interruption", "error", "changed", "notes"),
@@ -125,6 +124,16 @@ class Record:
     def _write(self) -> None:
         text = json.dumps(_plain(self._fields), indent=2, allow_nan=False) + "\n"
         replace_text(self._path, [text])
+
+
+def check_alone(record: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a run that an earlier version trained in one process with other seeds."""
+    if record.get("together") is not None:
+        ref = (record.get("git") or {}).get("ref")
+        raise ConfigError(
+            f"{record.get('id')}: was trained together with other seeds, which this version cannot do; use "
+            f"the code of that run, git worktree add --detach FOLDER {ref}"
+        )
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:

@@ -571,12 +571,11 @@ class RunFacts:
     total_env_steps: int
     config: Mapping[str, Any]
     git: Mapping[str, Any]
-    group: str | None  # what the runs of a sweep share, or those that are trained together
+    group: str | None  # what the runs of a sweep share
     tags: Sequence[str]
     notify: Callable[[str], None]
     resumed_at: int | None = None  # the steps after which the run goes on; None: a new run
     standing: Standing | None = None  # says where the last evaluation stands
-    console: Sink | None = None  # the display that it shares with others, in place of its own
 
 
 def _wandb(settings: Any, facts: RunFacts) -> Sink:
@@ -608,8 +607,7 @@ def _tensorboard(_: Any, facts: RunFacts) -> Sink:
     )
 
 
-def console_sink(facts: RunFacts) -> ConsoleSink:
-    """The display of a run on standard error."""
+def _console(_: Any, facts: RunFacts) -> Sink:
     return ConsoleSink(
         facts.total_env_steps, facts.title, None, facts.resumed_at, facts.standing, facts.run_dir
     )
@@ -618,7 +616,7 @@ def console_sink(facts: RunFacts) -> ConsoleSink:
 # By key of the logger configuration, in the order in which they get each row. A new sink is a class above,
 # a line here, its key in `LoggerConfig` and its value in conf/logger/local.yaml.
 SINKS: dict[str, Callable[[Any, RunFacts], Sink]] = {
-    "console": lambda _, facts: facts.console or console_sink(facts),
+    "console": _console,
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }

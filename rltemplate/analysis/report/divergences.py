@@ -38,9 +38,8 @@ class Repeats(NamedTuple):
 def find_repeats(experiments: Iterable[Experiment]) -> Repeats:
     """Compare finished runs whose configuration, seed and code are equal; a copy of a run is no other run.
 
-    Below the level `invariant` a run is held only to such as were trained together with the same seeds. Of
-    each group the first run is compared with the first of every other trace. Code that no git has recorded is
-    taken for equal to no other.
+    Of each group the first run is compared with the first of every other trace. Code that no git has recorded
+    is taken for equal to no other.
     """
     groups: dict[Any, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     seen: set[str] = set()
@@ -51,8 +50,7 @@ def find_repeats(experiments: Iterable[Experiment]) -> Repeats:
             continue
         if run.id not in seen:
             seen.add(run.id)
-            beside = None if compare.row_independent(run.config) else compare.seeds_together(run.record)
-            same = (experiment.number, run.config["seed"], run.config.get("trace"), str(beside))
+            same = (experiment.number, run.config["seed"], run.config.get("trace"))
             groups[same][digest].append(run)
     equal: list[list[Run]] = []
     pairs: list[Pair] = []
