@@ -1,8 +1,8 @@
 """Gradients, clipping, Adam and target networks as functions without side effects, over one flat vector.
 
 A whole update is written with these as *state in, state out*, so that one definition runs eagerly for
-debugging, compiles as a single program for speed, and can be mapped over seeds. All parameters of a module
-lie in one vector: Adam and clipping are then a handful of operations whatever the number of layers.
+debugging and compiles as a single program for speed. All parameters of a module lie in one vector: Adam and
+clipping are then a handful of operations whatever the number of layers.
 """
 
 from __future__ import annotations

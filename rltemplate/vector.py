@@ -4,8 +4,8 @@
 nothing is reset by itself, so that no phantom step enters a buffer. Infos are left out, as nobody reads them,
 and what comes out lies in arrays that are written again and again.
 
-`Serial` and `Workers` (workers.py) step environments of Gymnasium, each wrapped in
-`Recorder`. Gymnasium's own SyncVectorEnv takes more time for infos and copies than small environments take.
+`Serial` and `Workers` (workers.py) do it. Gymnasium's own SyncVectorEnv takes more time for infos and copies
+than small environments take.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -34,44 +34,6 @@ class Outcome(NamedTuple):
     reward: np.ndarray  # (N,) float64
     terminated: np.ndarray  # (N,) bool
     truncated: np.ndarray  # (N,) bool
-
-
-class VectorEnv(Protocol):
-    """N environments, as `Envs` knows them, whatever steps them.
-
-    Observations (N, ...) are as the space of one environment has them, actions are such as it takes, N of
-    them. Results are the same whoever steps the environments and however many do. Every method raises
-    `RunError` where an environment gives what is no finite observation or reward, and where it dies; what an
-    environment raises itself passes. Then only `close` may follow.
-    """
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Seed each environment and begin its first episode; the observations (N, ...)."""
-        ...
-
-    def reset_some(self, mask: np.ndarray) -> np.ndarray:
-        """Begin another episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
-        ...
-
-    def step(self, actions: np.ndarray) -> Outcome:
-        """Step with `actions` (N, ...), which nobody writes to any more; ended episodes were reset before."""
-        ...
-
-    def states(self) -> list[Any]:
-        """Where each environment is: N copies, of tensors, numbers and strings, nested in dicts and lists."""
-        ...
-
-    def restore(self, states: Sequence[Any], returns: np.ndarray, lengths: np.ndarray) -> None:
-        """Go where `states` were taken, in place of `reset` and in environments not used before.
-
-        `returns` and `lengths` (N,) are those of the running episodes. Raises ConfigError if an environment
-        does not come out there, bit for bit.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release everything; also after a failure, and more than once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +121,52 @@ class Arrays(NamedTuple):
         return Outcome(*self[1:])
 
 
-class Recorded:
-    """Environments that are each wrapped in `Recorder`, wherever they are."""
+class VectorEnv:
+    """N environments, each wrapped in `Recorder`, wherever they are.
+
+    Observations (N, ...) are as the space of one environment has them, actions are such as it takes, N of
+    them. Results are the same whoever steps the environments and however many do. Every method raises
+    `RunError` where an environment gives what is no finite observation or reward, and where it dies; what an
+    environment raises itself passes. Then only `close` may follow.
+    """
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Seed each environment and begin its first episode; the observations (N, ...)."""
+        raise NotImplementedError
+
+    def reset_some(self, mask: np.ndarray) -> np.ndarray:
+        """Begin another episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
+        raise NotImplementedError
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        """Step with `actions` (N, ...), which nobody writes to any more; ended episodes were reset before."""
+        raise NotImplementedError
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """The results of a method of each environment, in order, called with one argument each or none."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Release everything; also after a failure, and more than once."""
+        raise NotImplementedError
+
     def states(self) -> list[Any]:
-        """As `VectorEnv.states`."""
+        """Where each environment is: N copies, of tensors, numbers and strings, nested in dicts and lists."""
         return read_states(self)
 
     def restore(self, states: Sequence[Any], returns: np.ndarray, lengths: np.ndarray) -> None:
-        """As `VectorEnv.restore`."""
+        """Go where `states` were taken, in place of `reset` and in environments not used before.
+
+        `returns` and `lengths` (N,) are those of the running episodes. Raises ConfigError if an environment
+        does not come out there, bit for bit.
+        """
         restore_states(self, self._kind.env_id, states, returns, lengths)
 
 
-class Serial(Recorded):
+class Serial(VectorEnv):
     """Environments in this process, one after the other. The first one that fails ends the step."""
 
     def __init__(self, kind: Kind, members: Sequence[Recorder], arrays: Arrays | None = None) -> None:
@@ -219,7 +207,7 @@ class Serial(Recorded):
         self.step(self._arrays.action.copy())
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """As `Recorded.call`."""
+        """As `VectorEnv.call`."""
         if arguments is None:
             return [getattr(member, name)() for member in self._members]
         pairs = zip(self._members, arguments, strict=True)

@@ -27,7 +27,7 @@ import gymnasium as gym
 import numpy as np
 
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
-from rltemplate.vector import Arrays, Kind, Outcome, Recorded, Serial, available_cores, even_parts
+from rltemplate.vector import Arrays, Kind, Outcome, Serial, VectorEnv, available_cores, even_parts
 
 # How long workers that were told to end may take to close their environments.
 _GRACE_S = 5.0
@@ -56,7 +56,7 @@ class _Birth(NamedTuple):
     may_spin: bool
 
 
-class Workers(Recorded):
+class Workers(VectorEnv):
     """Environments in groups, one in each of `num_workers` processes beside this one, and the last one here.
 
     Groups follow the order of the environments and are as even as possible, the last ones the smaller: with
@@ -150,7 +150,7 @@ class Workers(Recorded):
         return self._arrays.outcome()
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """As `Recorded.call`, by all groups at the same time."""
+        """As `VectorEnv.call`, by all groups at the same time."""
         parts = [
             (name,) if arguments is None else (name, arguments[group.start : group.stop])
             for group in self._groups

@@ -362,12 +362,6 @@ def _start_differences(
     yield from _unequal("environment", a.get("environment"), b.get("environment"))
 
 
-def row_independent(config: Mapping[str, Any]) -> bool:
-    """Whether the level of a run promises that no bit depends on what else is in a batch."""
-    level = config.get("determinism")
-    return isinstance(level, Mapping) and level.get("level") in ("invariant", "profile")
-
-
 def _code_differences(
     a: Mapping[str, Any], b: Mapping[str, Any], configs_differ: bool
 ) -> Iterator[Difference]:
