@@ -347,6 +347,27 @@ def test_a_failing_program_gives_status_2_after_its_own_message(ready: Checkout,
     assert len(lines) == 2, "one line of make at most"
 
 
+@pytest.mark.parametrize("target", ["compare", "prove", "prove-resume", "reproduce"])
+def test_an_answer_is_the_last_word_and_its_status_is_that_of_make(ready: Checkout, target: str) -> None:
+    program = ready.folder / "scripts" / f"{target.replace('-', '_')}.py"
+    for status, noise in {0: [], 1: [], 2: ["make"], 130: ["make"]}.items():
+        program.write_text(f"import sys\nprint('different', sys.argv[1:])\nsys.exit({status})\n")
+        done = ready.make("-j2", target, "a=it's")
+        assert done.stdout == """different ["a=it's"]\n"""
+        assert done.returncode == (1 if status == 1 else 2 if status else 0)
+        assert [line.partition(":")[0] for line in done.stderr.splitlines()] == noise
+    assert "different" not in ready.make("-n", target).stdout
+    program.write_text("raise SystemExit(1)\n")
+    assert "Error 1\n" in ready.make(target, "train").stderr, "make is silent only where all goals answer"
+
+
+def test_an_answer_needs_a_set_up_like_everything_else(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    done = fresh.make("compare")
+    assert (done.returncode, done.stdout.strip()) == (0, "scripts/compare.py")
+    assert len(fresh.calls()) == 2
+
+
 def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) -> None:
     script = (
         "import pathlib, signal, sys, time\n"
