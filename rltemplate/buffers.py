@@ -201,7 +201,7 @@ class ReplayBuffer:
         What episodes ended with lies apart, beside the numbers of the transitions that led there. What the
         newest N lead to is not in it: it is acted on next.
         """
-        first = max(first, self.added - self.size)
+        first = min(max(first, self.added - self.size), self.added)
         start, num = first % self.capacity, self.added - first
         room = min(num, self.capacity - start)
         rows = {

@@ -24,8 +24,9 @@ from rltemplate.run import determinism
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault
+from rltemplate.run.state import START, State
 from rltemplate.run.trace import Trace, digest
-from rltemplate.types import ConfigError, Probe, V
+from rltemplate.types import Algorithm, ConfigError, Probe, V
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,17 +86,32 @@ class Keeper(Probe):
         self._since = request.since
         self._stack = contextlib.ExitStack()
         self._log: Any = None
+        self._state = State()
         self._here = False  # whether the event is the one that was asked for
         self.inside = False  # whether the iteration is the one that was asked for
         self.items: list[dict[str, Any]] = []
         self.tensors: list[np.ndarray] = []
         self.operations: list[dict[str, Any]] = []
 
+    def begin(self, algorithm: Algorithm) -> None:
+        """Keep the state with which an iteration begins, if this is the event."""
+        if self._here:
+            self.end()
+        with _unobserved():
+            self._inner.begin(algorithm)
+            for item, value in self._state.begin(algorithm):
+                if self.inside and self._wanted == (START, 0):
+                    self._keep(item, value)
+        self._log_from(START, 0)
+
     def event(self, name: str, index: int = 0) -> None:
         """Begin or end keeping."""
         if self._here:
             self.end()
         self._inner.event(name, index)
+        self._log_from(name, index)
+
+    def _log_from(self, name: str, index: int) -> None:
         self._here = self.inside and (name, index) == self._wanted
         if self._log is None and (self._here or (self.inside and (name, index) == self._since)):
             self._log = self._stack.enter_context(_operations())
@@ -108,11 +124,11 @@ class Keeper(Probe):
                 self._keep(item, value)
         return value
 
-    def results(self, probes: Mapping[str, Any]) -> None:
-        """What the iteration handed out at its end."""
+    def results(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
+        """What the iteration handed out and left behind at its end."""
         if self.inside and self._wanted[0] == RESULTS:
             with _unobserved():
-                for item, value in probes.items():
+                for item, value in (*probes.items(), *self._state.end(algorithm)):
                     self._keep(item, value)
 
     def _keep(self, item: str, value: Any) -> None:
@@ -242,9 +258,9 @@ def replay(job: Job, request: Request) -> None:
         for iteration in range(first, request.iteration + 1):
             trace.step_by_step = keeper.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
-            keeper.results(result.probes)
+            keeper.results(algorithm, result.probes)
             keeper.end()
-            trace.end_iteration(algorithm.env_steps, result.probes)
+            trace.end_iteration(algorithm, result.probes)
         trace.close()
         keeper.write(folder)
     finally:

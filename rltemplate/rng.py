@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rltemplate.types import Probe
-
 
 def seed_sequence(seed: int, name: str, index: int = 0) -> np.random.SeedSequence:
     """The root of the stream `name`/`index` of `seed`."""
@@ -49,12 +47,6 @@ class Streams:
                 generator.set_state(self._restored.pop(name))
             self._torch[name] = generator
         return self._torch[name]
-
-    def show(self, probe: Probe) -> None:
-        """The state of every stream, as an iteration finds it."""
-        probe.event("start")
-        for name, state in sorted(self.state_dict().items()):
-            probe(f"stream/{name}", state)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every stream used so far."""

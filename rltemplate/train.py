@@ -239,7 +239,7 @@ class Observers:
         self._before = before
         self._training_s += seconds
         if self.trace is not None:
-            self.trace.end_iteration(self.algorithm.env_steps, result.probes)
+            self.trace.end_iteration(self.algorithm, result.probes)
         self._check_finite(result)
         if self._due(self.config.checkpoint_every):
             self._save()

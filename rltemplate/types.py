@@ -102,11 +102,16 @@ class IterationResult:
 class Probe:
     """What an algorithm shows of itself while it works, item by item in causal order. This one looks away.
 
-    An algorithm says where it is with `event` and then hands each value through the probe. What comes back
-    is what it goes on with: the same value, unless a test has asked for a fault.
+    An algorithm calls `begin` at the start of each iteration, before it collects or learns anything. It says
+    where it is with `event` and then hands each value through the probe. What comes back is what it goes on
+    with: the same value, unless a test has asked for a fault.
     """
 
     step_by_step = False  # whether it looks at single steps and updates, or at whole iterations
+
+    def begin(self, algorithm: Algorithm) -> None:
+        """The event `start`: an iteration begins with all that the state of the algorithm holds."""
+        self.event("start")
 
     def event(self, name: str, index: int = 0) -> None:
         """The items that follow belong to this event, such as step 17 of a rollout."""
@@ -154,7 +159,10 @@ class Algorithm(Protocol):
         ...
 
     def experience(self, first: int) -> Experience | None:
-        """What the algorithm holds to learn from later, from transition `first` on; None if it holds none."""
+        """What the algorithm holds to learn from later, from transition `first` on; None if it never does.
+
+        No rows where fewer than `first` have come in.
+        """
         ...
 
     def close(self) -> None:

@@ -55,9 +55,11 @@ DRAWN = "drawn"  # a random stream gave other numbers
 OUTSIDE = "outside"  # no operation made it
 OTHER_OPERATIONS = "other operations"  # the runs did not carry out the same ones
 UNSEEN = "unseen"  # it was made where operations are not logged
+BETWEEN = "between"  # it was changed after one iteration had ended and before the next began
 OTHER_CODE = "other code"  # lines that differ between the codes of the runs made other numbers
 
-_STATE = "stream/"  # items of the event "start", which some traces make part of the end of the iteration
+# Items of the event "start", which some traces make part of the end of the iteration.
+_AT_START = (traces.AT_START, "stream/")
 _SHOWN_VALUES = 6
 _SHOWN_FILES = 6
 
@@ -214,7 +216,8 @@ class _Side:
         again = dict(_digests(folder / paths.TRACE, iteration))
         reached = {number for number, _ in again}
         for (number, item), value in _digests(record / paths.TRACE, iteration):
-            if number in reached and again.get((number, item)) != value:
+            # An older trace has other items of the start of an iteration.
+            if number in reached and again.get((number, item)) != value and not item.startswith("stream/"):
                 self.problem = f"it first differs from its own record in iteration {number:,}, {item}"
                 return
 
@@ -451,7 +454,7 @@ class _Look:
             # Of the other run there is only the trace of whole iterations.
             if at.event in traces.BEFORE_TRAINING:
                 return _Place(at.event, 0)
-            return _Place("start" if at.item.startswith(_STATE) else RESULTS, 0)
+            return _Place("start" if at.item.startswith(_AT_START) else RESULTS, 0)
         if at.item == traces.OTHER_ITEMS:
             self.notes.append(f"The event has other items; only in a: {at.a}; only in b: {at.b}.")
         index, since = _around(records[0] / paths.TRACE, at)
@@ -469,8 +472,8 @@ class _Look:
                 "Updates are compiled (compile=true): of the operations inside the compiled program only "
                 "some matrix products can be seen. Runs with compile=false show all, if they part as well."
             )
-        if place.event == "init":
-            return Finding(kind=UNSEEN)
+        if place.event in ("init", "start"):
+            return Finding(kind=BETWEEN if self.at.iteration > 0 else UNSEEN)
         limits = [kept.after_operations(first) for kept in (a, b)]
         found = how_made(a.operations, b.operations, limits, place.logged_from)
         if self.code != [] and found.kind in (OTHER_OPERATIONS, OUTSIDE):
@@ -815,7 +818,11 @@ def _finding_lines(finding: Finding, item: str) -> Iterator[str]:
             f"made by no operation of torch that was logged: {item} came from elsewhere, such as the "
             f"environment or numpy, or from before {finding.logged_from}"
         ),
-        UNSEEN: "made before operations can be logged, while the networks were built",
+        UNSEEN: "made before operations can be logged, while networks and streams were built",
+        BETWEEN: (
+            "changed between two iterations: what the one before left behind is equal, and nothing of this "
+            "one had been computed"
+        ),
     }
     if finding.kind == OTHER_CODE:
         text = (

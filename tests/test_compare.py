@@ -267,7 +267,7 @@ def test_a_run_is_identical_to_itself(make_run: MakeRun) -> None:
             0,
             "stream/minibatch",
             1,
-            "in iteration 1 (environment steps 9 to 16), random streams at its start: ",
+            "in iteration 1 (environment steps 9 to 16), at its start: ",
         ),
         ("step", 3, "action", 0, "in iteration 0 (environment steps 1 to 8), step 3: action"),
         ("targets", 0, "value", 2, "in iteration 2 (environment steps 17 to 24), targets: value"),
@@ -394,6 +394,78 @@ def test_an_event_with_other_items(compared: Compared) -> None:
     assert (at.item, at.event, at.index) == ("items", "init", None)
     assert (at.a, at.b) == ("init/critic.0.weight", "init/critic.9.weight")
     assert "only in b: init/critic.9.weight" in headline(result)
+
+
+def with_state(detail: str, iterations: int = 3, before: int = 0) -> Written:
+    """A trace as it is written now; of the `before` first iterations as it was before."""
+    older, trace = Written(detail, iterations), Written(detail, 0)
+    trace.lines = []
+    for number, line in enumerate(older.lines):
+        if line[0] == "items":
+            continue
+        event, index, *rest = line
+        names = older.names(event)
+        old = sum(each[0] == "iteration" for each in older.lines[:number]) < before
+        if not old and event in ("start", "iteration"):
+            names = [f"start/{name}" if name in STREAMS else name for name in names]
+            names += ["start/adam/2", "end/adam/2"] if event == "iteration" else []
+        if trace.names(event) != names:
+            trace.lines.append(["items", event, names])
+        digits = rest[-1] + "".join(_digits(f"{number} {name}", 16) for name in names[len(rest[-1]) // 16 :])
+        trace.lines.append([event, index, *rest[:-1], digits])
+    return trace
+
+
+def test_items_that_come_up_in_one_run_alone(compared: Compared) -> None:
+    """Such as the state of a stream that nobody had used before."""
+    one, other = (with_state("iteration", iterations=1) for _ in "ab")
+    one.event("iteration", 1, one.names("iteration"), 2 * ENV_STEPS)
+    other.event("iteration", 1, [*one.names("iteration"), "end/streams/other"], 2 * ENV_STEPS)
+    result = compared(one, other)
+    assert result.divergence is not None
+    assert result.divergence.iteration == 1
+    assert headline(result).endswith("only in b: end/streams/other")
+
+
+@pytest.mark.parametrize("detail", ["step", "iteration"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_an_older_trace_is_compared_in_what_both_have(compared: Compared, detail: str, before: int) -> None:
+    """The other one is newer, or of a run that went on with newer code after two iterations."""
+    old, new = Written(detail), with_state(detail, before=before)
+    result = compared(old, new)
+    assert (result.verdict, result.fewer) == ("identical", ["a"] if before == 0 else [])
+    assert ("the trace of a is an older one" in report(result)) == (before == 0)
+
+
+@pytest.mark.parametrize("detail", ["step", "iteration"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_difference_beside_an_older_trace(compared: Compared, detail: str, before: int) -> None:
+    changed = with_state(detail, before=before).also("iteration", 2, "return_norm")
+    at = compared(Written(detail), changed).divergence
+    assert at is not None
+    assert (at.iteration, at.event, at.item, at.further) == (2, "iteration", "return_norm", [])
+
+
+def test_an_older_trace_may_be_the_longer_one(compared: Compared) -> None:
+    assert compared(Written("step", 4), with_state("step", 3)).verdict == "shorter"
+
+
+@pytest.mark.parametrize(
+    ("iteration", "item", "words"),
+    [
+        (1, "start/adam/2", "All that iteration 0 left behind was equal"),
+        (0, "start/adam/2", "Nothing has been learned yet"),
+        (1, "end/adam/2", "this was its last change"),
+    ],
+)
+def test_what_an_algorithm_holds_is_told_apart_by_when_it_changed(
+    compared: Compared, iteration: int, item: str, words: str
+) -> None:
+    result = compared(with_state("iteration"), with_state("iteration").also("iteration", iteration, item))
+    assert result.divergence is not None
+    assert (result.divergence.iteration, result.divergence.item) == (iteration, item)
+    assert words in result.look_at[0]
+    assert result.look_at[-1] == LOOK_AT["optimizer"]
 
 
 def test_an_iteration_of_another_length(compared: Compared) -> None:

@@ -53,7 +53,7 @@ def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
         algorithm.probe, injected = watched(trace)
         while algorithm.env_steps < config.total_env_steps:
             result = algorithm.train_iteration()
-            trace.end_iteration(algorithm.env_steps, result.probes)
+            trace.end_iteration(algorithm, result.probes)
         algorithm.close()
         trace.close()
         assert injected is None or injected.done
@@ -135,3 +135,21 @@ def test_a_run_of_sac_is_run_again_event_by_event(
     name, _, place = item.partition("@")
     assert (found.a.problem, found.b.problem) == (None, None)
     assert (f"{found.iteration}:{found.index}", found.first) == (place, name)
+
+
+@pytest.mark.parametrize(
+    ("algo", "item", "detail"),
+    [
+        ("ppo", "start/adam/2@1", "iteration"),
+        pytest.param("ppo", "start/net@1", "step", marks=pytest.mark.long),
+        pytest.param("sac", "start/updates_due@2", "iteration", marks=pytest.mark.long),
+    ],
+)
+def test_what_changed_between_two_iterations_is_blamed_on_neither(
+    configure: Configure, look: Look, algo: str, item: str, detail: str
+) -> None:
+    found = look(configure(*WORDS[algo], f"trace={detail}", "checkpoint_every=0"), fault(item))
+    assert (found.a.problem, found.b.problem) == (None, None)
+    assert f"{found.first}@{found.iteration}" == item
+    assert found.finding is not None
+    assert found.finding.kind == zoom.BETWEEN

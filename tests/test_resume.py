@@ -45,7 +45,7 @@ def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
     algorithm.probe = trace
     for _ in range(iterations):
         result = algorithm.train_iteration()
-        trace.end_iteration(algorithm.env_steps, result.probes)
+        trace.end_iteration(algorithm, result.probes)
     trace.close()
     lines = (folder / "trace.jsonl").read_text().splitlines()
     return [line if "iteration" not in line else line.rsplit(",", 1)[0] for line in lines]

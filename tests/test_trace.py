@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,11 @@ from conftest import ROOT, SHRUNK, Configure
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.traces import Divergence, first_difference, open_trace
-from rltemplate.run.faults import Fault, flipped
+from rltemplate.run.faults import Fault, flip_entry, flipped
+from rltemplate.run.state import entries
 from rltemplate.run.trace import Trace, device_digest, digest
 from rltemplate.train import build_algorithm
-from rltemplate.types import ConfigError
+from rltemplate.types import Algorithm, ConfigError, Probe
 
 STEP = ["algo.normalize_obs=true", "trace=step"]
 ENVS = {"ppo": "env=Hopper", "sac": "env=Pendulum"}
@@ -37,7 +41,7 @@ def traced(
     algorithm.probe = injected or trace
     for _ in range(5):
         result = algorithm.train_iteration()
-        trace.end_iteration(algorithm.env_steps, result.probes)
+        trace.end_iteration(algorithm, result.probes)
     algorithm.close()
     trace.close()
     assert injected is None or injected.done, f"the run never met {fault}"
@@ -57,6 +61,7 @@ FAULTS = {
         *("normalized_obs@4:1", "scaled_reward@3", "value@1", "advantage@2", "order@1", "order@3:1"),
         *("loss@2:1", "gradient@0:0", "gradient@3:6", "optimizer/mu@1:5", "optimizer/nu@2:3"),
         *("params@1:7", "obs_norm/mean@2", "obs_norm/var@0", "return_norm/var@3"),
+        *("start/adam/2@1", "start/streams/minibatch@2", "start/net@3"),
     ],
     "sac": [
         *("init/actor.net.2.weight@0", "init/critic.q2.0.bias@0", "init/log_alpha@0", *SHARED),
@@ -65,6 +70,7 @@ FAULTS = {
         *("critic/target_params@3:12", "actor/loss@1:5", "actor/gradient@2:7", "actor/optimizer/mu@2:9"),
         *("actor/params@1:1", "alpha/loss@3:3", "alpha/gradient@3:5", "alpha/optimizer/mu@1:7"),
         *("alpha/log_alpha@2:11", "obs_norm/mean@2", "obs_norm/var@0"),
+        *("start/updates_due@2", "start/learner/target@3"),
     ],
 }
 
@@ -119,6 +125,73 @@ def test_a_flip_changes_every_chain_from_then_on_at_both_details(
         assert found.iteration == 2
 
 
+class Fan(Probe):
+    """Shows one run to many traces, each of which sees one entry of the state changed in iteration 2."""
+
+    def __init__(self, traces: dict[str, Trace]) -> None:
+        self.traces = traces
+        self.iteration = -1
+
+    def begin(self, algorithm: Algorithm) -> None:
+        self.iteration += 1
+        self.with_changes("start", algorithm, lambda trace: trace.begin(algorithm))
+
+    def event(self, name: str, index: int = 0) -> None:
+        for trace in self.traces.values():
+            trace.event(name, index)
+
+    def __call__(self, item: str, value: Any) -> Any:
+        for trace in self.traces.values():
+            trace(item, value)
+        return value
+
+    def with_changes(self, when: str, algorithm: Algorithm, show: Callable[[Trace], None]) -> None:
+        for name, trace in self.traces.items():
+            changes = self.iteration == 2 and name.startswith(f"{when}/")
+            if changes:
+                state = algorithm.state_dict()
+                assert flip_entry(state, name.removeprefix(f"{when}/"))
+                before = algorithm.state_dict()
+                algorithm.load_state_dict(state)
+            show(trace)
+            if changes:
+                algorithm.load_state_dict(before)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_entry_of_the_state_is_named_in_its_iteration(
+    configure: Configure, tmp_path: Path, algo: str
+) -> None:
+    """Changed between two iterations, or by one of them and shown nowhere else, such as the steps of Adam."""
+    small = ["algo.hidden_sizes=[8]"] if hasattr(ALGORITHMS[algo].config, "hidden_sizes") else []
+    config = configure(f"algo={algo}", ENVS.get(algo, "env=CartPole"), *SHRUNK[algo], *small)
+
+    def run(*names: str) -> list[str]:
+        folders = {name: tmp_path / name.replace("/", "-") for name in names}
+        for folder in folders.values():
+            folder.mkdir()
+        fan = Fan({name: Trace(folder, "iteration", algo) for name, folder in folders.items()})
+        algorithm, _ = build_algorithm(config)
+        algorithm.probe = fan
+        for _ in range(3):
+            result = algorithm.train_iteration()
+            end = partial(Trace.end_iteration, algorithm=algorithm, probes=result.probes)
+            fan.with_changes("end", algorithm, end)
+        found = [name for name, _ in entries(algorithm.state_dict(), "")]
+        algorithm.close()
+        return [f"{when}{name}" for when in ("start", "end") for name in found]
+
+    names = run("plain")
+    run("again", *names)
+    assert divergence(tmp_path / "plain", tmp_path / "again") is None
+    assert "end/env_steps" in names
+    for name in names:
+        found = divergence(tmp_path / "plain", tmp_path / name.replace("/", "-"))
+        assert found is not None, name
+        assert found.iteration == 2
+        assert found.item in (name, name.removeprefix("end/"))  # some are handed out by the iteration as well
+
+
 def test_a_fault_that_is_misspelt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected ITEM@ITERATION"):
         Fault(Trace(tmp_path, "step", "ppo"), "action at 3")
@@ -165,7 +238,8 @@ def test_a_device_is_waited_for_once_an_iteration(configure: Configure, tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cpu", counting)
-        trace.end_iteration(8, {"params": torch.ones(5)})
+        ended: Any = SimpleNamespace(env_steps=8, state_dict=dict, experience=lambda first: None)
+        trace.end_iteration(ended, {"params": torch.ones(5)})
     assert fetched == [3]
     header, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert json.loads(header)["digest"] == "keyed_sum_64"

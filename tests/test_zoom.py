@@ -723,6 +723,7 @@ def test_numbers_that_differed_before_are_not_blamed_on_code() -> None:
         (zoom.OTHER_CODE, "made by other code: a went on with aten.mul, b with aten.add"),
         (zoom.OUTSIDE, "made by no operation of torch that was logged"),
         (zoom.UNSEEN, "made before operations can be logged"),
+        (zoom.BETWEEN, "changed between two iterations"),
     ],
 )
 def test_each_kind_of_finding_has_its_words(kind: str, words: str) -> None:

@@ -233,7 +233,7 @@ class PPO:
         noise_stream, probe = self.streams.torch("action"), self.probe
         if self._obs is None:
             self._obs = self._begin()
-        self.streams.show(probe)
+        probe.begin(self)
         flat = self.net.current
         scaling = self.obs_norm.scaling if self.config.normalize_obs else ()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated

@@ -217,7 +217,7 @@ class SAC:
                 self._compile(rates)
             if self._obs is None:
                 self._obs = self._begin()
-            self.streams.show(probe)
+            probe.begin(self)
             for k in range(max(1, self.config.steps_per_iteration // self.envs.num_envs)):
                 probe.event("step", k)
                 obs = probe("obs", self._obs)

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +52,8 @@ class Comparison:
 
     `verdict`: "identical"; "diverged", then `divergence` says where; or "shorter", if the traces are equal as
     far as both go and one of them ends earlier. `look_at` are lines of advice, in the order in which to
-    follow them. `differences` come in the order of SECTIONS.
+    follow them. `differences` come in the order of SECTIONS. `fewer` names the run, "a" or "b", whose trace
+    is an older one with fewer items: only those that both have were compared.
     """
 
     verdict: Literal["identical", "diverged", "shorter"]
@@ -62,6 +63,7 @@ class Comparison:
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
+    fewer: list[str] = field(default_factory=list)
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
@@ -73,7 +75,9 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     ):
         traces.check_comparable(trace_a, trace_b)
         divergence = traces.first_difference(trace_a, trace_b)
-        lengths = [len(trace) - trace.start for trace in (trace_a, trace_b)]
+        # By number, for equal events have lines of unequal length where one of the traces has fewer items.
+        lengths = [sum(1 for _ in trace.events()) for trace in (trace_a, trace_b)]
+        fewer = [name for name, trace in (("a", trace_a), ("b", trace_b)) if not trace.shows_state]
         sides = facts[0].side(trace_a.reach), facts[1].side(trace_b.reach)
     differences = list(_differences(*facts))
     verdict: Literal["identical", "diverged", "shorter"] = IDENTICAL
@@ -86,7 +90,8 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         verdict = SHORTER
     if verdict != IDENTICAL:
         look_at[:0] = _first_of_all(differences, sides, divergence)
-    return Comparison(verdict, sides[0], sides[1], trace_a.detail, divergence, look_at, differences)
+    detail, fewer = trace_a.detail, fewer if len(fewer) == 1 else []
+    return Comparison(verdict, sides[0], sides[1], detail, divergence, look_at, differences, fewer)
 
 
 # --- What to look at -------------------------------------------------------------------------------------
@@ -205,6 +210,18 @@ LOOK_AT: dict[str, str] = {
     ),
 }
 _NAMED = 6  # keys in a line
+_FEWER = (
+    "is an older one, without what the algorithm held at both ends of an iteration; the items that both have "
+    "were compared"
+)
+# An entry of what an algorithm holds is named by its keys; these are in the state of several algorithms.
+LOOK_AT["streams"] = LOOK_AT["stream"]
+LOOK_AT["adam"] = LOOK_AT["optimizer"]
+LOOK_AT["net"] = LOOK_AT["params"]
+_STATE = (
+    "An entry of the algorithm's state_dict, named by its keys: look for what writes it, and for what loads "
+    "it where the run was resumed."
+)
 _UNKNOWN = (
     "There is no advice for this item; look for what computes it, from the items before it in its line, "
     "which are equal."
@@ -225,10 +242,11 @@ def advice(divergence: Divergence, detail: str, digest: str, changed: bool = Fal
     if changed and divergence.item not in traces.NOT_FINGERPRINTS:
         return list(_what_is_known(divergence, detail))
     item = divergence.item.partition("#")[0]  # noise#2 is the second noise of an event
-    parts = item.split("/")
-    keys = (f"{divergence.event}:{item}", item, parts[0], *reversed(parts))
-    known = next((key for key in keys if key in LOOK_AT), None)
-    lines = [*_what_is_known(divergence, detail), _UNKNOWN if known is None else LOOK_AT[known]]
+    state = item.startswith((traces.AT_START, traces.AT_END))
+    parts = item.split("/")[state:]
+    keys = (f"{divergence.event}:{item}", item, parts[0], *([] if state else reversed(parts)))
+    known = next((LOOK_AT[key] for key in keys if key in LOOK_AT), _STATE if state else _UNKNOWN)
+    lines = [*_what_is_known(divergence, detail), known]
     elsewhere = {*_NOT_COMPUTED_ON_GPU, *traces.NOT_FINGERPRINTS}
     if digest.startswith("keyed_sum") and not {item, parts[0]} & elsewhere:
         lines.append(_CUDA)
@@ -238,7 +256,16 @@ def advice(divergence: Divergence, detail: str, digest: str, changed: bool = Fal
 def _what_is_known(at: Divergence, detail: str) -> Iterator[str]:
     if at.item in traces.NOT_FINGERPRINTS:
         return
-    if at.event == "step" and at.index is not None and at.item in _FROM_ENVIRONMENT:
+    if at.item.startswith(traces.AT_START) and at.iteration:
+        yield (
+            f"All that iteration {at.iteration - 1} left behind was equal, so this changed before the next "
+            "one began: an evaluation, a checkpoint, or what was loaded when the run was resumed."
+        )
+    elif at.item.startswith(traces.AT_START):
+        yield "Nothing has been learned yet, so the run began with another one."
+    elif at.item.startswith(traces.AT_END):
+        yield f"All else that was traced of iteration {at.iteration} was equal, so this was its last change."
+    elif at.event == "step" and at.index is not None and at.item in _FROM_ENVIRONMENT:
         if at.item == "obs" and at.index == at.iteration == 0:
             yield "The observations of the first reset were equal, and no action has been taken since."
         elif at.item == "obs":
@@ -463,7 +490,7 @@ _LISTED = 12  # differences of a section; the machine of another kind easily bri
 _EVENTS = {
     "init": "initial weights",
     "reset": "first reset",
-    "start": "random streams at its start",
+    "start": "at its start",
     "end": "at its end",
 }
 _COUNTED = ("step", "update", "epoch")  # events of which an iteration has many
@@ -511,6 +538,8 @@ def report(comparison: Comparison) -> str:
     lines = [headline(comparison), ""]
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         lines.append(f"  {name}  {side.run_dir}  ({side.status}, {_reach(side)})")
+    for name in comparison.fewer:
+        lines += ["", *_wrapped(f"the trace of {name} {_FEWER}", "  ")]
     at = comparison.divergence
     if at is not None:
         lines += ["", f"line {at.line:,} of {paths.TRACE}, equal before it"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rltemplate.run.paths import TRACE
+from rltemplate.run.state import END, START
 from rltemplate.types import ConfigError
 
 FORMAT = "rltemplate-trace"
@@ -25,6 +26,9 @@ DIGITS = 16  # hexadecimal digits of one fingerprint
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one
 BEFORE_TRAINING = ("init", "reset")  # events that belong to no iteration
+
+# How the names of what an algorithm holds at both ends of an iteration begin (run/state.py).
+AT_START, AT_END = f"{START}/", f"{END}/"
 
 # What can differ besides the fingerprint of an item; each takes the place of an item's name.
 OTHER_EVENT = "event"  # one run goes on with another event than the other
@@ -145,6 +149,20 @@ class Trace:
             end = begin
         return None
 
+    @property
+    def shows_state(self) -> bool:
+        """Whether it shows from the beginning what the algorithm held at the end of each iteration."""
+        found = self._data.find(b"\n" + _ITEMS_LINE + b'"iteration",', self.start - 1)
+        return found < 0 or b'"end/' in self.line(found + 1)
+
+    def events(self) -> Iterator[int]:
+        """Where each line begins that does not only name items."""
+        position = self.start
+        while position < len(self):
+            if self._data[position : position + len(_ITEMS_LINE)] != _ITEMS_LINE:
+                yield position
+            position = self._data.find(b"\n", position) + 1 or len(self)
+
     def reach_before(self, start: int) -> Reach:
         """How far the trace goes in the lines before the one at `start`."""
         found = self.last_line(_ITERATION_LINE, start)
@@ -169,9 +187,9 @@ class Trace:
         return None
 
     def names(self, event: str, start: int) -> list[str]:
-        """The items that `event` has in the line at `start`."""
+        """The items that `event` has in the line at `start`, or from there on."""
         prefix = _ITEMS_LINE + json.dumps(event).encode() + b","
-        found = self.last_line(prefix, start)
+        found = self.last_line(prefix, start + 1)
         if found is None:
             self.damaged(start, f"nothing before it names the items of {event}")
         named = self.parsed(found)
@@ -269,27 +287,53 @@ def check_comparable(a: Trace, b: Trace) -> None:
 
 
 def first_difference(a: Trace, b: Trace) -> Divergence | None:
-    """The first difference; None if the traces are equal as far as both go. Raises ConfigError."""
+    """The first difference; None if the traces are equal as far as both go. Raises ConfigError.
+
+    Older traces lack what the algorithm held at both ends of an iteration. Beside such a trace only the items
+    count that both have.
+    """
     position = _first_differing_byte(a, b)
     if position is None:
         return None
     at_a = a.line_start(a.start + position)
     at_b = at_a - a.start + b.start
+    if _shows_state(a, at_a) == _shows_state(b, at_b):
+        return _difference(a, at_a, b, at_b)
+    lines = zip(a.events(), b.events(), strict=False)
+    found = (_difference(a, at_a, b, at_b, common=True) for at_a, at_b in lines)
+    return next(filter(None, found), None)
+
+
+def _shows_state(trace: Trace, start: int) -> bool:
+    """Whether the event at a line has entries of what the algorithm holds, or may not have any."""
+    event = trace.parsed(start).event
+    if event not in (START, ITERATION):
+        return True
+    return any(name.startswith((AT_START, AT_END)) for name in trace.names(event, start))
+
+
+def _difference(a: Trace, at_a: int, b: Trace, at_b: int, common: bool = False) -> Divergence | None:
+    """How two lines differ; of events, if `common`, in the items that both have: None if they do not."""
     in_a, in_b = a.parsed(at_a), b.parsed(at_b)
     further: list[str] = []
     equal: list[str] = []
     if isinstance(in_a, _Event) and isinstance(in_b, _Event) and in_a.place == in_b.place:
         values_a, values_b = _values(a, in_a, at_a), _values(b, in_b, at_b)
+        if common:
+            values_a = {name: values_a[name] for name in values_a if name in values_b and name != OTHER_CHAIN}
         differing = [name for name in values_a if values_a[name] != values_b[name]]
         if not differing:
+            if common:
+                return None
             a.damaged(at_a, f"it has the values of {b.name} in another spelling")
         item, names = differing[0], list(values_a)
         further = [name for name in differing[1:] if name not in NOT_FINGERPRINTS]
         equal = [name for name in names[: names.index(item)] if name not in NOT_FINGERPRINTS]
         says_a, says_b = values_a[item], values_b[item]
-    elif isinstance(in_a, _Names) and isinstance(in_b, _Names) and in_a.event == in_b.event:
+    elif in_a.event == in_b.event and (isinstance(in_a, _Names) or isinstance(in_b, _Names)):
         item = OTHER_ITEMS
-        says_a, says_b = _only_in(in_a, in_b), _only_in(in_b, in_a)
+        names_a, names_b = a.names(in_a.event, at_a), b.names(in_b.event, at_b)
+        says_a, says_b = _only_in(names_a, names_b), _only_in(names_b, names_a)
     else:
         item, says_a, says_b = OTHER_EVENT, str(in_a), str(in_b)
     before = a.reach_before(at_a)
@@ -312,13 +356,15 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
 def _values(trace: Trace, event: _Event, start: int) -> dict[str, str]:
     """All that the line at `start` says, by item."""
     names = trace.names(event.event, start)
-    values = {} if event.env_steps is None else {OTHER_ENV_STEPS: f"{event.env_steps:,}"}
-    values |= zip(names, trace.digests(event, names, start), strict=True)
-    return values if event.env_steps is None else values | {OTHER_CHAIN: event.chain}
+    values = dict(zip(names, trace.digests(event, names, start), strict=True))
+    if event.env_steps is None:
+        return values
+    before = {name: values.pop(name) for name in names if name.startswith(AT_START)}
+    return before | {OTHER_ENV_STEPS: f"{event.env_steps:,}"} | values | {OTHER_CHAIN: event.chain}
 
 
-def _only_in(one: _Names, other: _Names) -> str:
-    return ", ".join(name for name in one.names if name not in other.names) or "nothing that the other lacks"
+def _only_in(names: Sequence[str], others: Sequence[str]) -> str:
+    return ", ".join(name for name in names if name not in others) or "nothing that the other lacks"
 
 
 def _parse(line: bytes) -> _Names | _Event | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rltemplate.bench.contenders import Contender, Ours, build, configuration
 from rltemplate.bench.timeline import OBSERVERS, REST, Timeline
 from rltemplate.bench.works import WORKS, Job, MeasurementError
-from rltemplate.types import Probe, V
+from rltemplate.types import Algorithm, Probe, V
 
 if TYPE_CHECKING:
     from rltemplate.config import Config
@@ -322,6 +322,12 @@ class TimedProbe(Probe):
         self._probe = probe
         self.step_by_step = probe.step_by_step
         self.spent_s = 0.0
+
+    def begin(self, algorithm: Algorithm) -> None:
+        """As the other."""
+        start = time.perf_counter()
+        self._probe.begin(algorithm)
+        self.spent_s += time.perf_counter() - start
 
     def event(self, name: str, index: int = 0) -> None:
         """As the other."""

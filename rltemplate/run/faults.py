@@ -1,8 +1,8 @@
 """Faults on request: one value changed in its last bit, to see that whoever should notice does.
 
 A test sets the environment variable `RLTEMPLATE_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
-instance `action@3:17`: the action of step 17 in iteration 3. The run goes on with the changed value, and the
-record names the variable.
+instance `action@3:17`: the action of step 17 in iteration 3. `start/net@3` is the entry `net` of the state
+with which iteration 3 begins. The run goes on with the changed value, and the record names the variable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.types import ConfigError, Probe, V
+from rltemplate.run.state import START
+from rltemplate.types import Algorithm, ConfigError, Probe, V
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +49,25 @@ def _flip(array: np.ndarray) -> None:
     words[place] ^= 1
 
 
+def flip_entry(state: Any, path: str) -> bool:
+    """Flip the entry of a state that has the path `adam/0` or the like; False if there is none."""
+    *way, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+    try:
+        for key in way:
+            state = state[key]
+        value = state[last]
+    except (KeyError, IndexError, TypeError):
+        return False
+    state[last] = value ^ 1 if isinstance(value, int) else _other(value)
+    return True
+
+
+def _other(value: Any) -> Any:
+    import numpy as np
+
+    return flipped(np.array(value)).item() if isinstance(value, float) else flipped(value)
+
+
 def parse_fault(wanted: str) -> tuple[str, int, int]:
     """Item, iteration and index of what the environment variable asks for. Raises ConfigError."""
     found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
@@ -68,10 +88,19 @@ class Fault(Probe):
         self._iteration, self._here = first_iteration, 0
         self.done = False
 
+    def begin(self, algorithm: Algorithm) -> None:
+        """Change an entry of the algorithm's state, if that is what is wanted."""
+        self._iteration += 1
+        when, _, path = self._item.partition("/")
+        if when == START and self._iteration - 1 == self._at and not self.done:
+            state = algorithm.state_dict()
+            self.done = flip_entry(state, path)
+            algorithm.load_state_dict(state)
+        self._here = 0
+        self._inner.begin(algorithm)
+
     def event(self, name: str, index: int = 0) -> None:
-        """Follow where the algorithm is; an iteration begins with the event `start`."""
-        if name == "start":
-            self._iteration += 1
+        """Follow where the algorithm is."""
         self._here = index
         self._inner.event(name, index)
 

@@ -4,6 +4,8 @@ One JSON value per line. The first line says what the file is. `["items", event,
 an event, and `[event, index, digests]` gives their digests, 16 hex digits each. An iteration ends with
 `["iteration", number, environment steps, digests, chain]`, where `chain` is the digest of the chain before
 and of everything since: equal chains mean equal pasts. So two runs diverge where the first line differs.
+All that the algorithm holds is in it at the start and at the end of each iteration, entry by entry
+(state.py): a change between two iterations is no part of either.
 
 With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written. With
 detail `step` every item of every environment step and every update has its own digest.
@@ -22,7 +24,8 @@ import xxhash
 
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
-from rltemplate.types import Probe, V
+from rltemplate.run.state import State
+from rltemplate.types import Algorithm, Probe, V
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +82,7 @@ class Trace(Probe):
         self._event, self._index = "", 0
         self._items: dict[str, Any] = {}
         self._start: dict[str, Any] = {}
+        self._state = State()
         self._waiting: list[tuple[str, int, list[str], list[Any]]] = []
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
@@ -130,6 +134,12 @@ class Trace(Probe):
         """Have everything on the disk."""
         self._lines.sync()
 
+    def begin(self, algorithm: Algorithm) -> None:
+        """Take the digest of everything that the algorithm begins with."""
+        self.event("start")
+        for item, value in self._state.begin(algorithm):
+            self(item, value)
+
     def event(self, name: str, index: int = 0) -> None:
         """Close the event before and open this one."""
         self._close_event()
@@ -145,12 +155,13 @@ class Trace(Probe):
             self._items[name] = self._digest(value)
         return value
 
-    def end_iteration(self, env_steps: int, probes: Mapping[str, Any]) -> None:
-        """Write the line of an iteration that ended after `env_steps` steps in total."""
+    def end_iteration(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
+        """Write the line of an iteration that has ended, with what it handed out and what it left behind."""
         self._close_event()
-        items = self._start | {name: self._digest(value) for name, value in probes.items()}
-        self._start = {}
-        self._waiting.append(("iteration", env_steps, list(items), list(items.values())))
+        items, self._start = self._start, {}
+        for name, value in (*probes.items(), *self._state.end(algorithm)):
+            items[name] = self._digest(value)
+        self._waiting.append(("iteration", algorithm.env_steps, list(items), list(items.values())))
         self._flush()
 
     def facts(self) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The state of an algorithm entry by entry, as a checkpoint keeps it, for whoever looks at a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rltemplate.types import Algorithm
+
+START, END = "start", "end"  # of an iteration; how the names of its entries begin
+
+
+class State:
+    """What an algorithm holds at both ends of an iteration, as named tensors and arrays.
+
+    `start/adam/0` and `end/adam/0` are the entry `adam`, 0 of its `state_dict`. Of what it holds to learn
+    from later only the part that came in during the iteration is looked at: `end/experience/reward`.
+    """
+
+    def __init__(self) -> None:
+        self._held = 0  # transitions that had come in when the iteration began
+
+    def begin(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+        """All entries, as an iteration finds them."""
+        held = algorithm.experience(sys.maxsize)
+        self._held = 0 if held is None else held.last
+        yield from entries(algorithm.state_dict(), START)
+
+    def end(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+        """All entries, as an iteration leaves them."""
+        yield from entries(algorithm.state_dict(), END)
+        held = algorithm.experience(self._held)
+        if held is not None:
+            yield from entries({**held.rows, **held.apart}, f"{END}/experience")
+
+
+def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and texts in nested dictionaries and lists, named by their keys and sorted."""
+    if isinstance(state, Mapping):
+        for key in sorted(state):
+            yield from entries(state[key], f"{path}/{key}")
+    elif isinstance(state, Sequence) and not isinstance(state, str):
+        for place, value in enumerate(state):
+            yield from entries(value, f"{path}/{place}")
+    elif hasattr(state, "detach"):
+        yield path, state
+    else:
+        import numpy as np  # whoever only compares traces needs none of it
+
+        yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
