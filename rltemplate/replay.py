@@ -256,7 +256,7 @@ def replay(job: Job, request: Request) -> None:
         keeper = Keeper(inner, request)
         algorithm.probe = keeper
         for iteration in range(first, request.iteration + 1):
-            trace.step_by_step = keeper.step_by_step = keeper.inside = iteration == request.iteration
+            trace.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
             keeper.results(algorithm, result.probes)
             keeper.end()

@@ -107,8 +107,6 @@ class Probe:
     with: the same value, unless a test has asked for a fault.
     """
 
-    step_by_step = False  # whether it looks at single steps and updates, or at whole iterations
-
     def begin(self, algorithm: Algorithm) -> None:
         """The event `start`: an iteration begins with all that the state of the algorithm holds."""
         self.event("start")

@@ -377,8 +377,6 @@ def test_the_real_loop_is_measured_with_its_observers(kind: str, tmp_path: Path)
 
 def test_a_probe_that_is_timed_is_the_probe() -> None:
     class Slow(Probe):
-        step_by_step = True
-
         def __init__(self) -> None:
             self.seen: list[str] = []
 
@@ -391,7 +389,6 @@ def test_a_probe_that_is_timed_is_the_probe() -> None:
 
     slow = Slow()
     timed = TimedProbe(slow)
-    assert timed.step_by_step
     timed.event("step", 3)
     assert timed("obs", 1) == 2
     assert slow.seen == ["step 3"]

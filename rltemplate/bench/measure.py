@@ -320,7 +320,6 @@ class TimedProbe(Probe):
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self.step_by_step = probe.step_by_step
         self.spent_s = 0.0
 
     def begin(self, algorithm: Algorithm) -> None:

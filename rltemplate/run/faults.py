@@ -79,8 +79,6 @@ def parse_fault(wanted: str) -> tuple[str, int, int]:
 class Fault(Probe):
     """Flips one item on its way, before `inner` sees it."""
 
-    step_by_step = True
-
     def __init__(self, inner: Probe, wanted: str, first_iteration: int = 0) -> None:
         """`wanted` as in the environment variable; `first_iteration` is the one that comes first."""
         self._inner = inner
