@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.algos import ALGORITHMS, AlgoConfig
 from rltemplate.recorded_keys import removed_keys, with_present_keys
-from rltemplate.types import ConfigError, count, number
+from rltemplate.types import MOST_STEPS, ConfigError, count, number
 
 
 class Device(Enum):
@@ -101,8 +101,8 @@ class EnvConfig:
     """One Gymnasium environment, and how many copies of it are stepped together."""
 
     id: str = field()
-    num_envs: int = count()
-    num_workers: int = number(0)
+    num_envs: int = count(65_536)
+    num_workers: int = number(0, 1024)
     max_episode_steps: int | None = count()
     kwargs: dict[str, Any] = field()
 
@@ -165,9 +165,9 @@ class Config:
     recipe: str | None = field()
     experiment: str | None = field()
     seed: int = number(0, 2**63 - 1)
-    total_env_steps: int = count()
+    total_env_steps: int = count(MOST_STEPS)
     device: Device = field()
-    num_threads: int = count()
+    num_threads: int = count(1024)
     compile: bool = field()
     runs_dir: str = field()
     run_dir: str | None = field()
@@ -175,14 +175,14 @@ class Config:
     baseline: str | None = field()
     baseline_check: BaselineCheck = field()
     trace: TraceDetail = field()
-    log_every: int = number(0)
-    eval_every: int = number(0)
+    log_every: int = number(0, MOST_STEPS)
+    eval_every: int = number(0, MOST_STEPS)
     eval_episodes: int = count()
-    video_every: int = number(0)
+    video_every: int = number(0, MOST_STEPS)
     video_size: int = number(16, 2048)
     video_fps: int | None = number(1, 120)
     video_renderer: VideoRenderer = field()
-    checkpoint_every: int = number(0)
+    checkpoint_every: int = number(0, MOST_STEPS)
     checkpoints_kept: int = count()
 
 

@@ -111,6 +111,8 @@ class Codec:
         self.obs_space = obs_space
         self.action_space = action_space
         self.obs_size = self._check_obs(obs_space)
+        self._check_size("observation", obs_space)
+        self._check_size("action", action_space)
         self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
         self.bounded = False  # whether actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
@@ -139,6 +141,16 @@ class Codec:
     def continuous(self) -> bool:
         """Whether actions are real numbers."""
         return not self.nvec
+
+    def _check_size(self, what: str, space: spaces.Space[Any]) -> None:
+        """Refuse a space without numbers in it, and a Box of actions that leaves nothing to choose."""
+        if 0 in (space.shape or ()):
+            raise ConfigError(f"env.id={self.env_id}: its {what} space {space} holds no numbers")
+        if what == "action" and isinstance(space, spaces.Box) and (space.low == space.high).all():
+            raise ConfigError(
+                f"env.id={self.env_id}: its action space {space} leaves nothing to choose: all lower bounds "
+                "equal the upper ones"
+            )
 
     def _check_obs(self, space: spaces.Space[Any]) -> int:
         if isinstance(space, spaces.Discrete):

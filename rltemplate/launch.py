@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rltemplate.config import Config, from_dict, to_dict
+from rltemplate.config import Config, Device, from_dict, to_dict
 from rltemplate.run import paths
 from rltemplate.run.determinism import prepared
+from rltemplate.run.machine import usable_memory
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,7 @@ JOB_VARIABLE = "RLTEMPLATE_JOB"
 SWEEP_VARIABLE = "RLTEMPLATE_SWEEP"
 SESSION_VARIABLE = "RLTEMPLATE_SESSION"
 INHERITED_VARIABLE = "RLTEMPLATE_INHERITED"
+_MOST_GPU_BYTES = 2**39  # no GPU has more, and only torch knows how much this one has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,33 @@ def check_folder(config: Config) -> None:
         raise ConfigError(f"{key}={text}: cannot be made, {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
+
+
+def check_memory(config: Config, obs_size: int = 1, action_size: int = 1) -> None:
+    """Raise `ConfigError` if the memory of this machine cannot hold what the algorithm needs at the least.
+
+    The sizes are those of the environment, and small ones where nobody has made it yet.
+    """
+    memory, owner = usable_memory(), "this machine has"
+    if memory is None:
+        return
+    if config.device is not Device.cpu:
+        memory, owner = max(memory, _MOST_GPU_BYTES), "no GPU has more than"
+    needs = config.algo.memory(config.env.num_envs, obs_size, action_size)
+    total = sum(needs.values())
+    if total > memory:
+        key = max(needs, key=lambda key: needs[key])
+        value = getattr(config.algo, key.removeprefix("algo."))
+        left = memory - (total - needs[key])
+        enough = f", enough for {value * left // needs[key]}" if isinstance(value, int) and left > 0 else ""
+        raise ConfigError(
+            f"{key}={value}: needs at least {_gib(needs[key])} of memory ({_gib(total)} with all else), and "
+            f"{owner} {_gib(memory)}{enough}"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def worker_command() -> list[str]:

@@ -110,7 +110,7 @@ def resume_job(
         config = replace(config, total_env_steps=total_env_steps)
     if num_workers is not None:
         config = replace(config, env=replace(config.env, num_workers=num_workers))
-        check(config)
+    check(config)
     job = Job(
         config=to_dict(config),
         run_id=record["id"],

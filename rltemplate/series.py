@@ -134,3 +134,4 @@ def check_environment(config: Config) -> None:
         warnings.simplefilter("ignore")  # the runs give them again
         codec = check_env(spec)
     check_actions(config.algo.name, codec)
+    launch.check_memory(config, codec.obs_size, codec.action_size)

@@ -168,14 +168,19 @@ class Algorithm(Protocol):
         ...
 
 
-def number(low: float, high: float = float("inf"), *, open_low: bool = False) -> Any:
+# Nobody means more: of environment steps, three years at 10,000 a second; and of anything else.
+MOST_STEPS = 10**12
+MOST = 10**9
+
+
+def number(low: float, high: float = MOST, *, open_low: bool = False) -> Any:
     """A configuration field without a default whose value must lie in [low, high] (or (low, high])."""
     return field(metadata={"low": low, "high": high, "open_low": open_low})
 
 
-def positive() -> Any:
+def positive(high: float = float(MOST)) -> Any:
     """A configuration field without a default whose value must be greater than zero."""
-    return number(0.0, open_low=True)
+    return number(0.0, high, open_low=True)
 
 
 def fraction() -> Any:
@@ -183,6 +188,6 @@ def fraction() -> Any:
     return number(0.0, 1.0)
 
 
-def count() -> Any:
+def count(high: float = MOST) -> Any:
     """A configuration field without a default that counts something, or lists counts: 1 or more."""
-    return number(1)
+    return number(1, high)

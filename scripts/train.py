@@ -65,8 +65,13 @@ def is_known(plan: cli.Plan) -> bool:
         return False
     config, choices, overrides, _ = plan.alone
     touched = any(word.lstrip("+~").startswith(("env.kwargs", "env.id", "env.max_")) for word in overrides)
-    own = config.experiment is not None
-    return config.recipe == f"{choices['algo']}-{choices['env']}" and not own and not touched
+    if config.recipe != f"{choices['algo']}-{choices['env']}" or config.experiment is not None or touched:
+        return False
+    try:
+        launch.check_memory(config, *_LARGE)
+    except ConfigError:
+        return False  # how much it needs depends on what is observed
+    return True
 
 
 def check_environments(configs: Sequence[Config]) -> None:
@@ -86,7 +91,9 @@ def check_environments(configs: Sequence[Config]) -> None:
             name = f"{spec}"
             if name not in made:
                 made[name] = check_env(spec)
-            check_actions(config.algo.name, made[name])
+            codec = made[name]
+            check_actions(config.algo.name, codec)
+            launch.check_memory(config, codec.obs_size, codec.action_size)
 
 
 def compare_with_baseline(plan: cli.Plan) -> None:
@@ -157,6 +164,8 @@ def main() -> int:
 
 
 COMMAND = list(sys.argv)
+# As many observed numbers and action components as no environment of conf/env/ has.
+_LARGE = (400, 20)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
+import runpy
 import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from conftest import ROOT
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import cli
+from rltemplate.algos import ALGORITHMS
 from rltemplate.cli.composition import compose_config
 from rltemplate.config import Config
 from rltemplate.types import ConfigError
@@ -94,7 +96,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
     ("env=NoSuchSpace/Pong-v5", ["no installed package provides NoSuchSpace/"]),
     ("env=no_such_module:Pong-v5", ["cannot import no_such_module"]),
-    ("env=gymnasium:Hoper-v5", ["did you mean Hopper-v5?"]),
+    ("env=gymnasium:Hoper-v5", ["did you mean gymnasium:Hopper-v5?"]),
     ("env=_gymnasium", ["no such environment"]),
     ("env=null", ["allowed: Acrobot"]),
     ("env=3", ["allowed: Acrobot"]),
@@ -485,8 +487,50 @@ def test_a_check_imports_no_torch(tmp_path: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    words = ["algo=sac", "env=Humanoid", "algo.buffer_size=400000"]
+    plan = cli.preflight(words)
+    script["check_environments"](plan.configs)
+    monkeypatch.setattr("rltemplate.launch.usable_memory", lambda: 2**29)
+    plan = cli.preflight(words)  # nobody has seen the environment yet
+    assert script["is_known"](plan) is False
+    with pytest.raises(ConfigError, match=r"buffer_size=400000: .*has 0\.5 GiB, enough for 3[0-9]{5}$"):
+        script["check_environments"](plan.configs)
+    script["check_environments"](cli.preflight([*words[:2], "algo.buffer_size=300000"]).configs)
+
+
+def test_no_run_is_refused_for_more_than_it_needs() -> None:
+    import torch
+
+    from rltemplate.buffers import ReplayBuffer
+    from rltemplate.train import build_algorithm
+
+    for algo in ALGORITHMS:
+        (config,) = cli.preflight([f"algo={algo}", "env=Pendulum", "env.num_envs=2"]).configs
+        algorithm, envs = build_algorithm(config)
+        needs = config.algo.memory(2, envs.codec.obs_size, envs.codec.action_size)
+        weights = [v for v in tensors(algorithm.state_dict()) if v.ndim > 0 and v.dtype == torch.float32]
+        assert 0 < needs["algo.hidden_sizes"] <= 4 * sum(v.nbytes for v in weights)
+        algorithm.close()
+    (config,) = cli.preflight(["algo=sac", "env=Pendulum", "algo.buffer_size=1000"]).configs
+    buffer = ReplayBuffer(1000, 3, 1, torch.device("cpu"), 1)
+    assert 0 < config.algo.memory(1, 3, 1)["algo.buffer_size"] <= buffer.nbytes
+
+
+def tensors(node: object) -> Iterator[Any]:
+    """All tensors in a nested state."""
+    if isinstance(node, dict | list):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from tensors(value)
+    elif hasattr(node, "nbytes"):
+        yield node
+
+
 def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
-    from rltemplate.algos import ALGORITHMS, check_actions
+    from rltemplate.algos import check_actions
     from rltemplate.envs import Codec
     from rltemplate.train import build_algorithm
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import gymnasium
 import pytest
@@ -353,3 +354,21 @@ def test_recipes_recorded_as_experiments_are_read(
     if recorded != "ppo-CartPole":
         with pytest.raises(ConfigError, match="a checkpoint was made with"):
             check_same_run(before, now, "a checkpoint")
+
+
+def test_every_number_has_a_range() -> None:
+    """Nothing is accepted that can mean nothing, such as a learning rate of 1e300."""
+
+    def without_range(node: type[Any], prefix: str = "") -> Iterator[str]:
+        hints = get_type_hints(node)
+        for spec in fields(node):
+            kinds = {hints[spec.name], *get_args(hints[spec.name])}
+            bounds = [spec.metadata.get(name, math.inf) for name in ("low", "high")]
+            if {int, float, list[int]} & kinds and not all(map(math.isfinite, bounds)):
+                yield prefix + spec.name
+            for kind in kinds:
+                if is_dataclass(kind):
+                    yield from without_range(cast("type[Any]", kind), f"{prefix}{spec.name}.")
+
+    found = [key for entry in ALGORITHMS.values() for key in without_range(entry.config, "algo.")]
+    assert [*without_range(Config), *found] == []

@@ -63,6 +63,10 @@ def test_integer_actions_start_where_the_space_starts() -> None:
 @pytest.mark.parametrize(
     ("obs", "action", "words"),
     [
+        (BOX, spaces.Box(1.0, 1.0, (2,)), ["action space Box(1.0, 1.0", "nothing to choose"]),
+        (BOX, spaces.Box(-1.0, 1.0, (0,)), ["action space", "holds no numbers"]),
+        (BOX, spaces.MultiDiscrete([]), ["action space MultiDiscrete([])", "holds no numbers"]),
+        (spaces.Box(-1.0, 1.0, (0, 3)), BOX, ["observation space", "holds no numbers"]),
         (spaces.Dict({"a": BOX}), BOX, ["Dict", "FlattenObservation"]),
         (spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX, ["images", "(84, 84, 3)"]),
         (BOX, spaces.Tuple([BOX]), ["action space", "Tuple"]),

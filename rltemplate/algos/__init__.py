@@ -7,12 +7,16 @@ learning itself in `algos/<name>.py`, which is imported only by the process that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any, Protocol
 
-from rltemplate.types import ConfigError, count, fraction, number, positive
+from rltemplate.types import MOST_STEPS, ConfigError, count, fraction, number, positive
+
+# Bytes of a number, and of a weight that Adam moves: itself, its gradient and two moments.
+FLOAT, LEARNED = 4, 16
 
 
 class Schedule(Enum):
@@ -40,6 +44,10 @@ class AlgoConfig:
         """Yield what cannot work for reasons that a single value does not show."""
         return iter(())
 
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
+        """Bytes that a run needs at the least, by the key that decides how many."""
+        return {}
+
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """Yield what works and is probably not what was meant."""
         return iter(())
@@ -53,9 +61,9 @@ class AlgoConfig:
 class PPOConfig(AlgoConfig):
     """Proximal policy optimisation; each value is explained in `conf/algo/ppo.yaml`."""
 
-    learning_rate: float = positive()
+    learning_rate: float = positive(10.0)
     learning_rate_schedule: Schedule = field()
-    adam_eps: float = positive()
+    adam_eps: float = positive(1.0)
     num_steps: int = count()
     update_epochs: int = count()
     num_minibatches: int = count()
@@ -96,6 +104,15 @@ class PPOConfig(AlgoConfig):
                 f"normalise advantages; use {instead}, or algo.normalize_advantage=false"
             )
 
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
+        """Policy and value network with their optimiser; a rollout, and what a minibatch makes of it."""
+        weights = sum(num_weights([obs_size, *self.hidden_sizes, out]) for out in (action_size, 1))
+        rollout = self.num_steps * num_envs
+        rows = rollout // self.num_minibatches
+        # Of a step also reward, two flags, value, log-probability and advantage.
+        steps = rollout * (obs_size + action_size + 6) + rows * 2 * sum(self.hidden_sizes)
+        return {"algo.hidden_sizes": LEARNED * weights, "algo.num_steps": FLOAT * steps}
+
     def tied_to_total(self) -> Iterator[str]:
         """Rates that fall to zero at the last step."""
         return _falling(self.learning_rate_schedule)
@@ -105,22 +122,22 @@ class PPOConfig(AlgoConfig):
 class SACConfig(AlgoConfig):
     """Soft actor-critic; each value is explained in `conf/algo/sac.yaml`."""
 
-    actor_learning_rate: float = positive()
-    critic_learning_rate: float = positive()
-    alpha_learning_rate: float = positive()
+    actor_learning_rate: float = positive(10.0)
+    critic_learning_rate: float = positive(10.0)
+    alpha_learning_rate: float = positive(10.0)
     learning_rate_schedule: Schedule = field()
-    adam_eps: float = positive()
+    adam_eps: float = positive(1.0)
     steps_per_iteration: int = count()
     gamma: float = fraction()
     tau: float = number(0.0, 1.0, open_low=True)
     batch_size: int = number(2)
-    buffer_size: int = count()
-    learning_starts: int = number(0)
+    buffer_size: int = count(2 * 10**9)  # rows have 32-bit numbers
+    learning_starts: int = number(0, MOST_STEPS)
     updates_per_step: float = positive()
     policy_delay: int = count()
     learn_alpha: bool = field()
     alpha_init: float = positive()
-    target_entropy: float | None = field()
+    target_entropy: float | None = number(-1e6, 1e6)
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
     hidden_sizes: list[int] = count()  # noqa: RUF009 - a field, not a shared default
@@ -135,6 +152,17 @@ class SACConfig(AlgoConfig):
         if self.log_std_min >= self.log_std_max:
             yield (f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}")
 
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
+        """Policy, two critics and their targets with optimisers; the buffer; a batch in all three."""
+        actor = num_weights([obs_size, *self.hidden_sizes, 2 * action_size])
+        critic = num_weights([obs_size + action_size, *self.hidden_sizes, 1])
+        return {
+            "algo.hidden_sizes": LEARNED * (actor + 2 * critic) + FLOAT * 2 * critic,
+            # Of a transition also reward, flag and link.
+            "algo.buffer_size": FLOAT * self.buffer_size * (obs_size + action_size + 3),
+            "algo.batch_size": FLOAT * self.batch_size * 3 * sum(self.hidden_sizes),
+        }
+
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """A run that ends before its first update is good for trying things out and for nothing else."""
         iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
@@ -148,6 +176,11 @@ class SACConfig(AlgoConfig):
     def tied_to_total(self) -> Iterator[str]:
         """Rates that fall to zero at the last step."""
         return _falling(self.learning_rate_schedule)
+
+
+def num_weights(sizes: Sequence[int]) -> int:
+    """Of a multi-layer perceptron with layers of these sizes."""
+    return sum((size_in + 1) * size_out for size_in, size_out in pairwise(sizes))
 
 
 def _falling(schedule: Schedule) -> Iterator[str]:

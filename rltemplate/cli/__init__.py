@@ -99,6 +99,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)
+            launch.check_memory(job.config)
             launch.check_folder(job.config)
             return Plan(
                 argv=[*plain, *flags],
@@ -115,6 +116,8 @@ def _plan(argv: Sequence[str]) -> Plan:
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         _check_sweep(configs)
+        for config in configs:
+            launch.check_memory(config)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
         return Plan(

@@ -64,7 +64,7 @@ def _check_registered(name: str, files: Sequence[str]) -> None:
                 )
             install = "install" if provider is None else "pip install"
             raise ConfigError(
-                f"env={name}: no imported package provides {namespace}/ environments; {install} {package}"
+                f"env={name}: no installed package provides {namespace}/ environments; {install} {package}"
             )
         folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
         near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)

@@ -165,6 +165,12 @@ def _usable_cores() -> tuple[int | None, str | None]:
     return len(cores), text
 
 
+def usable_memory() -> int | None:
+    """Bytes of memory that this process may use; None where the system does not tell."""
+    limits = (_memory_bytes(), _container()["memory_limit_bytes"])
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
