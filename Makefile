@@ -121,13 +121,13 @@ resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
 	$(call RUN,resume_times,$(WORDS))
 
 test: $(STAMP) ## the tests, a quarter of an hour on two cores: make test [ARGS="-k record"]
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
 
 test-all: $(STAMP) ## all tests that have to pass before a merge
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
 
 test-slow: $(STAMP) ## tests that train for minutes
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec env OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
 
 lint: $(STAMP) ## style, format, types, spelling; changes nothing
 	@$(NO_OVERRIDES)failed=; \

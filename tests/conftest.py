@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+
+# Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import shutil
 import subprocess
 import sys

@@ -384,6 +384,12 @@ def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) 
     )
 
 
+def test_tests_have_one_thread_however_they_are_started() -> None:
+    """Because conftest.py says so, and not make: plain pytest and an editor start them too."""
+    assert "OMP_NUM_THREADS" not in (ROOT / "Makefile").read_text()
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
 # --- help and dry runs ---------------------------------------------------------------------------------
 
 

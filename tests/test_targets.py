@@ -18,7 +18,9 @@ from conftest import ROOT, SHRUNK, Command
 from rltemplate.analysis import targets
 from rltemplate.run.sinks import ConsoleSink
 
-SHIPPED = {path.stem: path for path in (ROOT / "conf" / "env").glob("[!_]*.yaml")}
+ENV_FILES = {path.stem: path for path in (ROOT / "conf" / "env").glob("[!_]*.yaml")}
+# Not the files of a fork for environments of its own.
+SHIPPED = {row.env: ENV_FILES[row.env] for row in targets.references()}
 
 
 def config(env_id: str = "Hopper-v5", algo: str = "ppo", **env: Any) -> dict[str, Any]:
@@ -29,7 +31,6 @@ def test_every_row_has_a_source_and_belongs_to_a_shipped_environment() -> None:
     rows = targets.references()
     assert len(rows) > 250
     for row in rows:
-        assert row.env in SHIPPED, row
         assert row.source.strip(), row
         assert row.algo in ("ppo", "sac", "sac-discrete", "stretch", targets.RANDOM), row
         assert math.isfinite(row.return_mean), row
@@ -73,10 +74,11 @@ def test_rows_are_written_in_place_of_those_that_were_there(
     assert random_returns.main(["--write", "episodes=2"]) == 0
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(targets.references())
+    assert [row for row in rows if row["algo"] != targets.RANDOM]
+    assert len(rows) >= len(targets.references())
     chance = [row for row in rows if row["algo"] == targets.RANDOM]
     assert {row["return_mean"] for row in chance} == {"1.5000"}
-    assert sorted(row["env"] for row in chance) == sorted(SHIPPED)
+    assert sorted(row["env"] for row in chance) == sorted(ENV_FILES)
 
 
 def row(algo: str, steps: int, mean: float, source: str, version: str = "v4") -> targets.Reference:
