@@ -20,8 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.algos import ALGORITHMS, AlgoConfig
-from rltemplate.recorded_keys import removed_keys, with_present_keys
+from rltemplate.recorded_keys import ADDED, name_in_added, removed_keys, with_present_keys
 from rltemplate.types import MOST_STEPS, ConfigError, count, number
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+# Without these a recorded configuration is damaged, and not merely old.
+_NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
 class Device(Enum):
@@ -301,6 +305,11 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
     Values are data: a `${...}` in them stands for itself.
     """
+    return to_config(_typed(values))
+
+
+def _typed(values: Mapping[str, Any]) -> DictConfig:
+    """The values with their types; a key that they lack is a missing value."""
     values = with_present_keys(values)
     for key, value in removed_keys(values).items():
         raise ConfigError(
@@ -316,7 +325,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(merged, DictConfig)
-    return to_config(merged)
+    return merged
 
 
 def _literal(value: Any) -> Any:
@@ -333,8 +342,54 @@ def to_yaml(config: Config) -> str:
     return str(yaml.safe_dump(to_dict(config), allow_unicode=True, sort_keys=False))
 
 
+def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """A recorded configuration, and the keys that it lacks, with the values that they take.
+
+    Raises `ConfigError` like `from_dict`.
+    """
+    typed = _typed(values)
+    lacking = sorted(OmegaConf.missing_keys(typed))
+    added: dict[str, Any] = {}
+    if lacking and not {*lacking}.intersection(_NEVER_ADDED):
+        try:
+            shipped = _shipped(typed.algo.name, typed.determinism.level)
+            for key in lacking:
+                value = ADDED.get(name_in_added(key, typed.algo.name), OmegaConf.select(shipped, key))
+                OmegaConf.update(typed, key, _literal(value))
+                added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            raise ConfigError(_one_line(error)) from error
+    return to_config(typed), added
+
+
+def _shipped(algorithm: str, level: Level) -> DictConfig:
+    """The values that conf/ has for an algorithm and a level; each level builds on the one before it."""
+    levels = [each.name for each in Level][: list(Level).index(level) + 1]
+    files = ["config", f"algo/{algorithm}", "env/_gymnasium", *(f"determinism/{name}" for name in levels)]
+    shipped = DictConfig({})
+    for file in [*files, "logger/local"]:
+        content, group = yaml.safe_load((CONF / f"{file}.yaml").read_text("utf-8")), file.partition("/")[0]
+        del content["defaults"]
+        shipped.merge_with({group: content} if file not in ("config", f"algo/{algorithm}") else content)
+    return shipped
+
+
+def about_added(name: str, config: Config, added: Mapping[str, Any]) -> str:
+    """A line that says which values a run takes for keys that were added after it was recorded."""
+    told = []
+    for key, value in added.items():
+        declared = name_in_added(key, config.algo.name) in ADDED
+        told.append(f"{key}={value} ({'ADDED in rltemplate/recorded_keys.py' if declared else 'conf/'})")
+    return f"{name} was recorded without keys that exist now; it takes {', '.join(told)}"
+
+
 def load_config(path: Path) -> Config:
-    """The configuration of a recorded run, from its `config.yaml`."""
+    """The configuration of a recorded run, from its `config.yaml`; see `load_recorded`."""
+    return load_recorded(path)[0]
+
+
+def load_recorded(path: Path) -> tuple[Config, dict[str, Any]]:
+    """The configuration of a recorded run, and the keys that its `config.yaml` lacks with their values."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -343,7 +398,7 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path} is damaged: it is no YAML") from error
     if not isinstance(values, dict) or not isinstance(values.get("algo"), dict):
         raise ConfigError(f"{path} is damaged: it holds no configuration")
-    return from_dict({str(key): value for key, value in values.items()})
+    return complete({str(key): value for key, value in values.items()})
 
 
 def choose(wrong: str, allowed: Any) -> str:

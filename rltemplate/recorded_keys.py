@@ -1,7 +1,7 @@
 """Configurations that older code recorded, with their values under the keys that this code has for them.
 
-The one place for keys that were removed or mean something else now. Whatever reads a recorded configuration
-passes through here.
+The one place for keys that were removed, were added or mean something else now. Whatever reads a recorded
+configuration passes through here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from typing import Any
 
 # Keys of earlier versions, in dotted form, each with the value at which a run does not depend on it.
 REMOVED: dict[str, Any] = {"env.backend": "gymnasium", "seeds": None}
+
+# Keys that earlier versions lack, in dotted form (a key `algo.x` of PPO as `ppo.x`), each with the value at
+# which a run does what these did. A recorded configuration without another key takes the value of conf/.
+ADDED: dict[str, Any] = {}
+
+
+def name_in_added(key: str, algorithm: str) -> str:
+    """The name that a key of the configuration has in `ADDED`."""
+    return f"{algorithm}.{key.removeprefix('algo.')}" if key.startswith("algo.") else key
 
 
 def removed_keys(values: Mapping[str, Any]) -> dict[str, Any]:

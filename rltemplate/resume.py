@@ -18,7 +18,17 @@ import yaml
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.run_files import leaves, read_config, value_of
-from rltemplate.config import Config, check, from_dict, load_config, to_dict, to_yaml
+from rltemplate.config import (
+    Config,
+    about_added,
+    check,
+    complete,
+    from_dict,
+    load_config,
+    load_recorded,
+    to_dict,
+    to_yaml,
+)
 from rltemplate.launch import Job
 from rltemplate.recorded_keys import with_present_keys
 from rltemplate.run import paths
@@ -32,7 +42,7 @@ from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.run.record import RUNNING, check_alone, read_record
 from rltemplate.run.sinks import rows_so_far
 from rltemplate.run.snapshot import GitRecord, Snapshot
-from rltemplate.types import ASIDE, MEANS, ConfigError
+from rltemplate.types import ASIDE, MEANS, ConfigError, may_decide
 
 ACCEPT = "changes"
 
@@ -154,15 +164,19 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
     else:
         check_same_run(checkpoint.config, config, checkpoint.path.name)
     code, libraries = changed_code(record, snapshot), changed_libraries(record)
+    recorded, added = load_recorded(run_dir / paths.CONFIG)
+    if added:
+        notes.append(about_added(run_dir.name, recorded, added))
     if not job.accept:
-        for what, found in (("code", code), ("libraries", libraries)):
+        keys = [key for key in added if may_decide(key) and key not in ASIDE]
+        for what, found in (("code", code), ("libraries", libraries), ("configuration", keys)):
             if found:
                 raise ConfigError(
                     f"{run_dir.name}: the {what} changed since the run began: {few(found)}\n"
                     f"bring back {how_back(what, record)}, or go on all the same with accept={ACCEPT}"
                 )
-    recorded = load_config(run_dir / paths.CONFIG)
-    changed: dict[str, Any] = {"code": code, "libraries": libraries} | _changed_machine(record)
+    changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
+    changed |= _changed_machine(record)
     then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
     changed |= {key: [then[key], now[key]] for key in MEANS if then[key] != now[key]}
     before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
@@ -211,6 +225,8 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
         raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
     left, right = dict(leaves(before)), dict(leaves(now))
+    if right.keys() - left.keys():
+        left = dict(leaves(to_dict(complete(before)[0])))
     for key in {**left, **right}:
         if key.partition(".")[0] in (*ASIDE, *free) or key in MEANS or left.get(key) == right.get(key):
             continue

@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 from rltemplate import denormals, kernels
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import Config, Device, TraceDetail, VideoRenderer, from_dict, load_config, to_dict
+from rltemplate.config import (
+    Config,
+    Device,
+    TraceDetail,
+    VideoRenderer,
+    about_added,
+    from_dict,
+    load_recorded,
+    to_dict,
+)
 from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
 from rltemplate.folder import RunFolder
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
@@ -174,7 +183,9 @@ def env_spec(config: Config) -> EnvSpec:
 
 def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
-    config = load_config(run_dir / paths.CONFIG)
+    config, added = load_recorded(run_dir / paths.CONFIG)
+    if added:
+        note(about_added(run_dir.name, config, added))
     checkpoint = newest_checkpoint(
         run_dir, lambda text: note(f"{text}; an older one is taken"), experience=False
     )

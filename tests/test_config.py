@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -17,11 +19,23 @@ import pytest
 import yaml
 
 from rltemplate import cli
-from rltemplate.algos import ALGORITHMS
+from rltemplate.algos import ALGORITHMS, PPOConfig
 from rltemplate.analysis.run_files import read_config
-from rltemplate.config import Config, Level, from_dict, load_config, to_dict, to_yaml
+from rltemplate.config import (
+    CONF,
+    Config,
+    Level,
+    about_added,
+    complete,
+    from_dict,
+    load_config,
+    load_recorded,
+    to_dict,
+    to_yaml,
+)
+from rltemplate.recorded_keys import ADDED
 from rltemplate.resume import check_same_run, config_digest
-from rltemplate.types import ConfigError
+from rltemplate.types import ConfigError, number
 
 FILES = sorted(cli.CONF.rglob("*.yaml"))
 SHARED = [path for path in FILES if path.relative_to(cli.CONF) != Path("local/default.yaml")]
@@ -373,3 +387,72 @@ def test_every_number_has_a_range() -> None:
 
     found = [key for entry in ALGORITHMS.values() for key in without_range(entry.config, "algo.")]
     assert [*without_range(Config), *found] == []
+
+
+# ------------------------------------------------------------------------------- keys that came afterwards
+
+
+@pytest.fixture
+def before_aux_coef(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `config.yaml` recorded before PPO got the key `algo.aux_coef`, with 0.25 in conf/."""
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose()), encoding="utf-8")
+    conf = shutil.copytree(CONF, tmp_path / "conf")
+    with (conf / "algo" / "ppo.yaml").open("a") as file:
+        file.write("  aux_coef: 0.25\n")
+    monkeypatch.setattr("rltemplate.config.CONF", conf)
+    entry = dataclasses.replace(ALGORITHMS["ppo"], config=WithAux)
+    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    return path
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WithAux(PPOConfig):
+    aux_coef: float = number(0.0)
+
+
+def test_a_key_that_came_afterwards_takes_the_value_of_conf(before_aux_coef: Path) -> None:
+    config, added = load_recorded(before_aux_coef)
+    assert added == {"algo.aux_coef": 0.25}
+    assert isinstance(config.algo, WithAux)
+    assert config.algo.aux_coef == 0.25
+    told = about_added("a-run", config, added)
+    assert told == "a-run was recorded without keys that exist now; it takes algo.aux_coef=0.25 (conf/)"
+    # Once it is written down, nothing has to be added, and what a process is told must be whole.
+    whole = to_dict(config)
+    before_aux_coef.write_text(to_yaml(config), encoding="utf-8")
+    assert load_recorded(before_aux_coef) == (config, {})
+    del whole["algo"]["aux_coef"]
+    with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
+        from_dict(whole)
+
+
+def test_a_key_that_came_afterwards_takes_the_value_declared_for_the_time_before(
+    before_aux_coef: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ADDED, "ppo.aux_coef", 0.0)
+    monkeypatch.setitem(ADDED, "sac.aux_coef", 1.0)
+    config, added = load_recorded(before_aux_coef)
+    assert added == {"algo.aux_coef": 0.0}
+    assert "algo.aux_coef=0.0 (ADDED in rltemplate/recorded_keys.py)" in about_added("a-run", config, added)
+
+
+@pytest.mark.parametrize("level", [level.name for level in Level])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_could_have_come_afterwards(algo: str, level: str) -> None:
+    now = compose(f"algo={algo}", f"determinism={level}", "recipe=null")
+    values = to_dict(now)
+    kept = {key: values[key] for key in ("env", "seed", "total_env_steps")}
+    bare = {"algo": {"name": algo}, "determinism": {"level": level}, "logger": {"wandb": {}}}
+    config, added = complete({**kept, **bare})
+    assert config == now
+    assert len(added) > 30
+
+
+@pytest.mark.parametrize("key", ["env.id", "determinism.level", "seed", "total_env_steps"])
+def test_a_configuration_without_what_every_run_has_is_damaged(key: str) -> None:
+    values = to_dict(compose())
+    group, _, name = key.rpartition(".")
+    del (values[group] if group else values)[name]
+    with pytest.raises(ConfigError, match=f"^no value for {re.escape(key)}:"):
+        complete(values)

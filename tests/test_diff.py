@@ -19,6 +19,7 @@ from conftest import SHRUNK, git, run_train
 from rltemplate.analysis.compare import ABSENT
 from rltemplate.analysis.diff import compare_records, describe, report, verdict
 from rltemplate.analysis.runs import Run, load_run
+from rltemplate.recorded_keys import ADDED
 from rltemplate.run import changes, paths
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.snapshot import commit_outcome, commit_run, take_snapshot
@@ -239,14 +240,27 @@ def test_the_same_experiment_is_called_so() -> None:
     assert verdict(one) == "1 thing differs: algo.gamma 0.99 -> 0.9"
 
 
-def test_a_default_that_new_code_added_is_part_of_the_code() -> None:
+def test_a_key_that_new_code_added_is_part_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = run("a"), run("b", config={"algo.new_flag": False})
     found = compare_records(a, b, ["rltemplate/algos/ppo.py"])
     assert [factor.name for factor in found.factors] == ["code"]
     assert found.notes == [f"came with the code: algo.new_flag {ABSENT} -> false"]
     on = run("b", "algo.new_flag=true", {"algo.new_flag": True})
-    assert names(a, on, ["rltemplate/algos/ppo.py"]) == ["algo.new_flag", "code"]
+    assert names(a, on, ["rltemplate/algos/ppo.py"]) == ["code"]
+    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
+    assert describe(found.factors) == f"code (1 file) with algo.new_flag {ABSENT} -> true"
+    assert found.notes == []
+    # It is no part of code that is equal or unknown, and neither is another key part of the new code.
     assert names(a, b) == ["algo.new_flag"]
+    assert [factor.name for factor in compare_records(a, on, None).factors] == ["algo.new_flag"]
+    both = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
+    assert names(a, both, ["rltemplate/algos/ppo.py"]) == ["algo.gamma", "code"]
+    # With a value for the time before it existed, there is no difference before its first use.
+    monkeypatch.setitem(ADDED, "ppo.new_flag", False)
+    assert (compare_records(a, b, []).factors, compare_records(a, b, []).config) == ([], [])
+    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
+    assert describe(found.factors) == "code (1 file) with algo.new_flag false -> true"
+    assert describe(compare_records(b, on, []).factors) == "algo.new_flag false -> true"
 
 
 def test_what_else_is_to_be_known_is_noted() -> None:

@@ -6,9 +6,11 @@ import copy
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,18 @@ import pytest
 import torch
 from conftest import SHRUNK, Command, Configure, git
 
-from rltemplate.algos import ALGORITHMS
-from rltemplate.config import Config, load_config, to_dict
+from rltemplate.algos import ALGORITHMS, PPOConfig
+from rltemplate.config import Config, load_config, to_dict, to_yaml
 from rltemplate.env_state import Recorder
 from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.recorded_keys import ADDED
+from rltemplate.resume import Continuation, config_digest, find_continuation, resume_job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
-from rltemplate.run.snapshot import CONFIG_PATH
+from rltemplate.run.snapshot import CONFIG_PATH, Snapshot, commit_run
 from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm, go_on
-from rltemplate.types import Algorithm, ConfigError
+from rltemplate.types import Algorithm, ConfigError, number
 
 SETTINGS = ["env=Pendulum", "algo.normalize_obs=true", "env.max_episode_steps=13"]
 
@@ -265,3 +269,64 @@ def test_a_text_with_dollar_and_brace_stays_itself_in_all_that_becomes_of_a_run(
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
     ref = git(fork, "for-each-ref", "--format=%(refname)", "refs/runs/").split()[-1]
     assert secret not in git(fork, "show", f"{ref}:{CONFIG_PATH}")
+
+
+def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*SETTINGS, *SHRUNK["ppo"])
+    (tmp_path / paths.CONFIG).write_text(to_yaml(config))
+    git_record = asdict(commit_run(Snapshot(problem="there is none"), "a-run", ""))
+    record = {"schema": 1, "id": "a-run", "status": "interrupted", "git": git_record}
+    record |= {"config_digest": config_digest(to_dict(config)), "resumed": []}
+    (tmp_path / paths.RECORD).write_text(json.dumps(record))
+
+    def go_on_with(accept: bool) -> Continuation:
+        job = resume_job(tmp_path, [], accept=accept)
+        assert job is not None
+        return find_continuation(job, Snapshot())
+
+    assert go_on_with(accept=False).changed == {}
+    with_new_key = make_dataclass(
+        "WithNewKey", [("aux_coef", float, number(0.0))], bases=(PPOConfig,), kw_only=True
+    )
+    monkeypatch.setitem(ALGORITHMS, "ppo", replace(ALGORITHMS["ppo"], config=with_new_key))
+    monkeypatch.setitem(ADDED, "ppo.aux_coef", 0.0)
+    with pytest.raises(ConfigError, match=r"configuration changed .*: algo\.aux_coef\n.*accept=changes$"):
+        go_on_with(accept=False)
+    found = go_on_with(accept=True)
+    assert found.changed == {"new_keys": {"algo.aux_coef": 0.0}}
+    assert "it takes algo.aux_coef=0.0" in found.notes[-1]
+
+
+@pytest.mark.long
+def test_an_earlier_run_is_of_use_to_code_with_a_new_key(fork: Path, tmp_path: Path) -> None:
+    """Evaluated, gone on with, compared with and taken for a baseline."""
+    project = Path(shutil.copytree(fork, tmp_path / "project"))
+    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
+
+    def call(script: str, *more: str) -> tuple[int, str]:
+        command = [sys.executable, str(project / "scripts" / f"{script}.py"), *more]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    run_dir, later = tmp_path / "runs" / "earlier", tmp_path / "runs" / "later"
+    assert call("train", *words, f"run_dir={run_dir}")[0] == 0
+    types, values = project / "rltemplate" / "algos" / "__init__.py", project / "conf" / "algo" / "ppo.yaml"
+    before = "    log_std_init: float = number(-20.0, 2.0)\n"
+    types.write_text(types.read_text().replace(before, before + "    aux_coef: float = number(0.0)\n"))
+    values.write_text(values.read_text() + "  aux_coef: 0.0 # of nothing\n")
+
+    status, said = call("evaluate", f"run={run_dir}", "episodes=1")
+    told = "earlier was recorded without keys that exist now; it takes algo.aux_coef=0.0 (conf/)"
+    assert (status, said.count(told)) == (0, 1), said
+    status, said = call("train", *words, f"run_dir={later}", f"baseline={run_dir}", "algo.aux_coef=0.5")
+    assert (status, "code (1 file) with algo.aux_coef (absent) -> 0.5" in said) == (0, True), said
+    status, said = call("diff", f"a={run_dir}", f"b={later}")
+    told_once = said.splitlines()[-1] == "1 thing differs: code (1 file) with algo.aux_coef (absent) -> 0.5"
+    assert (status, told_once) == (0, True), said
+    status, said = call("resume", f"run={run_dir}", "total_env_steps=96")
+    assert (status, "accept=changes" in said) == (2, True), said
+    status, said = call("resume", f"run={run_dir}", "total_env_steps=96", "accept=changes")
+    assert (status, said.count(told)) == (0, 1), said
+    assert "  aux_coef: 0.0\n" in (run_dir / paths.CONFIG).read_text()

@@ -10,7 +10,7 @@ A factor is one thing that was changed and that can change what a run computes:
   another `debug=` or `local=`. A key that was given to one of the runs (`overrides` in its record)
   stays a factor of its own, unless it means nothing to the other algorithm or environment;
 * `code`, whatever the number of files; those that cannot change a run (`rltemplate/run/influence.py`) count
-  as none, nor does a key with its default that only one of two versions of the code has;
+  as none. A key that only one of two versions of the code has is part of this change, given or not;
 * `versions` of Python, the C library and the packages that compute;
 * `hardware`: processor and its number of cores, and unless both ran on the CPU also GPUs and their driver;
 * `settings` that were read back from the libraries or stood in the environment of the process, where none
@@ -23,12 +23,13 @@ at it (`types.OBSERVING`) or says by what means it is computed (`types.MEANS`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rltemplate.analysis.compare import ABSENT
 from rltemplate.analysis.run_files import leaves
 from rltemplate.analysis.runs import MISSING, Run, text_of
+from rltemplate.recorded_keys import ADDED, name_in_added
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.types import ASIDE, may_decide
 
@@ -55,7 +56,8 @@ Pair = tuple[str, Any, Any]  # a name and its values in the two runs
 class Factor:
     """One thing that was changed. `kind`: config, code, versions, hardware or settings.
 
-    `a` and `b` are what it is in the two runs, `detail` what came along or is part of it.
+    `a` and `b` are what it is in the two runs, `detail` what came along or is part of it. `brought` are keys
+    that came with other code and were given, with their values.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Factor:
     a: str
     b: str
     detail: list[str]
+    brought: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,17 @@ def compare_records(a: Run, b: Run, changed_files: list[str] | None) -> Differen
     """What differs between two loaded runs; `changed_files` differ in their code (None: nobody can tell)."""
     given = _given(a), _given(b)
     config = [pair for pair in _unequal(a.config, b.config) if _root(pair[0]) not in ASIDE]
+    new = {key for key, *pair in config if ABSENT in pair and not key.startswith("env.kwargs.")}
+    config = list(_since_before(config, a, b))
     versions, hardware = list(_versions(a, b)), list(_hardware(a, b))
     settings = list(_unequal(_settings(a), _settings(b))) if _settings(a) and _settings(b) else []
     files = changed_files or []
     code = [name for name in files if file_matters(name)]
-    factors, new_keys = _config_factors(given, config, bool(code) or changed_files is None)
+    factors, came_along = _config_factors(given, config, new if code or changed_files is None else set())
     if code:
-        factors.append(Factor("code", "code", _code(a), _code(b), code))
+        brought = [f"{factor.name} {factor.a} -> {factor.b}" for factor in factors if factor.name in new]
+        factors = [factor for factor in factors if factor.name not in new]
+        factors.append(Factor("code", "code", _code(a), _code(b), code, brought))
     for kind, pairs in (
         ("versions", [pair for pair in versions if _version_matters(*pair)]),
         ("hardware", hardware),
@@ -117,7 +124,7 @@ def compare_records(a: Run, b: Run, changed_files: list[str] | None) -> Differen
     unexplained = list(_unexplained(settings, factors))
     if unexplained:
         factors.append(_together("settings", unexplained))
-    notes = [*(f"came with the code: {text}" for text in new_keys), *_notes(a, b, changed_files, code)]
+    notes = [*(f"came with the code: {text}" for text in came_along), *_notes(a, b, changed_files, code)]
     metrics = list(_metrics(a, b))
     return Difference(
         a.id, b.id, factors, config, versions, hardware, settings, metrics, changed_files, notes
@@ -140,6 +147,18 @@ def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Pair]:
             yield key, *pair
 
 
+def _since_before(config: Sequence[Pair], a: Run, b: Run) -> Iterator[Pair]:
+    """The pairs, with the value that a key had before it existed where that is known."""
+    algorithms = [run.config["algo"]["name"] for run in (a, b)]
+    for key, *pair in config:
+        if ABSENT in pair and not (key.startswith("algo.") and algorithms[0] != algorithms[1]):
+            before = ADDED.get(name_in_added(key, algorithms[0]), ABSENT)
+            pair = [before if value == ABSENT else value for value in pair]
+            if pair[0] == pair[1]:
+                continue
+        yield key, pair[0], pair[1]
+
+
 def _given(run: Run) -> dict[str, str]:
     """What was said on the command line of a run, by key."""
     split = (str(word).lstrip("+~").partition("=") for word in run.record.get("overrides") or [])
@@ -147,9 +166,9 @@ def _given(run: Run) -> dict[str, str]:
 
 
 def _config_factors(
-    given: tuple[Mapping[str, str], Mapping[str, str]], config: Sequence[Pair], code: bool
+    given: tuple[Mapping[str, str], Mapping[str, str]], config: Sequence[Pair], new: Collection[str]
 ) -> tuple[list[Factor], list[str]]:
-    """The factors among the keys, and keys that came with other code, if `code` says that there may be."""
+    """The factors among the keys, and those of the keys `new` with other code that nobody gave."""
     pairs = {key: (x, y) for key, x, y in config if key != SEED and may_decide(key)}
     explicit = {key for key in pairs if any(_names(words, key) for words in given)}
     # Choices that differ, the ones that carry others along first.
@@ -169,7 +188,7 @@ def _config_factors(
             chosen[group] = (one, other)
     along: dict[str, list[str]] = {group: [] for group in chosen}
     own: list[Factor] = []
-    new_keys: list[str] = []
+    came_along: list[str] = []
     for key, (x, y) in pairs.items():
         if key in (_CHOICES.get(group) for group in chosen) or (
             key in (_RECIPE, _EXPERIMENT) and key in chosen
@@ -179,8 +198,8 @@ def _config_factors(
         carrier = _carrier(key, ABSENT in (x, y), key in explicit, chosen)
         if carrier is not None:
             along[carrier].append(text)
-        elif code and ABSENT in (x, y) and key not in explicit and not key.startswith("env.kwargs."):
-            new_keys.append(text)
+        elif key in new and key not in explicit:
+            came_along.append(text)
         else:
             own.append(Factor("config", key, text_of(x), text_of(y), []))
     factors = [
@@ -188,7 +207,7 @@ def _config_factors(
         for group in chosen
         if group not in _PRESETS or along[group]  # a preset that brought nothing changed nothing
     ]
-    return factors + own, new_keys
+    return factors + own, came_along
 
 
 def _names(words: Mapping[str, str], key: str) -> bool:
@@ -382,7 +401,8 @@ def _describe(factor: Factor) -> str:
     if factor.kind == "config":
         return f"{factor.name} {factor.a} -> {factor.b}"
     if factor.kind == "code":
-        return f"code ({_count(factor.detail)})"
+        brought = f" with {', '.join(factor.brought)}" if factor.brought else ""
+        return f"code ({_count(factor.detail)}){brought}"
     if len(factor.detail) == 1:
         return f"{factor.name} ({factor.detail[0]})"
     return f"{factor.name} ({_few([each.partition(' ')[0] for each in factor.detail])})"

@@ -31,9 +31,9 @@ from rltemplate.cli.command_line import (
     take_resumption,
 )
 from rltemplate.cli.composition import Composed, compose_config, compose_job, compose_with_hydra, typed
-from rltemplate.cli.groups import CONF, NONE, OPTIONAL
+from rltemplate.cli.groups import NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
-from rltemplate.config import Config, register_schemas
+from rltemplate.config import CONF, Config, register_schemas
 from rltemplate.types import ASIDE, ConfigError
 from rltemplate.words import readable
 

@@ -11,7 +11,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from rltemplate.cli.composition import reason
-from rltemplate.cli.groups import CONF
+from rltemplate.config import CONF
 from rltemplate.types import ConfigError
 
 # Packages that register a namespace of their own when their module is imported: package and module.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from rltemplate.config import CONF
 
 # Groups of which none may be chosen, and the name that choice has where a name is needed.
 OPTIONAL = ("recipe", "experiment", "debug", "local")
