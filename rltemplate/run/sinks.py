@@ -270,7 +270,9 @@ class ConsoleSink:
         assert self._progress is not None
         known = {name: label for name, label in _BELOW_BAR.items() if name in self._latest}
         cells = [f"{label} {show_number(self._latest[name]):>9}" for name, label in known.items()]
-        return Group(self._progress, Columns([Text(cell, "dim") for cell in cells], padding=(0, 2)))
+        # Without a line that has room the terminal's ^C would break the bar, which is then drawn twice.
+        below = Columns([Text(cell, "dim") for cell in cells], padding=(0, 2)) if cells else Text()
+        return Group(self._progress, below)
 
     def _stop_bar(self) -> None:
         if self._live is not None:
