@@ -5,6 +5,7 @@ W&B is tried against servers on this machine that refuse, hang, reject, break an
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import http.server
 import io
@@ -241,6 +242,35 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
     again.write({"env_steps": 30, "wall_time_s": 0.0, "m": 2.0})
     again.close("finished", {})
     assert [(e.step, e.value) for e in events(tmp_path).Scalars("m")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(10, 40), (30, 60), (30, 90), (30, 100)])
+def test_tensorboard_has_every_row_after_a_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int, ends: int
+) -> None:
+    """From the first row, in the middle, until the last row, and until the run closes."""
+    write, full = os.write, False
+
+    def to_disk(fd: int, data: Any) -> int:
+        if not full or fd < 3:
+            return write(fd, data)
+        if len(data) > 40:
+            return write(fd, data[:20])  # a part of it still fits
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", to_disk)
+    said: list[str] = []
+    sink = TensorBoardSink(tmp_path / "tensorboard", run_dir=tmp_path, notify=said.append)
+    logger = Logger([sink], LineFile(tmp_path / "metrics.jsonl"))
+    for step in range(10, 100, 10):
+        full = begins <= step < ends
+        logger.log(step, {"m": step / 8})
+    full = False
+    logger.close("finished")
+    seen = [(event.step, event.value) for event in events(tmp_path / "tensorboard").Scalars("m")]
+    assert seen == [(step, step / 8) for step in range(10, 100, 10)]
+    assert sum("its rows come later" in text for text in said) == 1
+    assert sum("can be written again, no row is lost" in text for text in said) == 1
 
 
 def test_a_folder_that_cannot_be_made_costs_only_that_sink(tmp_path: Path) -> None:

@@ -373,28 +373,57 @@ class TensorBoardSink:
         self._notify = notify
         self._path: Path | None = None
         self._fd: int | None = None
+        self._behind = False  # the disk did not take what came last
+        self._was_behind = False
 
     def write(self, row: Row) -> None:
         at = int(row["env_steps"])
-        self._be_open(rows_before=at, videos_before=at, wall_time_s=row.get("wall_time_s"))
-        self._add_row(row, time.time())
+        with self._made_up_for():
+            self._be_open(rows_before=at, videos_before=at, wall_time_s=row.get("wall_time_s"))
+            self._add_row(row, time.time())
 
     def video(self, path: Path, env_steps: int) -> None:
-        self._be_open(rows_before=env_steps + 1, videos_before=env_steps)
-        self._add_text("video", str(path), env_steps, time.time())
+        with self._made_up_for():
+            self._be_open(rows_before=env_steps + 1, videos_before=env_steps)
+            self._add_text("video", str(path), env_steps, time.time())
 
     def note(self, text: str) -> bool:
         """Notes are for the person at the console."""
         return False
 
     def close(self, status: str, final_metrics: Row) -> None:
+        if self._was_behind:  # by now metrics.jsonl has what waited for the disk too
+            with self._made_up_for():
+                self._behind = True
+                self._be_open(rows_before=sys.maxsize, videos_before=sys.maxsize)
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
+    @contextlib.contextmanager
+    def _made_up_for(self) -> Iterator[None]:
+        """A disk that takes nothing costs no row: the first one that it takes brings the missing ones."""
+        path = self._path
+        try:
+            yield
+        except OSError as error:
+            if self._run_dir is None:
+                raise
+            self._close_file()
+            if self._path is not None and self._path != path:  # only begun, and will be begun again
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+                self._path = path
+            if not self._behind and self._notify is not None:
+                self._notify(f"{self._log_dir} cannot be written ({error.strerror}); its rows come later")
+            self._behind = self._was_behind = True
+
     def _be_open(self, rows_before: int, videos_before: int, wall_time_s: float | None = None) -> None:
         """See to it that there is a file, and that the files of the folder hold what came before."""
-        lost = self._fd is not None and not self._is_at_path()
+        lost = self._behind or (self._fd is not None and not self._is_at_path())
         if self._fd is not None and not lost:
             return
         rows: dict[int, dict[str, float]] = {}
@@ -410,6 +439,9 @@ class TensorBoardSink:
         earlier = sorted(self._log_dir.glob(f"{_EVENT_FILE}*"))
         held = _Held.of(earlier)
         missing = min((rows.keys() - held.rows) | (videos.keys() - held.videos), default=None)
+        if self._behind and missing is None and rows_before == sys.maxsize:
+            self._behind = False
+            return
         first, begin = missing, self._begin(rows, missing)
         if missing is None and rows and max(held.rows) > max(rows):
             # The default reader heeds no START: only a value at an earlier step makes it forget later ones.
@@ -426,7 +458,10 @@ class TensorBoardSink:
             self._add_text("config", "\n".join("    " + line for line in text.splitlines()), 0, now)
         if first is not None:
             self._fill(rows, videos, first, now, wall_time_s)
-        if lost and self._notify is not None:
+        was_behind, self._behind = self._behind, False
+        if was_behind and self._notify is not None:
+            self._notify(f"{self._log_dir} can be written again, no row is lost")
+        elif lost and self._notify is not None:
             self._notify(f"{self._log_dir}: the event file was deleted and is written anew, with all rows")
         elif missing is not None and self._notify is not None:
             self._notify(f"{self._log_dir}: rows from step {missing} on were missing and are written again")
@@ -467,7 +502,7 @@ class TensorBoardSink:
             return False
 
     def _create(self, earlier: Sequence[Path]) -> None:
-        self.close("", {})
+        self._close_file()
         # TensorBoard reads files in the order of their names, whatever the clock has done meanwhile.
         stamps = [int(match[1]) for path in earlier if (match := re.match(_EVENT_FILE + r"(\d+)", path.name))]
         stamp = max([time.time_ns(), *(known + 1 for known in stamps)])
