@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 
@@ -40,6 +41,16 @@ SHRUNK: dict[str, list[str]] = {
 }
 for name in ALGORITHMS:  # a new algorithm runs as it is until somebody shrinks it here
     SHRUNK.setdefault(name, ["env.num_envs=2"])
+# Where runs of an algorithm are tried; Pendulum is for all.
+TRIED_ON = {"ppo": "CartPole"}
+
+
+def small(algo: str, *words: str, env: str | None = None) -> list[str]:
+    """Words for a small run of an algorithm; of those about `algo.` only the ones that it has."""
+    keys = {f"algo.{spec.name}" for spec in dataclasses.fields(ALGORITHMS[algo].config)}
+    known = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
+    return [f"algo={algo}", f"env={env or TRIED_ON.get(algo, 'Pendulum')}", *SHRUNK[algo], *known]
+
 
 Configure = Callable[..., Config]
 

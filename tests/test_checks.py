@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure
+from conftest import ROOT, SHRUNK, Configure, small
 
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
@@ -31,7 +31,7 @@ def plain_afterwards() -> Iterator[None]:
 
 
 def built(configure: Configure, algo: str) -> Algorithm:
-    words = [f"algo={algo}", "env=Pendulum", *SHRUNK[algo], "algo.hidden_sizes=[256,256]"]
+    words = small(algo, "algo.hidden_sizes=[256,256]", env="Pendulum")
     return build_algorithm(configure(*words))[0]
 
 
@@ -44,10 +44,11 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     kernels.use(products)
     facts = check_rows(algorithm.forward_passes(), CPU, products)
     assert facts["threads"] == [1, 2]
-    assert set(facts["networks"]) == {"policy", "value"}
+    assert set(facts["networks"]) == set(algorithm.forward_passes())
     kernels.use("plain")
-    with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
-        check_rows(algorithm.forward_passes(), CPU, "plain")
+    if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
+        with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
+            check_rows(algorithm.forward_passes(), CPU, "plain")
     algorithm.close()
 
 

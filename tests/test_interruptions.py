@@ -20,16 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, git
+from conftest import ROOT, SHRUNK, git, small
 
+from rltemplate.algos import ALGORITHMS
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
-WORK = {
-    "ppo": ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=4800", *OBSERVED],
-    "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=1920", *OBSERVED],
-}
+TOTAL = {"ppo": 4800}  # environment steps
+WORK = {algo: small(algo, f"total_env_steps={TOTAL.get(algo, 1920)}", *OBSERVED) for algo in ALGORITHMS}
 MOMENT_S = 120.0  # as long as a busy machine may take for what takes seconds
 
 
@@ -270,7 +269,9 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
 
 
-@pytest.mark.parametrize("algo", WORK)
+@pytest.mark.parametrize(
+    "algo", [algo for algo in WORK if small(algo, "algo.hidden_sizes=[8]") != small(algo)]
+)
 def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
     start: Start, tmp_path: Path, algo: str
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git
+from conftest import SHRUNK, Command, Configure, git, small
 
 from rltemplate.algos import ALGORITHMS, PPOConfig
 from rltemplate.config import Config, load_config, to_dict, to_yaml
@@ -32,7 +32,7 @@ from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm, go_on
 from rltemplate.types import Algorithm, ConfigError, number
 
-SETTINGS = ["env=Pendulum", "algo.normalize_obs=true", "env.max_episode_steps=13"]
+SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
 
 def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
@@ -72,7 +72,7 @@ def interrupted(config: Config, tmp_path: Path, further: int = 3) -> tuple[list[
 def test_going_on_from_a_checkpoint_changes_no_bit(
     configure: Configure, tmp_path: Path, algo: str, num_envs: int
 ) -> None:
-    config = configure(f"algo={algo}", *SETTINGS, *SHRUNK[algo], f"env.num_envs={num_envs}")
+    config = configure(*small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum"))
     following, checkpoint = interrupted(config, tmp_path)
     again, _ = build_algorithm(config)
     assert go_on(again, config, load_checkpoint(checkpoint)) == 3
@@ -82,7 +82,7 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_other_processes_go_on_with_the_same_run(configure: Configure, tmp_path: Path, algo: str) -> None:
-    words = [f"algo={algo}", *SETTINGS, *SHRUNK[algo], "env.num_envs=3"]
+    words = small(algo, *SETTINGS, "env.num_envs=3", env="Pendulum")
     following, checkpoint = interrupted(configure(*words, "env.num_workers=2"), tmp_path)
     for workers in (0, 1):
         config = configure(*words, f"env.num_workers={workers}")
@@ -132,7 +132,7 @@ UNUSED = {("foreign",), ("run",), ("streams", "init"), ("streams", "warmup")}
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: Path, algo: str) -> None:
     """One by one: with another value in its place, what is learned next differs, or it is refused."""
-    config = configure(f"algo={algo}", *SETTINGS, *SHRUNK[algo])
+    config = configure(*small(algo, *SETTINGS, env="Pendulum"))
     _, path = interrupted(config, tmp_path)
     whole = load_checkpoint(path)
 
@@ -208,7 +208,9 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
 def test_experience_is_kept_in_chunks_as_long_as_a_checkpoint_needs_it(
     configure: Configure, tmp_path: Path
 ) -> None:
-    config = configure("algo=sac", *SETTINGS, *SHRUNK["sac"], "algo.buffer_size=40", "algo.learning_starts=8")
+    config = configure(
+        "algo=sac", "env=Pendulum", *SETTINGS, *SHRUNK["sac"], "algo.buffer_size=40", "algo.learning_starts=8"
+    )
     algorithm, _ = build_algorithm(config)
     checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
     for i in range(8):

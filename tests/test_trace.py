@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure
+from conftest import ROOT, SHRUNK, Configure, small
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.traces import Divergence, first_difference, open_trace
@@ -26,7 +26,7 @@ from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError, Probe
 
 STEP = ["algo.normalize_obs=true", "trace=step"]
-ENVS = {"ppo": "env=Hopper", "sac": "env=Pendulum"}
+ENVS = {"ppo": "Hopper"}  # others on Pendulum
 
 
 def traced(
@@ -34,7 +34,8 @@ def traced(
 ) -> Path:
     """The folder of a trace of five iterations."""
     folder.mkdir()
-    config = configure(f"algo={algo}", ENVS[algo], "algo.normalize_obs=true", *SHRUNK[algo], *overrides)
+    env = ENVS.get(algo, "Pendulum")
+    config = configure(*small(algo, "algo.normalize_obs=true", *overrides, env=env))
     algorithm, _ = build_algorithm(config)
     trace = Trace(folder, detail, algo)
     injected = Fault(trace, fault) if fault else None
@@ -53,9 +54,10 @@ def divergence(a: Path, b: Path) -> Divergence | None:
         return first_difference(first, second)
 
 
-# What can go wrong in a run, as item@iteration:index of its event.
-SHARED = ["obs@0:0", "obs@2:7", "policy@1:3", "noise@3:5", "action@2:4", "reward@1:6", "next_obs@3:2"]
-FAULTS = {
+# What can go wrong in a run, as item@iteration:index of its event: in any, and beside it in each.
+ANY = ["obs@0:0", "obs@2:7", "action@2:4", "reward@1:6", "next_obs@3:2"]
+SHARED = [*ANY, "policy@1:3", "noise@3:5"]
+FAULTS = dict.fromkeys(ALGORITHMS, ANY) | {
     "ppo": [
         *("init/actor.2.weight@0", "init/critic.0.bias@0", "init/log_std@0", *SHARED, "log_prob@2:9"),
         *("normalized_obs@4:1", "scaled_reward@3", "value@1", "advantage@2", "order@1", "order@3:1"),

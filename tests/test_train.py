@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git, newest_state, run_train
+from conftest import SHRUNK, Command, Configure, git, newest_state, run_train, small
 
+from rltemplate.algos import ALGORITHMS
 from rltemplate.config import load_config, to_dict
 from rltemplate.launch import Job
 from rltemplate.run import paths
@@ -24,9 +25,10 @@ from rltemplate.run.snapshot import Snapshot
 from rltemplate.train import build_algorithm, run
 from rltemplate.types import ConfigError
 
+TOTAL = {"sac": 240}  # environment steps; others 256
 SHORT = {
-    "ppo": ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=256"],
-    "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "env.max_episode_steps=40", "total_env_steps=240"],
+    algo: small(algo, "env.max_episode_steps=40", f"total_env_steps={TOTAL.get(algo, 256)}")
+    for algo in ALGORITHMS
 }
 OBSERVED = [
     "logger=wandb",

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, git, run_train
+from conftest import ROOT, SHRUNK, git, run_train, small
 
 from rltemplate import own_code, zoom
+from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.analysis.ulp import LAST_BITS
 from rltemplate.own_code import Code
@@ -34,9 +35,14 @@ from rltemplate.types import ConfigError
 from rltemplate.zoom import Finding, Operation, Rerun, Zoom, how_made, made_by_other_code, zoom_in
 
 QUIET = ["logger=none", "eval_every=0", "video_every=0"]
+EVERY = {"sac": 24}  # environment steps of an iteration; others 32
 SETTINGS = {
-    "ppo": ["algo=ppo", "env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", *QUIET],
-    "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=96", "checkpoint_every=24", *QUIET],
+    algo: small(
+        *(algo, f"total_env_steps={4 * EVERY.get(algo, 32)}", f"checkpoint_every={EVERY.get(algo, 32)}"),
+        *QUIET,
+        env="Pendulum",
+    )
+    for algo in ALGORITHMS
 }
 
 Run = Callable[..., Path]
@@ -154,6 +160,14 @@ def test_a_run_that_had_company_is_not_run_again_alone(run: Run, tmp_path: Path)
     assert done.returncode == 2
     assert "neither run can be run again here" in done.stderr
     assert "was trained together with other seeds" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_flipped_bit_of_an_action_is_found_whatever_learns(run: Run, algo: str) -> None:
+    found = zoomed(run(algo), run(algo, RLTEMPLATE_FAULT="action@2:3"))
+    assert summary(found) == (2, "step", 3, "action")
+    assert of_first(found) == (1, 1, LAST_BITS)
 
 
 @pytest.mark.slow
