@@ -49,27 +49,35 @@ def with_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def tested(folder: Path, file: str, which: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of the clone."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
+    return subprocess.run(
+        [*command, "-k", which, file], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", GENERIC)
 def test_tests_apply_to_a_new_algorithm_unasked(with_toy: Path, file: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-        "-k",
-        "toy",
-        file,
-    ]
-    environ = {**os.environ, "PYTHONPATH": str(with_toy), "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=with_toy, env=environ, capture_output=True, text=True, check=False)
+    done = tested(with_toy, file, "toy")
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
+    code = with_toy / "rltemplate" / "algos" / "toy.py"
+    right = code.read_text()
+    try:
+        code.write_text(right.replace('"obs": self._obs.clone()', '"obs": self._obs * 0'))
+        done = tested(with_toy, "tests/test_resume.py", "toy and changes_no_bit")
+    finally:
+        code.write_text(right)
+    assert done.returncode == 1, done.stdout[-8000:]
+    assert "2 failed" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.long
