@@ -42,7 +42,6 @@ class Toy:
             self.net.show(probe)
             probe.event("reset")
             self._obs = torch.from_numpy(probe("obs", self.envs.reset()))
-        self.streams.show(probe)
         steps: list[tuple[Tensor, ...]] = []
         for t in range(self.config.num_steps):
             probe.event("step", t)
