@@ -16,6 +16,7 @@ from pathlib import Path
 from rltemplate.run import exclusions
 from rltemplate.run.exclusions import SkippedFile
 from rltemplate.run.git import Git, GitError, shown
+from rltemplate.run.secret_content import secret_content
 
 _GONE = b"000000"
 _BASE_KEPT = "; the version of the base commit is kept"
@@ -182,7 +183,7 @@ def _examine(path: Path) -> tuple[int | None, str | None]:
             return None, "neither a file nor a link"
         if facts.st_size > exclusions.MAX_FILE_BYTES:
             return facts.st_size, f"larger than {exclusions.MAX_FILE_BYTES // 1_000_000} MB"
-        return facts.st_size, exclusions.secret_content(path.read_bytes())
+        return facts.st_size, secret_content(path.read_bytes(), path.name)
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except OSError as error:

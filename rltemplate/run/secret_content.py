@@ -1,0 +1,197 @@
+"""Tokens and keys in files and texts: those that cannot be anything else.
+
+What services all over the world give out is found by detect-secrets (the maintained package
+`bc-detect-secrets`), by those of its plugins that recognise a token by its form. Not by the ones that go by
+entropy or by a name such as `password =`: to these a digest of a commit, a lock file or a notebook's image
+are secrets as well. Services of machine learning, which it does not know, are in `OWN`.
+
+A plain search for substrings comes first. It settles nearly every file, and the scanner, which takes a tenth
+of a second to import, is not imported for these.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from rltemplate.run.exclusions import secret_name
+
+# By module and class of a plugin: what it finds, and what any of its finds contains.
+SCANNED: dict[str, tuple[str, tuple[bytes, ...]]] = {
+    "aws.AWSKeyDetector": ("an AWS key", (b"A3T", b"ABIA", b"ACCA", b"AKIA", b"ASIA", b"aws", b"AWS")),
+    "basic_auth.BasicAuthDetector": ("a password in an address", (b"://",)),
+    "github_token.GitHubTokenDetector": ("a GitHub token", (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_")),
+    "jwt.JwtTokenDetector": ("a JSON web token", (b"eyJ",)),
+    "mailchimp.MailchimpDetector": ("a Mailchimp key", tuple(b"-us%d" % digit for digit in range(10))),
+    "npm.NpmDetector": ("an npm token", (b"npm_",)),
+    "sendgrid.SendGridDetector": ("a SendGrid key", (b"SG.",)),
+    "slack.SlackDetector": ("a Slack token or webhook", (b"xox", b"hooks.slack.com")),
+    "square_oauth.SquareOAuthDetector": ("a Square secret", (b"sq0csp",)),
+    "stripe.StripeDetector": ("a Stripe key", (b"k_live_",)),
+}
+_W_AND_B_KEY = rb"(?:local-)?[0-9a-f]{40}\b"  # a digest of a commit has the same form, so words decide
+_W_AND_B = (
+    rb"\bwandb_v\d_\w{20,}",
+    rb"\bwandb\.login\s*\([^)]{0,200}?[\"']" + _W_AND_B_KEY,
+    rb"\bwandb[\"' ,]+login[\"',]*[ \t]+(?:-\S+[ \t]+)*[\"']?" + _W_AND_B_KEY,
+    rb"(?i:\bwandb[_-]?(?:api[_-]?)?(?:key|token)\W{1,12})" + _W_AND_B_KEY,
+    rb"(?i:\b(?:wandb|w&b)\s{0,4}[:=]?\s{0,4}[\"']?)" + _W_AND_B_KEY,
+    rb"(?i:\bapi[_-]?key\W{1,12})" + _W_AND_B_KEY,
+    rb"machine\s+api\.wandb\.ai\s[^#]{0,80}password\s+\w{40,}",
+)
+OWN: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
+    "a private key": (rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----", (b"PRIVATE KEY",)),
+    "a GitHub token": (rb"\bgithub_pat_[A-Za-z0-9_]{22,}", (b"github_pat_",)),
+    "a GitLab token": (rb"\bglpat-[A-Za-z0-9_-]{20,}", (b"glpat-",)),
+    "an AWS secret key": (
+        rb"(?i:aws_secret_access_key)\W{1,8}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])",
+        (b"aws_secret_access_key", b"AWS_SECRET_ACCESS_KEY"),
+    ),
+    "an Azure storage key": (rb"AccountKey=[A-Za-z0-9+/]{86}==", (b"AccountKey=",)),
+    "a W&B key": (
+        rb"|".join(_W_AND_B),
+        (b"wandb", b"WANDB", b"W&B", b"api_key", b"API_KEY", b"api-key", b"apikey"),
+    ),
+    "a Neptune token": (rb"\beyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/]{40,}", (b"eyJhcGlf",)),
+    "a Hugging Face token": (rb"\bhf_[A-Za-z0-9]{30,}", (b"hf_",)),
+    "an API key (sk-...)": (
+        rb"\bsk-[A-Za-z0-9]{20,}|\bsk-(?:proj|svcacct|admin|ant|or)-[A-Za-z0-9_-]{20,}",
+        (b"sk-",),
+    ),
+    "a Slack token": (rb"\bxox[abeoprs]-[A-Za-z0-9-]{10,}", (b"xox",)),
+    "a Google API key": (rb"\bAIza[0-9A-Za-z_-]{35}", (b"AIza",)),
+    "a Discord webhook": (rb"discord(?:app)?\.com/api/webhooks/\d{17,}/[\w-]{60,}", (b"/api/webhooks/",)),
+    "a Telegram bot token": (rb"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}\b", (b":AA",)),
+    "a Docker Hub token": (rb"\bdckr_pat_[A-Za-z0-9_-]{20,}", (b"dckr_pat_",)),
+    "a Databricks token": (rb"\bdapi[0-9a-f]{32}\b", (b"dapi",)),
+    "a PyPI token": (rb"\bpypi-AgEI[A-Za-z0-9_-]{50,}", (b"pypi-AgEI",)),
+}
+# In an address these stand for a password, and are none.
+_NO_PASSWORDS = re.compile(
+    r"(?i)[<{$*x%].*|(?:user)?pass(?:word|wd)?|pw|pwd|secret|token|git|key|changeme|\.+"
+)
+_ALONE = re.compile(rb"\s*[0-9a-f]{40}\s*")  # a W&B key, or a commit
+# Keys of a configuration whose value is a secret if it looks drawn at random.
+_SECRET_KEY = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key)$")
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
+_OF_A_COMMIT = re.compile(r"(?i)commit|revision|version|head|sha|hash|rev\b")
+MAX_UNPACKED_BYTES = 50_000_000
+MAX_MEMBERS = 2_000
+MAX_DEPTH = 3
+# Of these only the outside can be seen here.
+_CLOSED = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!": "rar", b"\x28\xb5\x2f\xfd": "zstd"}
+_PACKED: dict[bytes, Callable[[io.BytesIO], Any]] = {
+    b"\x1f\x8b": lambda data: gzip.GzipFile(fileobj=data),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
+
+
+class _Unseen(Exception):
+    """An archive cannot be looked through; the message says why."""
+
+
+def secret_content(data: bytes, path: str = "") -> str | None:
+    """Why the content `data` of a file holds a secret for certain, or could without being seen, else None."""
+    try:
+        kind, where = next(_secrets(data, path, "", [0]), (None, ""))
+    except _Unseen as problem:
+        return f"an archive that cannot be looked through, {problem}"
+    return None if kind is None else f"likely secret: contains {kind}{where}"
+
+
+def secret_in_value(key: str, text: str) -> str | None:
+    """The kind of secret that the value of a key in dotted form holds for certain, else None."""
+    name = key.rpartition(".")[2]
+    kind = next(_tokens(f"{name}={text}".encode(errors="replace")), None)
+    return kind or ("a secret, by its key" if _SECRET_KEY.search(name) and _RANDOM.fullmatch(text) else None)
+
+
+def _secrets(data: bytes, path: str, inside: str, unpacked: list[int]) -> Iterator[tuple[str, str]]:
+    """Kinds of secrets in a file, with the place inside an archive; `unpacked` counts bytes and members."""
+    where = f" in {inside}" if inside else ""
+    for magic, name in _CLOSED.items():
+        if data.startswith(magic):
+            raise _Unseen(f"{name} is not read here{where}")
+    if len(data) < 100 and _ALONE.fullmatch(data) and not _OF_A_COMMIT.search(path.rpartition("/")[2]):
+        yield "what looks like a W&B key and nothing else", where
+    for kind in _tokens(data.replace(b"\0", b"")):  # so that UTF-16, which some shells write, is read as well
+        yield kind, where
+    if inside.count(":") >= MAX_DEPTH:
+        return
+    for name, content in _members(data, unpacked):
+        place = f"{inside}:{name}" if inside else name
+        if name and (reason := secret_name(name)) is not None:
+            yield reason.removeprefix("likely secret: "), f" ({place})"
+        yield from _secrets(content, name or path, place, unpacked)
+
+
+def _members(data: bytes, unpacked: list[int]) -> Iterator[tuple[str, bytes]]:
+    """Files in an archive, by name; none if it is no archive. A compressed file holds one without a name."""
+
+    def held(file: Any) -> bytes:
+        content: bytes = file.read(MAX_UNPACKED_BYTES + 1 - unpacked[0])
+        unpacked[0] += len(content)
+        if unpacked[0] > MAX_UNPACKED_BYTES:
+            raise _Unseen(f"for it holds more than {MAX_UNPACKED_BYTES // 1_000_000} MB")
+        return content
+
+    try:
+        if data.startswith(b"PK\x03\x04"):
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                if len(archive.infolist()) > MAX_MEMBERS:
+                    raise _Unseen(f"for it holds more than {MAX_MEMBERS} files")
+                for member in archive.infolist():
+                    if member.flag_bits & 1:
+                        raise _Unseen("for it is encrypted")
+                    with archive.open(member) as file:
+                        yield member.filename, held(file)
+        elif data[257:262] == b"ustar":
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+                for number, entry in enumerate(tar):
+                    if number >= MAX_MEMBERS:
+                        raise _Unseen(f"for it holds more than {MAX_MEMBERS} files")
+                    if entry.isfile():
+                        yield entry.name, held(tar.extractfile(entry))
+        else:
+            for magic, opened in _PACKED.items():
+                if data.startswith(magic):
+                    with opened(io.BytesIO(data)) as file:
+                        yield "", held(file)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        raise _Unseen(f"for it is damaged ({error})") from error
+    except (NotImplementedError, RuntimeError) as error:  # another way of compressing, or a password
+        raise _Unseen(f"{error}") from error
+
+
+def _tokens(data: bytes) -> Iterator[str]:
+    """Kinds of tokens in a text."""
+    for kind, (pattern, hints) in OWN.items():
+        if any(hint in data for hint in hints) and re.search(pattern, data):
+            yield kind
+    text = ""
+    for plugin, (kind, hints) in SCANNED.items():
+        if not any(hint in data for hint in hints):
+            continue
+        if plugin.startswith("basic_auth") and not re.search(rb"://[^\s:/@]+:[^\s:/@]+@", data):
+            continue
+        text = text or data.decode("latin-1")
+        found = _plugin(plugin).analyze_string(text)
+        if any(not (plugin.startswith("basic_auth") and _NO_PASSWORDS.fullmatch(f"{one}")) for one in found):
+            yield kind
+
+
+@cache
+def _plugin(name: str) -> Any:
+    module, _, detector = name.partition(".")
+    return getattr(import_module(f"detect_secrets.plugins.{module}"), detector)()

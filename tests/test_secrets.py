@@ -1,0 +1,217 @@
+"""Secrets stay out of what is recorded of a run, and harmless files stay in.
+
+Every secret here is put together while the tests run, so that this file holds none.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, git
+
+from rltemplate.run.exclusions import secret_name
+from rltemplate.run.secret_content import MAX_UNPACKED_BYTES, secret_content
+from rltemplate.run.snapshot import take_snapshot
+
+HEX = "0123456789abcdef" * 2 + "01234567"
+SHA = "fedcba9876543210" * 2 + "fedcba98"
+GITHUB = "gh" + "p_" + "aB3dE" * 8
+NEW_WANDB = "wandb" + "_v1_" + "aB3dE" * 10
+
+
+def zipped(*files: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files:
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def tarred(mode: str, *files: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def arrays(name: str, values: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **{name: values})
+    return out.getvalue()
+
+
+def notebook(*lines: str, image: bytes = b"") -> bytes:
+    shown = {"data": {"image/png": base64.b64encode(image).decode()}, "output_type": "display_data"}
+    cell = {"cell_type": "code", "source": [f"{line}\n" for line in lines], "outputs": [shown]}
+    return json.dumps({"cells": [cell], "nbformat": 4}, indent=1).encode()
+
+
+PLAIN = b"nothing in here\n"
+KEY = ("deep/notes.txt", GITHUB.encode())
+SECRET_TEXTS: dict[str, str] = {
+    "login.py": f'import wandb\nwandb.login(key="{HEX}")\n',
+    "login_lines.py": f'wandb.login(\n    relogin=True,\n    key="{HEX}",\n)\n',
+    "login_new.py": f"wandb.login(key='{NEW_WANDB}')\n",
+    "environ.py": f'os.environ["WANDB_API_KEY"] = "{HEX}"\n',
+    "api.py": f'api = wandb.Api(api_key="{HEX}")\n',
+    "notes.txt": f"first wandb login {HEX}, then train\n",
+    "notes.md": f"    wandb login --relogin {HEX}\n",
+    "run.sh": f"export WANDB_API_KEY={HEX}\n",
+    "call.py": f'subprocess.run(["wandb", "login", "{HEX}"])\n',
+    "mine.txt": f"wandb: {HEX}\n",
+    "alone.txt": f"{HEX}\n",
+    "alone_new": NEW_WANDB,
+    "server.yaml": f"wandb_api_key: {HEX}\n",
+    "job.toml": f'wandb-key = "local-{HEX}"\n',
+    "github.py": f"TOKEN = '{GITHUB}'\n",
+    "fine_grained.py": "github" + "_pat_" + "aB3_" * 8,
+    "aws.cfg": "AK" + "IA" + "ABCDEFGH12345678",
+    "aws_pair.txt": "aws_secret" + "_access_key = " + "a1B2/" * 8,
+    "hub.py": "login('h" + "f_" + "aB3dE" * 7 + "')",
+    "openai.py": "s" + "k-proj-" + "aB3_E" * 8,
+    "slack.py": "xo" + "xb-123456789012-abcdef",
+    "slack_hook.py": "https://hooks.slack" + ".com/services/T0AB/B0CD/" + "aB3d" * 6,
+    "google.js": "AI" + "za" + "a1B2c3D" * 5,
+    "gitlab.yml": "glp" + "at-" + "a1B2c" * 4,
+    "npm.txt": "np" + "m_" + "a1B2" * 9,
+    "stripe.rb": "sk" + "_live_" + "aB3d" * 6,
+    "sendgrid.py": "S" + "G." + "a" * 22 + "." + "b" * 43,
+    "mailchimp.py": "0123456789abcdef" * 2 + "-us" + "12",
+    "square.py": "sq0" + "csp-" + "a" * 43,
+    "jwt.txt": ".".join(
+        base64.urlsafe_b64encode(part).decode().rstrip("=")
+        for part in (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"1234567890"}', b"signature-of-it")
+    ),
+    "database.py": "url = 'postgresql://" + "me:" + "h7Kd92ls@" + "db.example.org/runs'",
+    "docker.txt": "dckr" + "_pat_" + "aB3d_" * 5,
+    "databricks.py": "da" + "pi" + "0123456789abcdef" * 2,
+    "telegram.py": "123456789" + ":AA" + "aB3dE-_" * 4 + "aB3dE",
+    "key.txt": "-----BEGIN OPENSSH PRIVATE" + " KEY-----\nb3BlbnNz",
+}
+SECRET_FILES: dict[str, bytes] = {
+    "login.ipynb": notebook("import wandb", f'wandb.login(key="{HEX}")'),
+    "environ.ipynb": notebook(f'%env WANDB_API_KEY="{HEX}"'),
+    "shell.ipynb": notebook(f"!wandb login {HEX}"),
+    "lines.ipynb": notebook("wandb.login(", f"    key='{HEX}'", ")"),
+    "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
+    "code.zip": zipped(("a.txt", PLAIN), KEY),
+    "named.zip": zipped((".env", PLAIN)),
+    "code-1.0-py3-none-any.whl": zipped(("code/keys.py", SECRET_TEXTS["login.py"].encode())),
+    "old.tar": tarred("w", ("a.txt", PLAIN), KEY),
+    "old.tar.gz": tarred("w:gz", KEY),
+    "old.tgz": tarred("w:gz", ("home/.ssh/config", PLAIN)),
+    "old.tar.bz2": tarred("w:bz2", KEY),
+    "old.tar.xz": tarred("w:xz", KEY),
+    "log.txt.gz": gzip.compress(GITHUB.encode()),
+    "log.txt.bz2": bz2.compress(GITHUB.encode()),
+    "log.txt.xz": lzma.compress(GITHUB.encode()),
+    "inner.zip": zipped(("inner.tar.gz", tarred("w:gz", KEY))),
+    "arrays.npz": arrays("text", np.array([f"wandb login {HEX}"])),
+    "broken.zip": zipped(KEY)[:40],
+    "closed.7z": b"7z\xbc\xaf\x27\x1c" + PLAIN,
+    "bomb.gz": gzip.compress(bytes(MAX_UNPACKED_BYTES + 1)),
+}
+SECRET_NAMES = (
+    *("passwords.md", "token.html", "secrets.sql", ".env-prod", ".docker/config.json", ".my.cnf"),
+    *(".vault-pass", "server.key.old", "settings.ini", "id_rsa.bak", "cert.pem~", "tokens.xml", ".env_local"),
+    *("api_keys.rst", "database.ini", "sub/.azure/msal.json", "terraform.tfstate", "gh/hosts.yml"),
+)
+HARMLESS: dict[str, bytes] = {
+    "tokenizer.py": b"class Tokenizer:\n    token = 'abc'\n",
+    "token_embedding.py": b"TOKEN = 3\n",
+    "secrets_manager.py": b"password = getpass()\n",
+    "test_passwords.py": b"assert login(password='example')\n",
+    "tokenizer.json": b'{"vocab": {"password": 1}}',
+    ".env.example": b"WANDB_API_KEY=your-key\n",
+    "monkey.txt": b"a monkey and a keyboard\n",
+    "keys.yaml": b"keys: [a, b]\n",
+    "config.ini": b"[main]\nrate = 1\n",
+    "ppo.py": (ROOT / "rltemplate" / "algos" / "ppo.py").read_bytes(),
+    "requirements.lock": "\n".join(f"p{i}==1.0 --hash=sha256:{HEX}{HEX[:24]}" for i in range(5)).encode(),
+    "requirements.txt": f"wandb @ git+https://github.com/wandb/wandb@{SHA}\n".encode(),
+    "poetry.lock": f'[package.source]\nreference = "{SHA}"\nresolved_reference = "{SHA}"\n'.encode(),
+    "COMMIT": f"{SHA}\n".encode(),
+    "git_revision.txt": SHA.encode(),
+    "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
+    "login.md": b"Run `wandb login` once; wandb.login(key=os.environ['WANDB_API_KEY'])\n",
+    "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
+    "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
+    "wandb.ipynb": notebook("import wandb", "wandb.login()", "run = wandb.init(project='a')"),
+    "weights.npz": arrays("weights", np.random.default_rng(2).normal(size=(200, 200))),
+    "code.zip": zipped(("a.py", PLAIN), ("tokenizer.py", PLAIN)),
+    "code.whl": zipped(("code/__init__.py", PLAIN), ("code.dist-info/RECORD", f"a,{SHA}".encode())),
+    "code.tar.gz": tarred("w:gz", ("a.py", PLAIN), ("COMMIT", SHA.encode())),
+    "noise.bin": np.random.default_rng(3).bytes(300_000),
+    "floats.csv": "\n".join(f"{x:.17f}" for x in np.random.default_rng(4).normal(size=5000)).encode(),
+    "url.md": b"https://user:password@host/ postgres://user:${PASSWORD}@localhost http://a.b:80/x@y\n",
+    "risk.txt": b"risk-aware-exploration-of-the-environment sk-toggleable__content-arrow AKIA hf_hub\n",
+    "certificate.txt": b"-----BEGIN CERTIFICATE-----\nMIIB\n",
+    "digest.json": json.dumps({"sha256": HEX + HEX[:24], "md5": HEX[:32], "sha1": SHA}).encode(),
+    "uuid.txt": b"123e4567-e89b-12d3-a456-426614174000\n",
+    "results.jsonl": b'{"api_key": null, "token": "", "eval/return": 1.0}\n',
+    "names.py": b"MultiAgentReplayBuffer.sample.a_function_with_a_long_name_in_it()\n",
+}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "train.py").write_text("print('train')\n")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def put(repo: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_bytes(content)
+
+
+def test_planted_secrets_are_all_left_out_and_named(repo: Path) -> None:
+    planted = {name: text.encode() for name, text in SECRET_TEXTS.items()} | SECRET_FILES
+    planted |= dict.fromkeys(SECRET_NAMES, PLAIN)
+    assert len(planted) >= 38
+    put(repo, planted)
+    snapshot = take_snapshot(repo)
+    assert snapshot.problem is None
+    stored = git(repo, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split("\n")
+    assert [name for name in planted if name in stored] == []
+    assert {skipped["path"] for skipped in snapshot.skipped} == {*planted}
+    for skipped in snapshot.skipped:
+        assert not any(secret in skipped["reason"] for secret in (HEX, GITHUB, NEW_WANDB))
+    # They are not in git's objects either.
+    blob = git(repo, "hash-object", "login.py").strip()
+    with pytest.raises(subprocess.CalledProcessError):
+        git(repo, "cat-file", "-e", blob)
+
+
+def test_harmless_lookalikes_all_stay_in(repo: Path) -> None:
+    assert len(HARMLESS) >= 30
+    put(repo, HARMLESS)
+    snapshot = take_snapshot(repo)
+    assert snapshot.skipped == []
+    assert {*HARMLESS} <= {*git(repo, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split("\n")}
+
+
+def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
+    listed = git(ROOT, "ls-files", "-z").split("\0")[:-1]
+    for path in filter(os.path.isfile, (str(ROOT / name) for name in listed)):
+        name = Path(path).relative_to(ROOT).as_posix()
+        assert (secret_name(name), secret_content(Path(path).read_bytes(), name)) == (None, None), name
