@@ -706,6 +706,25 @@ def test_other_code_is_found_where_it_first_makes_other_numbers() -> None:
     assert by_other_code([*BEFORE, end, op("mul.Tensor", "dm", "u")], b, 3, 3) == ()
 
 
+@pytest.mark.parametrize("taking", ["unbind.int", "select.int"])
+def test_a_mask_that_was_dropped_is_found_where_it_was_applied(taking: str) -> None:
+    """Its rows are ones and zeros, which both runs have; they stand in other places."""
+
+    def log(made: str, mask: str, rows: str) -> list[dict[str, Any]]:
+        parts = [op(taking, mask, rows, f"t: {mask}")]
+        if taking == "select.int":
+            parts = [op(taking, mask, row, f"t, {place}") for place, row in enumerate(rows)]
+        results = ["z" if row == "z" else str(place) for place, row in enumerate(rows)]
+        sums = [op("mul.Tensor", f"{row}y", to) for row, to in zip(rows, results, strict=True)]
+        end = op("add.Tensor", "".join(results), made)
+        return [*BEFORE, op("zeros.default", "", "z"), op("mul.Tensor", "vm", mask), *parts, *sums, end]
+
+    with_mask, without = log("r", "k", "ozo"), log("R", "K", "ooo")
+    assert by_other_code(with_mask, without) == ("mul", "mul", 3)
+    # Not if the rows stand where they stood.
+    assert by_other_code(log("r", "k", "ozo"), log("r", "k", "ozo")) == ()
+
+
 def test_other_code_need_not_have_anything_in_its_place() -> None:
     longer = [*BEFORE, op("sub.Tensor", "vy", "n")]
     assert by_other_code(longer, BEFORE) == ("sub", None, 2)

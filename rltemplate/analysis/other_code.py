@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 # An operation as `replay` logs it: digests of what it read and of what it made under these keys.
 _READ, _MADE = "inputs", "outputs"
+# Operations that take a part out of a tensor.
+_TAKING = ("select", "slice", "index", "index_select", "gather", "unbind", "split", "split_with_sizes")
 
 
 class Own(NamedTuple):
@@ -29,7 +31,7 @@ class Own(NamedTuple):
 def first_own(log: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Own | None:
     """Where `log` first has a result that lasts, that is not in `other`, and that follows from no such."""
     known = {digest for call in other for key in (_READ, _MADE) for digest in call[key]}
-    lasting = _lasting(log, known)
+    lasting = _lasting(log, known, {_part(call) for call in other})
     made: set[str] = set()
     for i, call in enumerate(log):
         strange = [digest for digest in call[_READ] if digest not in known]
@@ -45,16 +47,28 @@ def shared(log: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]])
     return sum(known.issuperset(call[_MADE]) for call in log)
 
 
-def _lasting(log: Sequence[Mapping[str, Any]], known: Collection[str]) -> list[bool]:
+def _part(call: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What an operation takes out of a tensor, and from where; None for other operations.
+
+    The rows of a mask are ones and zeros wherever they stand, and both runs have such rows.
+    """
+    if len(call[_MADE]) < 2 and not any(f".{name}." in f"{call['operation']}." for name in _TAKING):
+        return None
+    return call["operation"], call["arguments"], *call[_MADE]
+
+
+def _lasting(log: Sequence[Mapping[str, Any]], known: Collection[str], parts: Collection[Any]) -> list[bool]:
     """By operation, whether it made something that is not known and that does not end in what is known.
 
-    What no operation reads any more may be anything, such as what is kept.
+    `known` are numbers, and `parts` are those that were taken out of a tensor at a certain place. What no
+    operation reads any more may be anything, such as what is kept.
     """
     lasting = [False] * len(log)
     readers: dict[str, list[int]] = {}
     for i in range(len(log) - 1, -1, -1):
+        elsewhere = _part(log[i]) not in parts and _part(log[i]) is not None
         for digest in log[i][_MADE]:
-            if digest not in known:
+            if elsewhere or digest not in known:
                 read_by = readers.get(digest, [])
                 lasting[i] |= not read_by or any(lasting[j] for j in read_by)
         for digest in log[i][_READ]:
