@@ -149,8 +149,8 @@ report: $(STAMP) ## one page of HTML about all runs, for sending around: make re
 stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
 	$(call RUN,stats,$(WORDS))
 
-bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [quick=true] [only=peers]
-	$(call RUN,bench,$(WORDS))
+bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [only=peers,time]
+	@$(SPLIT_ARGS) exec $(VENV_PYTHON) -m bench $(WORDS) $(SPLIT)
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 	$(call RUN,rename,$(WORDS))

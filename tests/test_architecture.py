@@ -142,8 +142,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "analysis",
         "analysis.*",
     ),
-    # Starts commands, and looks at them from outside.
-    "startup": ("types", "launch", "run", "run.*"),
     # Several runs for one question, each in a process of its own.
     "series": ("types", "algos", "children", "config", "envs", "launch", "run", "run.*"),
     # Proofs start runs and judge them; only the child that tries the checks builds an algorithm.
@@ -165,30 +163,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run",
         "run.*",
     ),
-    # Measures the others, and shows what it measured without loading what it takes to measure.
-    "bench.works": (),
-    "bench.timeline": ("bench.works",),
-    "bench.contenders": ("bench.works", "config", "cli", "run.determinism", "train"),
-    "bench.measure": (
-        *(
-            "types",
-            "config",
-            "launch",
-            "programs",
-            "startup",
-            "train",
-            "bench.contenders",
-            "bench.timeline",
-            "bench.works",
-        ),
-        "run.*",
-    ),
-    "bench.distance": ("run.machine",),
-    "bench.plan": ("types", "bench.contenders", "bench.works"),
-    "bench.session": ("types", "children", "bench.contenders", "bench.plan", "bench.works", "run.*"),
-    "bench.tables": ("bench.contenders", "bench.plan", "bench.timeline", "bench.works"),
-    "bench.goals": ("bench.plan", "bench.tables", "bench.works"),
-    "bench.plots": ("bench.plan", "bench.tables", "bench.timeline", "bench.works"),
     "scripts/*": ("*",),
 }
 

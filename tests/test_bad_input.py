@@ -610,21 +610,6 @@ RATIOS = [
     wrong("ratios", ONE, "metrics.jsonl has no policy/first_ratio", given=holds(paths.METRICS, "{}\n")),
 ]
 
-BENCH = [
-    wrong("bench", "only=unknown", "only=unknown: expected peers, time, floor, levels,"),
-    wrong("bench", "only=peer", "only=peer", "did you mean peers?"),
-    wrong("bench", "cores=0", "cores=0: must be from 1 to"),
-    wrong("bench", "cores=100000", "cores=100000: must be from 1 to"),
-    wrong("bench", "repetitions=0", "repetitions=0: must be at least 1"),
-    wrong("bench", "seconds=nan", "seconds=nan: must be greater than 0, and finite"),
-    wrong("bench", "seconds=x", "seconds=x: expected a number"),
-    wrong("bench", "core=2", "core=2: no such key", "did you mean cores=?"),
-    wrong("bench", "only=peers only=trace", "only=trace: only is given twice"),
-    wrong("bench", "out=mine", "out=mine: is a file", given=a_file("mine")),
-    wrong("bench", "out=o", "o/bench.json cannot be read", "repair", given=a_file("o/bench.json", "{")),
-    wrong("bench", "--one", "--one: no such option", "allowed: only="),
-]
-
 RENAME = [
     wrong("rename", "", "name= is missing", "make rename name=my_project"),
     wrong("rename", "name=My-Project", "name=My-Project", "for example name=my_project"),
@@ -680,7 +665,6 @@ CASES = [
     *REPORT,
     *STATS,
     *RATIOS,
-    *BENCH,
     *RENAME,
     *GOLDEN,
     *MAKE,

@@ -36,22 +36,13 @@ def test_the_table_of_returns_is_that_of_results() -> None:
 def test_tables_of_the_benchmark_are_those_of_results() -> None:
     """Whole rows of it, whichever of them are shown here."""
     speeds = quoted("bench.md").read_text()
-    columns = ("steps/s", "steps per CPU second, median (all)", "time added", "aimed at")
+    columns = ("steps/s", "steps per CPU second, median (all)", "time added")
     heads = [line for line in rows(README) if any(f"| {name} " in line for name in columns)]
     assert heads
     for head in heads:
         table = rows(README[README.index(head) :].partition("\n\n")[0])
         assert len(table) > 3
         assert [row for row in table if row not in speeds] == []
-
-
-def test_the_most_that_these_cores_could_do_is_that_of_results() -> None:
-    """What a sentence says of two rows of a table that is not shown."""
-    floor = quoted("bench.md").read_text().partition("## floor\n")[2].partition("\n## ")[0]
-    said = re.search(r"SAC would make (\d+) steps/s on Hopper\s+and (\d+) on Humanoid", README)
-    assert said is not None
-    for work, most in zip(("SAC Hopper", "SAC Humanoid"), said.groups(), strict=True):
-        assert [row for row in rows(floor) if row.startswith(f"| {work} |") and row.endswith(f"| {most} |")]
 
 
 def test_how_far_apart_cores_were_is_that_of_results() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, git, run_train
 
+from bench.startup import time_to_first_step
 from rltemplate import cli, launch
 from rltemplate.config import to_dict
 from rltemplate.run import paths
-from rltemplate.startup import time_to_first_step
 from rltemplate.types import ConfigError
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
@@ -190,7 +190,7 @@ LOOKING = {
     "ratios": ["runs=runs/*/*"],
 }
 # These start runs, act, or are no commands about runs.
-COMPUTING = {"train", "resume", "evaluate", "rerun", "golden", "many_runs", "bench", "rename"} | {
+COMPUTING = {"train", "resume", "evaluate", "rerun", "golden", "many_runs", "rename"} | {
     "prove",
     "prove_resume",
     "prove_reproduce",

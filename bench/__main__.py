@@ -1,0 +1,176 @@
+"""`make bench [only=peers,time] [works=ppo-Hopper] [seconds=15] [repetitions=3] [cores=N] [out=DIR]`.
+
+    peers      training beside Stable-Baselines3 and SBX: the same work on the same cores
+    time       where the time of training goes
+    levels     what a level of determinism costs
+    observers  what log and trace cost
+    startup    from the command to the first environment step
+
+Each measurement is made in a process of its own; contenders take turns, so that a change of the machine's
+load falls on all of them. Writes bench.json and bench.md to `out`, also when it is interrupted. Exit status:
+0 measured, 1 a measurement failed, 2 wrong words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bench import tables
+from bench.contenders import configuration
+from bench.works import PARTS, WORKS, Job, jobs
+from rltemplate.run.determinism import prepared
+from rltemplate.run.lines import replace_text
+from rltemplate.run.machine import machine_facts, package_versions
+from rltemplate.types import ConfigError
+from rltemplate.words import Kinds, finite, make_folder, one_of, parse_words, readable, several, whole
+
+ONE = "--one"  # how a process is told to make one measurement
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-rl", "jax", "flax")
+
+
+def cores() -> list[int]:
+    """Cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print and write the tables."""
+    if argv[:1] == [ONE] and len(argv) == 2:
+        return measure_one(json.loads(argv[1]))
+    kinds: Kinds = {
+        "only": several(one_of(*PARTS)),
+        "works": several(one_of(*WORKS)),
+        "seconds": finite,
+        "repetitions": whole(1),
+        "cores": whole(1, len(cores())),
+        "device": one_of("cpu", "cuda"),
+        "out": Path,
+    }
+    try:
+        given = parse_words(argv, kinds)
+        out = given.get("out", Path("results"))
+        make_folder("out", out)
+    except ConfigError as error:
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        return 2
+    size = (given.get("seconds", 15.0), given.get("cores", min(2, len(cores()))), given.get("device", "cpu"))
+    signal.signal(signal.SIGTERM, _interrupt)
+    measured: list[dict[str, Any]] = []
+    failed: list[str] = []
+    facts: dict[str, str] = {}
+    try:
+        for part in given.get("only", PARTS):
+            facts[part] = _facts(part, argv)
+            wanted = [job for job in jobs(part, *size) if job.work in given.get("works", WORKS)]
+            measure_part(wanted, given.get("repetitions", 3), in_process, measured, failed)
+    except KeyboardInterrupt:
+        failed.append("interrupted")
+    text = tables.document(measured, facts)
+    replace_text(out / "bench.json", [json.dumps({"facts": facts, "measurements": measured}, indent=1), "\n"])
+    replace_text(out / "bench.md", [text])
+    print(f"\n{text}")
+    for line in failed:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def measure_part(
+    part: Sequence[Job],
+    repetitions: int,
+    run: Callable[[Job], dict[str, Any]],
+    measured: list[dict[str, Any]],
+    failed: list[str],
+) -> None:
+    """Measure all jobs in turns, as often as asked; add to `measured`, and a line for each failure.
+
+    `run` measures one job and returns `result` and `facts`, or `error`.
+    """
+    missing = {job.contender for job in part if importlib.util.find_spec(job.library) is None}
+    for name in sorted(missing):
+        print(f"{name} is not installed (.venv/bin/pip install -e '.[bench]'): left out", flush=True)
+    facts: dict[str, Any] = {}  # of the first contender of each work
+    for repetition in range(1, repetitions + 1):
+        for job in (job for job in part if job.contender not in missing):
+            name = f"{job.part} {job.work}, {job.contender}"
+            print(f"{repetition}/{repetitions}  {name}: ", end="", flush=True)
+            answer = run(job)
+            other = facts.setdefault(job.work, answer.get("facts"))
+            if answer.get("facts") != other:
+                answer = {
+                    "error": f"does other work than the contender before: {answer['facts']}, not {other}"
+                }
+            if "error" in answer:
+                print("failed", flush=True)
+                failed.append(f"{name}: {answer['error']}")
+                continue
+            measured.append({"job": asdict(job), "repetition": repetition, "result": answer["result"]})
+            print(", ".join(f"{key} {value:,.4g}" for key, value in answer["result"].items()), flush=True)
+
+
+def in_process(job: Job) -> dict[str, Any]:
+    """The answer of a fresh process with pinned threads: `result` and `facts`, or `error`."""
+    threads = {f"{name}_NUM_THREADS": str(job.threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
+    several = "true" if job.threads > 1 else "false"
+    xla = f"--xla_cpu_multi_thread_eigen={several} intra_op_parallelism_threads={job.threads}"
+    platforms = "cuda,cpu" if job.device == "cuda" else "cpu"
+    environment = {**os.environ, **threads, "XLA_FLAGS": xla, "JAX_PLATFORMS": platforms}
+    if job.library == "rltemplate":
+        environment = prepared(environment, configuration(job).determinism, job.threads)
+    asked = json.dumps({"job": asdict(job), "begun": time.time()})
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", ONE, asked],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {"error": last[0]}
+    return answer
+
+
+def measure_one(asked: Mapping[str, Any]) -> int:
+    """Make the measurement of this process and print it as JSON."""
+    from bench.measure import measure
+    from bench.works import MeasurementError
+
+    job = Job(**asked["job"])
+    os.sched_setaffinity(0, cores()[: job.cores])  # before libraries choose their threads
+    try:
+        answer = measure(job, asked["begun"])
+    except (ConfigError, MeasurementError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+    return 0
+
+
+def _facts(part: str, argv: list[str]) -> str:
+    machine, installed = machine_facts(), package_versions()
+    versions = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
+    words = " ".join(["make bench", *argv])
+    load = os.getloadavg()[0]
+    return (
+        f"Part {part} of `{words}` on {machine['cpu']}, {machine['usable_cores']} usable cores, load average "
+        f"{load:.1f} when it began; python {machine['python']}, {versions}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+"""The libraries that do the works: this project, Stable-Baselines3, and SBX, which is its sister on JAX.
+
+Each is built from the numbers of a `Work`, and then asked through its own objects what it is going to do:
+libraries that would do other work are not compared. The peers are there with the extra `bench` only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bench.works import (
+    BOUND,
+    GAMMA,
+    LEARNING_STARTS,
+    PPO_BATCH,
+    PPO_EPOCHS,
+    PPO_STEPS,
+    SAC_BATCH,
+    SAC_BUFFER,
+    WORKS,
+    Job,
+    MeasurementError,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from rltemplate.config import Config
+
+# Called between two rounds of training with the environment steps so far: True to go on.
+Tick = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A contender's own account of its work. Contenders of one work agree in all of it."""
+
+    num_envs: int
+    batch_size: int
+    updates_per_step: float  # of the value networks, per environment step
+    parameters: int  # learned numbers of all networks, target networks left out
+    dtype: str
+
+
+class Contender(Protocol):
+    """A library, built and ready to train."""
+
+    def facts(self) -> Facts:
+        """Its work, read from the objects that it built."""
+        ...
+
+    def updates(self) -> float:
+        """Steps that the optimiser of the value networks has counted."""
+        ...
+
+    def train(self, tick: Tick) -> None:
+        """Train until `tick` says no."""
+        ...
+
+    def close(self) -> None:
+        """Release the environments."""
+        ...
+
+
+def build(job: Job) -> Contender:
+    """The contender of a job, in this process."""
+    if job.library == "rltemplate":
+        return Ours(job)
+    peer = StableBaselines3 if job.library == "stable_baselines3" else Sbx
+    return peer(WORKS[job.work], job.threads, job.device)
+
+
+def configuration(job: Job) -> Config:
+    """The configuration of this project for a job; of a key that is given twice the last word counts."""
+    from rltemplate.cli import preflight
+
+    words = [*WORKS[job.work].overrides(), f"num_threads={job.threads}", f"device={job.device}"]
+    last = {word.partition("=")[0]: word for word in [*words, *job.overrides]}
+    return preflight(list(last.values())).configs[0]
+
+
+class Ours:
+    """This project, without observers."""
+
+    def __init__(self, job: Job) -> None:
+        from rltemplate.run import determinism
+        from rltemplate.train import build_algorithm
+
+        self.config = configuration(job)
+        level = self.config.determinism
+        determinism.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
+        self.algorithm, self.envs = build_algorithm(self.config)
+
+    def facts(self) -> Facts:
+        """From the algorithm's networks and settings."""
+        algorithm: Any = self.algorithm
+        config, num_envs = algorithm.config, self.envs.num_envs
+        ppo = config.name == "ppo"
+        rollout = config.num_steps * num_envs if ppo else 1
+        weights = [weight for network in _networks(algorithm) for weight in network.parameters()]
+        return Facts(
+            num_envs=num_envs,
+            batch_size=rollout // config.num_minibatches if ppo else config.batch_size,
+            updates_per_step=(
+                config.update_epochs * config.num_minibatches / rollout if ppo else config.updates_per_step
+            ),
+            parameters=sum(weight.numel() for weight in weights),
+            dtype=_only({str(weight.dtype).removeprefix("torch.") for weight in weights}),
+        )
+
+    def updates(self) -> float:
+        """From Adam's step counter, as a checkpoint has it."""
+        state = self.algorithm.state_dict()
+        adam = state.get("adam", state.get("critic_adam"))
+        if adam is None:
+            raise MeasurementError("no optimiser was found in the state of the algorithm")
+        return float(adam[-1].max())
+
+    def train(self, tick: Tick) -> None:
+        """Iteration by iteration."""
+        while tick(self.algorithm.env_steps):
+            self.algorithm.train_iteration()
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.algorithm.close()
+
+
+def _networks(algorithm: Any) -> Iterator[Any]:
+    """Networks that learn: modules among the attributes of an algorithm that are kept as flat vectors."""
+    for value in vars(algorithm).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            module = getattr(part, "module", None)
+            if module is not None:
+                yield module
+
+
+def _only(found: set[str]) -> str:
+    if len(found) != 1:
+        raise MeasurementError(f"expected one number type, found {', '.join(sorted(found))}")
+    return found.pop()
+
+
+class StableBaselines3:
+    """Stable-Baselines3's own training loop, ended by a callback."""
+
+    library = "stable_baselines3"
+
+    def __init__(self, work: Work, threads: int, device: str) -> None:
+        import torch
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.vec_env import VecNormalize
+
+        torch.set_num_threads(threads)
+        self.work = work
+        envs: Any = make_vec_env(work.env_id, work.num_envs, seed=1, env_kwargs={"disable_env_checker": True})
+        if work.scaled:
+            envs = VecNormalize(envs, clip_obs=BOUND, clip_reward=BOUND, gamma=GAMMA)
+        sizes, ppo = list(work.hidden_sizes), work.algo == "ppo"
+        given: dict[str, Any] = {
+            "policy_kwargs": {"net_arch": {"pi": sizes, "vf" if ppo else "qf": sizes}},
+            "gamma": GAMMA,
+            "device": device,
+            "seed": 1,
+        }
+        if ppo:
+            given |= {"n_steps": PPO_STEPS, "batch_size": PPO_BATCH, "n_epochs": PPO_EPOCHS}
+        else:
+            given |= {"buffer_size": SAC_BUFFER, "batch_size": SAC_BATCH, "train_freq": 1}
+            given |= {"learning_starts": LEARNING_STARTS, "gradient_steps": work.num_envs}
+        library = importlib.import_module(self.library)
+        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **given)
+
+    def facts(self) -> Facts:
+        """From the model and its networks."""
+        model = self.model
+        if self.work.algo == "ppo":
+            updates = model.n_epochs / model.batch_size
+        else:
+            updates = model.gradient_steps / (model.train_freq.frequency * model.n_envs)
+        sizes = self._weights()
+        return Facts(
+            num_envs=model.n_envs,
+            batch_size=model.batch_size,
+            updates_per_step=updates,
+            parameters=sum(size for size, _ in sizes),
+            dtype=_only({dtype for _, dtype in sizes}),
+        )
+
+    def _weights(self) -> list[tuple[int, str]]:
+        policy = self.model.policy
+        networks = [policy] if self.work.algo == "ppo" else [policy.actor, policy.critic]
+        weights = [weight for network in networks for weight in network.parameters()]
+        return [(weight.numel(), str(weight.dtype).removeprefix("torch.")) for weight in weights]
+
+    def updates(self) -> float:
+        """From the counters of torch's optimiser."""
+        policy = self.model.policy
+        optimizer = policy.optimizer if self.work.algo == "ppo" else policy.critic.optimizer
+        return max((float(state["step"]) for state in optimizer.state.values()), default=0.0)
+
+    def train(self, tick: Tick) -> None:
+        """`learn`, asked when a rollout begins: collecting and learning have been done in full then."""
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        class Asking(BaseCallback):  # type: ignore[misc, unused-ignore]
+            going = True
+
+            def _on_rollout_start(self) -> None:
+                self.going = tick(self.num_timesteps)
+
+            def _on_step(self) -> bool:
+                return self.going
+
+        self.model.learn(10**9, callback=Asking(), log_interval=None)
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.model.get_env().close()
+
+
+class Sbx(StableBaselines3):
+    """Stable-Baselines3's loop around algorithms on JAX, which chooses its device by itself."""
+
+    library = "sbx"
+
+    def __init__(self, work: Work, threads: int, device: str) -> None:
+        super().__init__(work, threads, "cpu")
+
+    def _value_state(self) -> Any:
+        policy = self.model.policy
+        return policy.vf_state if self.work.algo == "ppo" else policy.qf_state
+
+    def _weights(self) -> list[tuple[int, str]]:
+        import jax
+
+        params: Mapping[str, Any] = self.model.policy.actor_state.params
+        leaves = jax.tree_util.tree_leaves((params, self._value_state().params))
+        return [(int(leaf.size), str(leaf.dtype)) for leaf in leaves]
+
+    def updates(self) -> float:
+        """From the counter of the value network's training state."""
+        return float(self._value_state().step)

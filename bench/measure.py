@@ -1,0 +1,185 @@
+"""The measurements, each made in the process that it is called in. A process makes one, and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.contenders import Contender, Ours, build
+from bench.startup import time_to_first_step
+from bench.works import WORKS, Job, MeasurementError
+
+_TOLERANCE = 0.01  # of the updates that optimisers counted, against those announced
+
+
+def measure(job: Job, begun: float) -> dict[str, Any]:
+    """The answer to a job; `begun` is the time at which its process was started."""
+    if job.part == "startup":
+        work = WORKS[job.work]
+        return {"result": time_to_first_step([f"algo={work.algo}", f"env={work.env}"])._asdict()}
+    if job.part == "observers":
+        return {"result": observers(job)}
+    contender = build(job)
+    seconds: dict[str, float] = {}
+    if job.part == "time":
+        seconds = watch(contender)
+    try:
+        result = rate(contender, job, begun, seconds)
+    finally:
+        contender.close()
+    return {"result": result, "facts": dataclasses.asdict(contender.facts())}
+
+
+def rate(contender: Contender, job: Job, begun: float, seconds: dict[str, float]) -> dict[str, float]:
+    """Speed of training, and the share of each of `seconds`, which the calls that it watches add up."""
+    first, start, end = 0.0, (0, 0.0, 0.0, 0.0), (0, 0.0, 0.0, 0.0)
+    warm_up = 2 * WORKS[job.work].first_steps
+    sync = _sync(job.device)
+
+    def tick(env_steps: int) -> bool:
+        nonlocal first, start, end
+        sync()
+        if not first and env_steps >= WORKS[job.work].first_steps:
+            first = time.time() - begun
+        if not start[0]:
+            if env_steps >= warm_up:
+                gc.collect()
+                seconds.update(dict.fromkeys(seconds, 0.0))
+                start = (env_steps, contender.updates(), time.perf_counter(), time.process_time())
+            return True
+        if time.perf_counter() - start[2] < job.seconds:
+            return True
+        end = (env_steps, contender.updates(), time.perf_counter(), time.process_time())
+        return False
+
+    contender.train(tick)
+    steps, updates, wall_s, cpu_s = (b - a for a, b in zip(start, end, strict=True))
+    if not start[0] or steps <= 0:
+        raise MeasurementError("training ended before anything was measured")
+    announced = contender.facts().updates_per_step
+    if abs(updates / steps - announced) > _TOLERANCE * announced:
+        raise MeasurementError(
+            f"{updates / steps:.4g} updates per environment step were counted instead of {announced:.4g}"
+        )
+    result = {"steps_per_s": steps / wall_s, "cpu_s_per_step": cpu_s / steps, "first_s": first}
+    shares = {name: spent / wall_s for name, spent in seconds.items()}
+    rest = {"rest": 1.0 - sum(shares.values())} if shares else {}
+    return result | {"peak_bytes": peak_bytes()} | shares | rest
+
+
+def _sync(device: str) -> Callable[[], None]:
+    """A call that waits for the accelerator: work that was asked for is not work that has been done."""
+    if device == "cpu":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had. Linux hands `ru_maxrss` down from a parent: hence /proc."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def watch(contender: Contender) -> dict[str, float]:
+    """Seconds in the environments' step and in updates, which grow while the contender trains."""
+    assert isinstance(contender, Ours)
+    seconds = {"environments": 0.0, "updates": 0.0}
+    algorithm: Any = contender.algorithm
+
+    def timed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                seconds[name] += time.perf_counter() - start
+
+        return run
+
+    algorithm.envs.step = timed(algorithm.envs.step, "environments")
+    updates = [
+        name for name, value in vars(algorithm).items() if name.startswith("_update") and callable(value)
+    ]
+    if not updates:
+        raise MeasurementError(f"{type(algorithm).__name__} has no _update that could be timed")
+    for name in updates:
+        setattr(algorithm, name, timed(getattr(algorithm, name), "updates"))
+    return seconds
+
+
+# Observers by what is switched on; `nothing` compares iterations that are alike.
+_WATCHING = {
+    "nothing": None,
+    "log": ("off", 1),
+    "trace=iteration": ("iteration", 0),
+    "trace=step": ("step", 0),
+}
+
+
+def observers(job: Job) -> dict[str, float]:
+    """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
+    from rltemplate.config import TraceDetail, to_dict
+    from rltemplate.run import paths
+    from rltemplate.run.lines import LineFile, to_stderr
+    from rltemplate.run.logger import Logger
+    from rltemplate.run.sinks import RunFacts, make_sinks
+    from rltemplate.train import Observers, Stop, make_trace
+    from rltemplate.types import Probe
+
+    ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
+    quiet = dataclasses.replace(ours.config, eval_every=0, video_every=0, checkpoint_every=0)
+    watching: dict[str, Observers] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, switched in _WATCHING.items():
+            if switched is None:
+                continue
+            detail, log_every = TraceDetail[switched[0]], switched[1]
+            config, folder = (
+                dataclasses.replace(quiet, trace=detail, log_every=log_every),
+                Path(scratch) / name,
+            )
+            folder.mkdir()
+            facts = RunFacts("bench", folder, "bench", 10**9, to_dict(config), {}, None, (), to_stderr)
+            logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
+            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, Stop())
+            observer.trace = make_trace(config, folder)
+            watching[name] = observer
+
+        def iteration(name: str) -> tuple[float, float]:
+            algorithm, observer = ours.algorithm, watching.get(name)
+            algorithm.probe = (None if observer is None else observer.trace) or Probe()
+            before, wall_s, cpu_s = algorithm.env_steps, time.perf_counter(), time.process_time()
+            result = algorithm.train_iteration()
+            _sync(job.device)()
+            if observer is not None:
+                observer.after_iteration(result, before, time.perf_counter() - wall_s)
+            return time.perf_counter() - wall_s, time.process_time() - cpu_s
+
+        names = ["alone", *_WATCHING]
+        while ours.algorithm.env_steps < 2 * WORKS[job.work].first_steps:
+            iteration("alone")
+        rounds: list[dict[str, tuple[float, float]]] = []
+        end = time.perf_counter() + job.seconds * len(names)
+        while time.perf_counter() < end or len(rounds) < 3:
+            turn = len(rounds) % len(names)  # so that no observer always comes after the same one
+            rounds.append({name: iteration(name) for name in [*names[turn:], *names[:turn]]})
+        for observer in watching.values():
+            observer.close()
+    ours.close()
+    found = {}
+    for name in _WATCHING:
+        for clock, label in enumerate(("wall", "cpu")):
+            added = statistics.median(each[name][clock] - each["alone"][clock] for each in rounds)
+            found[f"{name} {label}"] = added / statistics.median(each["alone"][clock] for each in rounds)
+    return found

@@ -1,0 +1,149 @@
+"""The works that are measured, each the same arithmetic for every library, and the jobs of a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PPO_STEPS, PPO_BATCH, PPO_EPOCHS = 256, 64, 10  # steps of each environment, samples, passes
+SAC_BATCH, SAC_BUFFER = 256, 1_000_000
+LEARNING_STARTS = 500  # environment steps with random actions, so that measuring begins soon
+SAC_ITERATION = 250  # environment steps
+GAMMA = 0.99
+BOUND = 10.0  # of scaled observations and rewards
+
+
+class MeasurementError(Exception):
+    """The measurement is worth nothing. The message is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An algorithm on copies of an environment; networks, batches and counts follow from these."""
+
+    algo: str
+    env: str  # a file of conf/env/
+    env_id: str
+    num_envs: int
+    scaled: bool = False  # PPO scales observations and rewards by running statistics
+
+    @property
+    def name(self) -> str:
+        """`ppo-Hopper`."""
+        return f"{self.algo}-{self.env}"
+
+    @property
+    def title(self) -> str:
+        """`PPO Hopper`."""
+        return f"{self.algo.upper()} {self.env}"
+
+    @property
+    def hidden_sizes(self) -> tuple[int, int]:
+        """Hidden layers of each network."""
+        return (64, 64) if self.algo == "ppo" else (256, 256)
+
+    @property
+    def first_steps(self) -> int:
+        """Environment steps until something has been learned: a rollout, or an iteration of SAC."""
+        return PPO_STEPS * self.num_envs if self.algo == "ppo" else LEARNING_STARTS + SAC_ITERATION
+
+    def overrides(self) -> list[str]:
+        """The configuration of this project; the other libraries are built from the same numbers."""
+        sizes = ",".join(map(str, self.hidden_sizes))
+        words = [f"algo={self.algo}", f"env={self.env}", f"env.num_envs={self.num_envs}", "logger=none"]
+        words += [f"algo.hidden_sizes=[{sizes}]", f"algo.obs_clip={BOUND}", f"algo.gamma={GAMMA}"]
+        if self.algo == "sac":
+            own = f"""activation=relu batch_size={SAC_BATCH} buffer_size={SAC_BUFFER} updates_per_step=1
+                policy_delay=1 learning_starts={LEARNING_STARTS} steps_per_iteration={SAC_ITERATION}
+                normalize_obs=false"""
+        else:
+            scaled = str(self.scaled).lower()
+            own = f"""activation=tanh num_steps={PPO_STEPS} update_epochs={PPO_EPOCHS} gae_lambda=0.95
+                num_minibatches={PPO_STEPS * self.num_envs // PPO_BATCH} target_kl=null
+                recompute_advantage=false normalize_advantage=true clip_value_loss=false
+                normalize_obs={scaled} normalize_reward={scaled} reward_clip={BOUND}"""
+        return [*words, "total_env_steps=1000000000", *(f"algo.{word}" for word in own.split())]
+
+
+WORKS = {
+    work.name: work
+    for work in (
+        Work("ppo", "Hopper", "Hopper-v5", 8, scaled=True),
+        Work("ppo", "HalfCheetah", "HalfCheetah-v5", 8, scaled=True),
+        Work("ppo", "CartPole", "CartPole-v1", 8),
+        Work("sac", "Hopper", "Hopper-v5", 1),
+        Work("sac", "Humanoid", "Humanoid-v5", 1),
+    )
+}
+PEERS = {"Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
+FORMS = {
+    "rltemplate, eager": ["compile=false"],
+    "rltemplate, compile=true": ["compile=true"],
+    "rltemplate, compile=true env.num_workers=1": ["compile=true", "env.num_workers=1"],
+}
+COMPILED = FORMS["rltemplate, compile=true"]
+LEVELS = {
+    **{
+        level: [f"determinism={level}", "compile=false"]
+        for level in ("fast", "repeat", "invariant", "profile")
+    },
+    **{f"{level}, compile=true": [f"determinism={level}", *COMPILED] for level in ("fast", "repeat")},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One measurement, made in a process of its own."""
+
+    part: str
+    work: str  # a name of WORKS
+    contender: str  # a row of the table
+    library: str = "rltemplate"
+    overrides: tuple[str, ...] = ()  # of this project, beyond those of the work
+    threads: int = 1  # of the numerical library
+    cores: int = 1  # that the process and all that it starts may use
+    seconds: float = 15.0  # to measure for, beyond the warm-up
+    device: str = "cpu"
+
+
+def jobs(part: str, seconds: float, cores: int, device: str) -> list[Job]:
+    """The measurements of one repetition of a part, in the order in which they take turns."""
+    hopper = ("ppo-Hopper", "sac-Hopper")
+
+    def job(
+        work: str, contender: str, *overrides: str, library: str = "rltemplate", alone: bool = True
+    ) -> Job:
+        # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
+        threads = cores if WORKS[work].algo == "sac" and not alone else 1
+        return Job(
+            part=part,
+            work=work,
+            contender=contender,
+            library=library,
+            overrides=overrides,
+            threads=threads,
+            cores=1 if alone else cores,
+            seconds=seconds,
+            device=device,
+        )
+
+    def peers() -> list[Job]:
+        made = []
+        for work in WORKS:
+            made += [job(work, peer, library=name, alone=False) for peer, name in PEERS.items()]
+            made += [job(work, form, *words, alone=False) for form, words in FORMS.items()]
+        return made
+
+    plans: dict[str, Callable[[], list[Job]]] = {
+        "peers": peers,
+        "time": lambda: [
+            job(work, form, *words) for work in WORKS for form, words in list(FORMS.items())[:2]
+        ],
+        "levels": lambda: [job(work, level, *words) for work in hopper for level, words in LEVELS.items()],
+        "observers": lambda: [job(work, "compile=true", *COMPILED) for work in hopper],
+        "startup": lambda: [job(work, "make train") for work in (*hopper, "ppo-CartPole")],
+    }
+    return plans[part]()
+
+
+PARTS = ("peers", "time", "levels", "observers", "startup")
