@@ -177,6 +177,7 @@ TRAIN = [
     # a key: misspelt, of other programs, of the other algorithm, in another place
     wrong("train", "algo.learning_rat=1e-3", "algo.learning_rat=1e-3", "did you mean algo.learning_rate?"),
     wrong("train", "sed=1", "sed=1: no such key", "did you mean seed?", "allowed: "),
+    wrong("train", "seeds=[1,2,3]", "seeds=[1,2,3]: no such key", "did you mean seed?"),
     wrong("train", "xyzzy=1", "xyzzy=1: no such key", "allowed: algo, "),
     wrong("train", "n_epochs=3", "n_epochs=3", "did you mean algo.update_epochs?"),
     wrong("train", "total_timesteps=100", "did you mean total_env_steps?"),

@@ -332,3 +332,15 @@ def test_an_earlier_run_is_of_use_to_code_with_a_new_key(fork: Path, tmp_path: P
     status, said = call("resume", f"run={run_dir}", "total_env_steps=96", "accept=changes")
     assert (status, said.count(told)) == (0, 1), said
     assert "  aux_coef: 0.0\n" in (run_dir / paths.CONFIG).read_text()
+
+
+def test_a_run_that_an_earlier_version_trained_with_other_seeds_names_its_code(
+    configure: Configure, tmp_path: Path
+) -> None:
+    (tmp_path / paths.CONFIG).write_text(to_yaml(configure()))
+    record = {"schema": 1, "id": "old", "status": "interrupted", "git": {"ref": "refs/runs/old"}}
+    (tmp_path / paths.RECORD).write_text(json.dumps(record))
+    assert resume_job(tmp_path, []) is not None
+    (tmp_path / paths.RECORD).write_text(json.dumps({**record, "together": {"seeds": [1, 2]}}))
+    with pytest.raises(ConfigError, match=r"trained together with other seeds.* FOLDER refs/runs/old$"):
+        resume_job(tmp_path, [])
