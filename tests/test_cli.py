@@ -118,6 +118,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
     ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
     ("total_env_steps=0", ["must be at least 1"]),
+    ("algo=sac algo.buffer_size=1e14", ["algo.buffer_size=1e14: expected a whole number"]),
     ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
     ("algo.learning_rate=0", ["must be greater than 0"]),
     ("algo.learning_rate=nan", ["algo.learning_rate=nan"]),

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from rltemplate.algos import ALGORITHMS
 from rltemplate.cli.groups import HYDRA_GROUPS, default_option, group_names
 from rltemplate.config import Config, choose
+from rltemplate.types import MOST_STEPS
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
@@ -205,6 +206,6 @@ def _better(kind: Any, key: str, value: str) -> str:
     if kind is int and value.startswith("["):
         return f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
     with suppress(ValueError, OverflowError):
-        if kind is int and float(value).is_integer():
+        if kind is int and float(value).is_integer() and abs(float(value)) <= MOST_STEPS:
             return f"; did you mean {key}={int(float(value))}?"
     return ""

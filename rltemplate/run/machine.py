@@ -6,6 +6,7 @@ Nothing here starts a process on Linux, and all of it together takes a few milli
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -165,6 +166,7 @@ def _usable_cores() -> tuple[int | None, str | None]:
     return len(cores), text
 
 
+@functools.cache  # it is asked for each job of a sweep
 def usable_memory() -> int | None:
     """Bytes of memory that this process may use; None where the system does not tell."""
     limits = (_memory_bytes(), _container()["memory_limit_bytes"])
