@@ -15,7 +15,7 @@ from torch import Tensor, nn
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32)),
     "discrete": spaces.Discrete(3),
-    "several": spaces.MultiDiscrete([3, 2]),
+    "several": spaces.MultiDiscrete([2, 3]),
 }
 NETWORKS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
