@@ -15,7 +15,7 @@ from references.sac import ReferenceSAC
 from references.surroundings import Copies
 from torch import Tensor
 
-from rltemplate.algos import Activation, PPOConfig, SACConfig, Schedule
+from rltemplate.algos import Activation, Schedule
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
 from rltemplate.config import Config
@@ -29,6 +29,7 @@ BASE = {
         *("algo.update_epochs=3", "algo.learning_rate=0.01", "algo.learning_rate_schedule=constant"),
         *("algo.gamma=0.9", "algo.gae_lambda=0.8", "algo.clip_coef=0.1", "algo.ent_coef=0.01"),
         *("algo.max_grad_norm=1.5", "algo.obs_clip=1.5", "algo.reward_clip=1.0", "algo.hidden_sizes=[6,5]"),
+        *("algo.normalize_obs=true", "algo.normalize_reward=true"),
     ],
     "sac": [
         *("env.num_envs=3", "total_env_steps=80", "algo.steps_per_iteration=42", "algo.batch_size=8"),
@@ -206,7 +207,13 @@ def test_sac_over_hundreds_of_updates(base: dict[str, Config], case: str) -> Non
     agree(varied(base["sac"], SAC_CASES[case]), 8)
 
 
-@pytest.mark.parametrize(("config", "cases"), [(PPOConfig, PPO_CASES), (SACConfig, SAC_CASES)])
-def test_every_hyperparameter_has_a_case(config: Any, cases: Cases) -> None:
-    tried = {name for values in cases.values() for name in values}
-    assert {spec.name for spec in dataclasses.fields(config)} - {"name"} <= tried
+@pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES), ("sac", SAC_CASES)])
+def test_every_hyperparameter_has_a_case_of_another_value(
+    base: dict[str, Config], algo: str, cases: Cases
+) -> None:
+    config = base[algo].algo
+    names = {spec.name for spec in dataclasses.fields(config)} - {"name"}
+    tried = {(name, str(value)) for values in cases.values() for name, value in values.items()}
+    assert names <= {name for name, value in tried}
+    same = {(name, str(getattr(config, name))) for name in names} & tried
+    assert not same
