@@ -6,6 +6,7 @@ each copy is imported afresh and without waiting for torch.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -18,7 +19,14 @@ from typing import Any
 
 import pytest
 
-SLOW_TO_IMPORT = ("torch._dynamo", "torch.distributions", "gymnasium.envs.mujoco", "hydra.compose", "pytest")
+SLOW_TO_IMPORT = (
+    "torch._dynamo",
+    "torch.distributions",
+    "gymnasium.envs.mujoco",
+    "hydra.compose",
+    "pytest",
+    "pytest_timeout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,21 @@ def _run(folder: Path, tests: list[str], answer: Connection) -> None:
     sys.path[:0] = [str(folder), str(folder / "tests")]
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the import of others takes as long as a test
+    gc.freeze()  # Hydra collects garbage, and would go through all of torch
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     watch = _Watch()
-    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "", *(f"tests/{test}" for test in tests)]
+    words = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "-m",
+        "",
+        *(f"tests/{test}" for test in tests),
+    ]
     pytest.main(words, plugins=[watch])
     package = sys.modules.get("rltemplate")
     if package is not None:
