@@ -28,7 +28,7 @@ BASE = {
         *("env.num_envs=3", "total_env_steps=100", "algo.num_steps=20", "algo.num_minibatches=4"),
         *("algo.update_epochs=3", "algo.learning_rate=0.01", "algo.learning_rate_schedule=constant"),
         *("algo.gamma=0.9", "algo.gae_lambda=0.8", "algo.clip_coef=0.1", "algo.ent_coef=0.01"),
-        *("algo.max_grad_norm=1.5", "algo.obs_clip=1.5", "algo.reward_clip=1.0", "algo.hidden_sizes=[6,5]"),
+        *("algo.max_grad_norm=0.7", "algo.obs_clip=1.5", "algo.reward_clip=1.0", "algo.hidden_sizes=[6,5]"),
         *("algo.normalize_obs=true", "algo.normalize_reward=true"),
     ],
     "sac": [
@@ -59,7 +59,7 @@ PPO_CASES: Cases = {
     "ent_coef": {"ent_coef": 0.2},
     "vf_coef": {"vf_coef": 2.0},
     "max_grad_norm": {"max_grad_norm": 0.05},
-    "target_kl": {"target_kl": 0.02},
+    "target_kl": {"target_kl": 0.01},
     "normalize_advantage": {"normalize_advantage": False},
     "recompute_advantage": {"recompute_advantage": True},
     "normalize_obs": {"normalize_obs": False},
