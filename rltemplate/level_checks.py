@@ -16,7 +16,7 @@ from rltemplate.config import from_dict
 from rltemplate.foreign_rng import seed_foreign_code
 from rltemplate.launch import Job
 from rltemplate.run import checks, determinism
-from rltemplate.train import build_algorithm, trial
+from rltemplate.train import build_algorithm, settled, trial
 from rltemplate.types import ConfigError
 
 REFUSED = 2
@@ -28,7 +28,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     A check that fails has `holds` false and its message as `problem`. Raises `ConfigError` for what would
     refuse the run before its checks.
     """
-    config = from_dict(job.config)
+    config = from_dict(settled(job).config)
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)

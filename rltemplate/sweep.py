@@ -552,6 +552,8 @@ def _meaning(overrides: Sequence[str]) -> list[str]:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Keys with other values: key, value before, value now."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    # What was left open has a value since the run began.
+    keys = [key for key in keys if (key, now.get(key)) != ("determinism.products", "auto")]
     return [(key, before.get(key), now.get(key)) for key in keys]
 
 

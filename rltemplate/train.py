@@ -30,6 +30,7 @@ from rltemplate.analysis import targets
 from rltemplate.config import (
     Config,
     Device,
+    Products,
     TraceDetail,
     VideoRenderer,
     about_added,
@@ -435,6 +436,32 @@ def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
     )
 
 
+def settled(job: Job) -> Job:
+    """`job` with the way of matrix products by name, where its level leaves that open and it has not begun.
+
+    So it stands in the configuration that is recorded, and whoever runs that again takes the same way. Says
+    so if it is not the usual one.
+    """
+    config = from_dict(job.config)
+    level, device = config.determinism, determinism.resolve_device(config.device.name)
+    if level.products is not Products.auto or device.type != "cpu" or job.resume:
+        return job
+    determinism.apply(level, config.num_threads, config.compile, config.device.name)
+    chosen = str(kernels.in_force()["products"])
+    if chosen == "padded":
+        seed_foreign_code(config.seed)
+        here = dataclasses.replace(config, env=dataclasses.replace(config.env, num_workers=0))
+        algorithm, _ = build_algorithm(here)
+        try:
+            chosen, problem = checks.choose_products(trial(config, algorithm))
+        finally:
+            algorithm.close()
+        if problem is not None:
+            to_stderr(f"determinism.products=auto: {problem}; {chosen} is taken")
+    named = dataclasses.replace(config, determinism=dataclasses.replace(level, products=Products[chosen]))
+    return dataclasses.replace(job, config=to_dict(named))
+
+
 def check_level(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     """What the run's level promises, tried here and now; `ConfigError` if it does not hold."""
     tried = trial(config, algorithm)
@@ -575,6 +602,7 @@ def train(algorithm: Algorithm, total_env_steps: int, stop: Stop, after: AfterIt
 
 def run(job: Job) -> int:
     """Do the job, and return its exit status."""
+    job = settled(job)
     config = from_dict(job.config)
     settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     folder, training = RunFolder(job), None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure, small
+import yaml
+from conftest import ROOT, SHRUNK, Command, Configure, small
 
 from rltemplate import kernels
 from rltemplate.algos import ALGORITHMS
-from rltemplate.run.checks import check_repeats, check_rows, differing_rows
+from rltemplate.run.checks import Trial, check_repeats, check_rows, choose_products, differing_rows
 from rltemplate.run.machine import cpu_identity
 from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError, ForwardPass
@@ -166,6 +168,61 @@ def test_threads_and_grouping_change_no_bit_of_a_run_at_invariant(tmp_path: Path
             traces.setdefault(level, set()).add((folder / "trace.jsonl").read_text())
     assert len(traces["invariant"]) == 1
     assert len(traces["repeat"]) > 1
+
+
+def test_what_padding_does_not_mend_is_left_to_blas(tmp_path: Path) -> None:
+    """Layers of odd width, for which padding is not enough on CPUs that have no strict branch of MKL."""
+    words = ["env=CartPole", "determinism=invariant", "algo.hidden_sizes=[31,31]", *SHRUNK["ppo"]]
+    words += ["total_env_steps=128", "log_every=1", "eval_every=0"]
+    for name, threads, groups in (("one", 1, "0"), ("two", 2, "7")):
+        done = train(tmp_path / name, *words, f"num_threads={threads}", RLTEMPLATE_ROW_GROUPS=groups)
+        assert done.returncode == 0, done.stderr
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        if cpu_identity()[0] == "GenuineIntel":
+            assert config["determinism"]["products"] == "strict"
+            continue
+        assert re.search(
+            r"products=auto: with products=padded the \w+ network .*; blas is taken", done.stderr
+        )
+        assert config["determinism"]["products"] == "blas"
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        assert record["determinism"]["settings"]["products"] == "blas"
+        assert first_ratios(tmp_path / name) == {0.0}
+    assert (tmp_path / "one" / "trace.jsonl").read_text() == (tmp_path / "two" / "trace.jsonl").read_text()
+
+
+def test_the_usual_way_is_kept_where_it_holds(configure: Configure) -> None:
+    def centred(rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0)
+
+    def chosen(network: Callable[[torch.Tensor], torch.Tensor]) -> tuple[str, bool]:
+        passes = {"policy": ForwardPass(network, 3, (4,))}
+        way, problem = choose_products(Trial(switches, passes, CPU, "padded", physics=False))
+        return way, problem is None
+
+    switches = configure("determinism=invariant").determinism
+    kernels.use("padded")
+    kernels.group_rows(7)  # is not to decide anything
+    assert chosen(torch.tanh) == ("padded", True)
+    assert chosen(centred) == ("blas", False)
+    for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
+        with pytest.raises(ConfigError, match=f"use {instead}"):
+            check_rows({"policy": ForwardPass(centred, 3, (4,))}, CPU, products)
+
+
+@pytest.mark.long
+def test_a_sweep_goes_on_where_a_level_left_products_open(train_command: Command, tmp_path: Path) -> None:
+    words = ["env=CartPole", "determinism=invariant", "seed=1,2", *SHRUNK["ppo"], "total_env_steps=64"]
+    words += ["eval_every=0", "video_every=0", "logger=none"]
+    first = train_command(*words)
+    assert first.returncode == 0, first.stderr
+    (index,) = tmp_path.glob("runs/*/*/sweep.json")
+    left = json.loads(index.read_text())
+    left["status"], left["jobs"][1]["status"] = "interrupted", "failed"
+    index.write_text(json.dumps(left))
+    again = train_command(*words, "sweep=resume")
+    assert again.returncode == 0, again.stderr
+    assert "#1" in again.stdout, "nothing went on"
 
 
 def test_what_cannot_be_had_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("", {"algo.gamma": 0.9, "num_threads": 2, "seed": 2}, ["algo.gamma", "num_threads"]),
         ("algo.hidden_sizes=[64]", {"algo.hidden_sizes": [64]}, ["algo.hidden_sizes"]),
         ("+env.kwargs.x=1", {"env.kwargs": {"x": 1}}, ["env.kwargs.x"]),
+        # what a level left open follows from the others
+        ("", {"algo.hidden_sizes": [63], "determinism.products": "blas"}, ["algo.hidden_sizes"]),
         # a choice brings its values along, but for those that were given
         ("algo=sac", SAC_VALUES, ["algo"]),
         ("algo=sac algo.tau=0.1", SAC_VALUES, ["algo"]),

@@ -40,6 +40,8 @@ _RECIPE, _EXPERIMENT = "recipe", "experiment"
 # Chosen on the command line, and in the configuration only by the values that they bring.
 _PRESETS = ("debug", "local")
 _GROUPS = (*_CHOICES, _RECIPE, _EXPERIMENT, *_PRESETS, "logger")
+# Left open by a level: what it becomes follows from processor and networks. Read back as a setting too.
+_FOLLOWS = "determinism.products"
 # Of a record's machine. How much memory there is changes nothing, and neither does which cores a process may
 # use: how many of them compute is in the configuration.
 _HARDWARE = ("architecture", "cpu", "cpu_flags", "logical_cores")
@@ -193,6 +195,8 @@ def _config_factors(
         if key in (_CHOICES.get(group) for group in chosen) or (
             key in (_RECIPE, _EXPERIMENT) and key in chosen
         ):
+            continue
+        if key == _FOLLOWS and key not in explicit and "determinism" not in chosen:
             continue
         text = f"{key} {text_of(x)} -> {text_of(y)}"
         carrier = _carrier(key, ABSENT in (x, y), key in explicit, chosen)

@@ -76,7 +76,8 @@ def differing_rows(each: ForwardPass, device: torch.device) -> list[str]:
     rows = torch.randn(sizes[-1] + 37, each.size, generator=generator).to(device)
     found = []
     with torch.no_grad():
-        reference = each.network(rows)
+        with _threads(_THREADS[0]):
+            reference = each.network(rows)
         for threads in _THREADS:
             with _threads(threads):
                 for size in sizes:
@@ -93,7 +94,8 @@ def check_rows(passes: Mapping[str, ForwardPass], device: torch.device, products
     for name, each in passes.items():
         found = differing_rows(each, device)
         if found:
-            instead = "determinism.products=padded" if products == "strict" else "determinism=repeat"
+            other = {"strict": "padded", "padded": "blas"}.get(products if device.type == "cpu" else "")
+            instead = "determinism=repeat" if other is None else f"determinism.products={other}"
             raise ConfigError(
                 f"determinism: with products={products} the {name} network gives a row other bits in a batch "
                 f"of {found[0]} ({len(found)} such sizes); use {instead}"
@@ -137,6 +139,25 @@ class Trial:
     device: torch.device
     products: str
     physics: bool
+
+
+def choose_products(trial: Trial) -> tuple[str, str | None]:
+    """The way of matrix products for a level that leaves it open, and the problem of the usual way, if any.
+
+    The usual way is in force. Where it is `padded` and a row depends on more than the row all the same, as
+    for many layers of odd width, products are left to numpy's BLAS. What is decided here depends neither on
+    the number of threads nor on groups of rows, for neither is to change a bit.
+    """
+    from rltemplate import kernels
+
+    if trial.products != "padded" or kernels.blas_library() is None:
+        return trial.products, None
+    try:
+        with kernels.grouped(0):
+            check_rows(trial.passes, trial.device, trial.products)
+    except ConfigError as error:
+        return "blas", str(error).partition("; use ")[0].removeprefix("determinism: ")
+    return trial.products, None
 
 
 def _golden(trial: Trial) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def process_environment(switches: Switches, num_threads: int) -> dict[str, str |
         # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # Used for products at profile, where more threads would cut batches in other places.
-        "OPENBLAS_NUM_THREADS": "1" if switches.products.name == "blas" else threads,
+        # More threads would cut batches in other places, where nothing is to depend on their number.
+        "OPENBLAS_NUM_THREADS": threads if switches.products.name == "plain" else "1",
     }
     if switches.numpy_without is not None:
         variables["NPY_ENABLE_CPU_FEATURES"] = None  # numpy takes the one variable or the other
@@ -137,7 +137,7 @@ def apply(
     kernels.use(products)
     kernels.group_rows(_row_groups())
     # A library may have been built for fewer threads; with none at all it is not OpenBLAS.
-    blas_threads = kernels.use_blas_threads(1 if products == "blas" else num_threads)
+    blas_threads = kernels.use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
     if compiles:
         settings["cpp_compiler"] = compiler_version()
