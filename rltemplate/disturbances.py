@@ -51,9 +51,8 @@ _OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
 # Only makes the environment larger, which moves the stack (Mytkowicz et al. 2009, "Producing wrong data
 # without doing anything obviously wrong", ASPLOS).
 PADDING = "RLTEMPLATE_PADDING"
-# Threads that have to wait sleep. By default they spin, and where other processes need the cores as well, two
-# of them take ten times as long.
-PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Threads that have to wait sleep at once, for other processes need the cores as well.
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _NO_SINKS = {"logger.console": False, "logger.tensorboard": False, "logger.wandb.enabled": False}
 

@@ -24,6 +24,7 @@ from rltemplate.envs import Envs, EnvSpec
 from rltemplate.run import determinism, profile
 from rltemplate.run.determinism import prepared, process_environment, resolve_device
 from rltemplate.run.machine import cpu_identity
+from rltemplate.run.variables import influences
 from rltemplate.types import ConfigError
 
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
@@ -168,6 +169,17 @@ def test_a_level_names_what_its_process_needs(configure: Configure) -> None:
     assert process_environment(repeat, 3)["OMP_NUM_THREADS"] == "3"
     assert process_environment(repeat, 1)["PYTHONHASHSEED"] == "0"
     assert process_environment(fast, 1)["PYTHONHASHSEED"] is None
+
+
+def test_threads_that_wait_soon_sleep_unless_somebody_says_otherwise(configure: Configure) -> None:
+    switches = configure().determinism
+    assert 0 < int(prepared({}, switches, 2)["GOMP_SPINCOUNT"]) < 10_000
+    for name, value in (("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "7")):
+        kept = prepared({name: value}, switches, 2)
+        assert {key: kept[key] for key in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if key in kept} == {
+            name: value
+        }
+    assert influences(prepared({}, switches, 2)).keys().isdisjoint({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 
 
 def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
