@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Applies a level and reads it back, also from the package's own kernels.
     "run.determinism": ("types", "run", "run.*", "kernels", "denormals"),
     "run.libraries": ("kernels",),
+    "run.checks": ("types", "run", "run.*", "kernels"),
     "run.profile": ("types", "run", "run.*", "kernels"),
     "run.*": ("types", "run", "run.*"),
     # Reads run folders, so that comparing works on a laptop without torch.
