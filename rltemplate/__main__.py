@@ -7,7 +7,7 @@ import sys
 
 if __name__ == "__main__":
     # Importing torch takes a second, in which there is nothing to save and Ctrl-C should say nothing.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
 
     # Nothing that is imported is garbage: to look for some meanwhile takes a sixth of the start. Afterwards
     # it is set aside, so that a full collection in mid-training need not go through it either.

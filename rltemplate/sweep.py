@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +81,7 @@ class Sweep:
         self._lock: int | None = None  # a file descriptor
         self._received: list[int] = []  # signals, from just before the launcher is split off
         self._handled: list[int] = []
+        self._supervising: int | None = None  # a file descriptor
 
     @classmethod
     def create(
@@ -272,9 +274,13 @@ class Sweep:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
+        # This process alone has the end that is written to, which closes with it however it ends.
+        supervised, self._supervising = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
+            os.close(self._supervising)
+            threading.Thread(target=self._end_unsupervised, args=(supervised,), daemon=True).start()
             for each in self._handled:
                 signal.signal(each, leave_it_to_the_supervisor)  # other programs do not inherit it
             os.environ[launch.INHERITED_VARIABLE] = json.dumps(inherited)
@@ -285,8 +291,15 @@ class Sweep:
             path = [str(launch.PROJECT), *([others] if others else [])]
             os.environ["PYTHONPATH"] = os.pathsep.join(path)
         else:
+            os.close(supervised)
             self._sign(f"process {supervisor} and its launcher {pid}")
         return pid
+
+    def _end_unsupervised(self, supervised: int) -> None:
+        """In the launcher: when the supervisor is gone, start no further jobs and ask the runs to end."""
+        os.read(supervised, 1)
+        print(f"sweep {self.folder.name} has lost its supervisor: its runs are ended", file=sys.stderr)
+        self.stop(signal.SIGTERM)
 
     def wait(self, launcher: int) -> bool:
         """Wait for the launcher and pass signals on to the runs; whether it came to its end.
@@ -461,9 +474,18 @@ class Sweep:
         return job
 
     def _close(self, entry: dict[str, Any], exit_status: int) -> None:
-        entry |= {"status": _status(exit_status), "exit_status": exit_status, "end_time": _now()}
+        """How a job ended: as its record says, which nothing but the end of the run makes `finished`."""
         run_dir = paths.job_run(self.folder, entry)
-        entry["return"] = None if run_dir is None else _last_return(run_dir)
+        record = {} if run_dir is None else next(_records([run_dir]), {})
+        status, recorded = _status(exit_status), record.get("status", "missing")
+        if recorded == "finished":
+            status = "finished"
+        elif status == "finished":
+            status = "failed"
+            entry["problem"] = f"its process ended with exit status 0 and its record is {recorded}"
+        value = (record.get("final_metrics") or {}).get("eval/return")
+        entry |= {"status": status, "exit_status": exit_status, "end_time": _now()}
+        entry["return"] = None if value is None else float(value)
 
     def finish(self, launched: bool) -> int:
         """Close the index, print the table of jobs and return the exit status of the command.
@@ -646,16 +668,6 @@ def _status(exit_status: int) -> str:
 def _last_value(entry: Mapping[str, Any]) -> float | None:
     value: float | None = entry["return"]
     return value
-
-
-def _last_return(folder: Path) -> float | None:
-    """The return in the run's last evaluation, if it came to one."""
-    try:
-        record = json.loads((folder / paths.RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    value = (record.get("final_metrics") or {}).get("eval/return")
-    return None if value is None else float(value)
 
 
 def _print_table(index: Mapping[str, Any], folder: Path) -> None:

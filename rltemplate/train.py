@@ -46,7 +46,7 @@ from rltemplate.launch import PROJECT, Job
 from rltemplate.programs import Programs
 from rltemplate.resume import Continuation, check_same_run, find_continuation
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run import checks, determinism, paths
+from rltemplate.run import checks, determinism, exits, paths
 from rltemplate.run.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -542,7 +542,8 @@ class TrainingRun:
 
     def fail(self, error: BaseException) -> None:
         """Have the record say what ended the run."""
-        self._outcome["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = exits.told(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        self._outcome["error"] = text.splitlines()[0]
 
     def close(self) -> None:
         """End the run: each step is taken whatever becomes of the ones before."""
@@ -672,7 +673,11 @@ def _standing(config: Config, env_steps: int, value: float) -> str | None:
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
     try:
-        return run(Job.from_environment())
+        with exits.seen():
+            return run(Job.from_environment())
     except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED if isinstance(error, ConfigError) else FAILED
+    except SystemExit as error:  # of an environment or a library; this code never raises it
+        print(f"error: {exits.told(error)}", file=sys.stderr)
+        return FAILED

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Until the run's own process takes over there is nothing to save: Ctrl-C ends this one at once.
-signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
 # Nothing that is imported is garbage, and to look for some meanwhile takes a tenth of the start.
 gc.disable()
 # The code that lies beside this file, whichever copy is installed.
@@ -28,6 +28,7 @@ from omegaconf import DictConfig  # noqa: E402
 from rltemplate import cli, launch  # noqa: E402
 from rltemplate.algos import check_actions  # noqa: E402
 from rltemplate.config import Config, to_dict  # noqa: E402
+from rltemplate.run import exits  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 
 gc.enable()
@@ -136,7 +137,8 @@ def main() -> int:
     try:
         plan = cli.preflight(sys.argv[1:])
         if not is_known(plan):
-            check_environments(plan.configs)
+            with exits.seen():
+                check_environments(plan.configs)
         compare_with_baseline(plan)
         note_doubts(plan.configs)
         if plan.alone is not None:

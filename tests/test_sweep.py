@@ -7,6 +7,7 @@ what it was given; the last test uses the real one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -30,7 +31,7 @@ from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# What a seed makes it do: 13 fails, 14 dies, 15 refuses, 90 and above wait for a signal.
+# What a seed makes it do: 13 fails, 14 dies, 15 refuses, 16 ends early, 90 and above wait for a signal.
 FAKE_WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -62,7 +63,9 @@ if seed >= 90:
     sys.exit(128 + heard[0])
 if seed == 14:
     os.kill(os.getpid(), signal.SIGKILL)
-(folder / "record.json").write_text(json.dumps({"final_metrics": {"eval/return": 10.0 * seed}}))
+status = {13: "failed", 16: "running"}.get(seed, "finished")
+record = {"schema": 1, "status": status, "final_metrics": {"eval/return": 10.0 * seed}}
+(folder / "record.json").write_text(json.dumps(record))
 sys.exit(1 if seed == 13 else 0)
 """
 
@@ -306,18 +309,19 @@ def test_a_module_of_the_projects_brings_its_environments(project: Path, tmp_pat
 
 
 def test_a_failing_job_stops_nobody_and_is_named(project: Path, tmp_path: Path) -> None:
-    status, out, err = train(project, tmp_path, "seed=1,13,14,2")
+    status, out, err = train(project, tmp_path, "seed=1,13,14,2,16")
     assert status == 1, err
     assert "Traceback" not in err
     folder, index = index_of(tmp_path)
-    assert [job["status"] for job in index["jobs"]] == ["finished", "failed", "failed", "finished"]
-    assert [job["exit_status"] for job in index["jobs"]] == [0, 1, 128 + signal.SIGKILL, 0]
-    assert [job["return"] for job in index["jobs"]] == [10.0, 130.0, None, 20.0]
-    assert [job["overrides"] for job in index["jobs"]] == [["seed=1"], ["seed=13"], ["seed=14"], ["seed=2"]]
+    assert [job["status"] for job in index["jobs"]] == ["finished", "failed", "failed", "finished", "failed"]
+    assert [job["exit_status"] for job in index["jobs"]] == [0, 1, 128 + signal.SIGKILL, 0, 0]
+    assert [job["return"] for job in index["jobs"]] == [10.0, 130.0, None, 20.0, 160.0]
+    assert [job["overrides"] for job in index["jobs"]] == [[f"seed={seed}"] for seed in (1, 13, 14, 2, 16)]
     assert index["status"] == "failed"
-    assert index["command"][1:] == ["seed=1,13,14,2"]
-    assert out.count("hello from seed") == 4
+    assert index["command"][1:] == ["seed=1,13,14,2,16"]
+    assert out.count("hello from seed") == 5
     assert "#1 seed=13: failed, exit status 1" in out
+    assert "#4 seed=16: failed, its process ended with exit status 0 and its record is running" in out
     assert "#0 seed=1: failed" not in out
 
     moved = tmp_path / "moved"
@@ -434,6 +438,32 @@ def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
     assert index["status"] == "interrupted"
     heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
     assert heard == [[number]] * expected
+
+
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
+def test_a_killed_supervisor_leaves_no_run_unattended(project: Path, tmp_path: Path, launcher: str) -> None:
+    more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    process = start(project, tmp_path, "seed=90,91,92,93", f"hydra/launcher={launcher}", *more)
+    running = 1 + len(more)
+    wait_for_runs(process, tmp_path, running)
+    os.kill(process.pid, signal.SIGKILL)
+    folder, index = index_of(tmp_path)
+    until = time.monotonic() + 30
+    while any(job["status"] == "running" for job in index["jobs"]) and time.monotonic() < until:
+        time.sleep(0.05)
+        folder, index = index_of(tmp_path)
+    assert sorted(job["status"] for job in index["jobs"] if job["run_id"]) == ["interrupted"] * running
+    assert index["signal"] == signal.SIGTERM
+    heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
+    assert heard == [[signal.SIGTERM]] * running
+    with (folder / ".lock").open() as lock:
+        while time.monotonic() < until:  # the launcher, which has the lock too, ends by itself
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.05)
+    pytest.fail("the launcher goes on")
 
 
 INTERRUPTED_AT_ONCE = """

@@ -546,11 +546,12 @@ def test_one_process_at_a_time_looks_after_a_sweep(project: Path, tmp_path: Path
         return err
 
     assert f"sweep {folder.name} is still running, looked after by process {process.pid} and" in refused()
+    os.kill(launcher, signal.SIGSTOP)  # or it would end with its supervisor, and end the run
     process.kill()
     process.wait()  # not for what it prints: the launcher can still write there
-    # The launcher goes on without its supervisor, ...
+    # The launcher is there without its supervisor, ...
     assert f"its launcher {launcher}" in refused()
-    os.kill(launcher, signal.SIGTERM)
+    os.kill(launcher, signal.SIGKILL)
     until(lambda: not alive(launcher))
     # ... and the run without its launcher.
     (run_dir,) = tmp_path.glob("runs/*/*-seed2-*")

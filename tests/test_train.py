@@ -17,12 +17,12 @@ from conftest import SHRUNK, Command, Configure, git, newest_state, run_train, s
 
 from rltemplate.algos import ALGORITHMS
 from rltemplate.config import load_config, to_dict
-from rltemplate.launch import Job
+from rltemplate.launch import JOB_VARIABLE, Job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.snapshot import Snapshot
-from rltemplate.train import build_algorithm, run
+from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError
 
 TOTAL = {"sac": 240}  # environment steps; others 256
@@ -215,20 +215,50 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
     assert 0 <= steps - rows(tmp_path / "run")[-1]["env_steps"] < 2000
 
 
-def test_a_signal_during_an_evaluation_keeps_the_weights(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The evaluation is cut short, and what was learned until then is saved."""
-    run_dir = tmp_path / "run"
-    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0", "eval_every=64"]
-    job = Job(
-        config=to_dict(configure(*words, "checkpoint_every=100000")),
+def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
+    """A job for this process."""
+    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0", "checkpoint_every=100000"]
+    return Job(
+        config=to_dict(configure(*words, *more)),
         run_id="run",
         run_dir=str(run_dir),
         command=["train.py"],
         overrides=[],
         snapshot=Snapshot(problem="no snapshot in this test").to_json(),
     )
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"), [("exit", 0), ("_exit", 0), ("exit", None), ("_exit", 3), ("exit", 143)]
+)
+def test_a_run_that_was_ended_by_its_environment_is_no_success(
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    leave: str,
+    code: int | None,
+) -> None:
+    def leaving(*_: Any) -> Any:
+        getattr(os if leave == "_exit" else sys, leave)(code)
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", leaving)
+    monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
+    before = os._exit
+    assert main() == 1
+    assert os._exit is before
+    said = f"exit status {code or 0} was asked for in {__file__}, line "
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"error: {said}")
+    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
+    assert record["status"] == "failed"
+    assert record["error"].startswith(said)
+
+
+def test_a_signal_during_an_evaluation_keeps_the_weights(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is cut short, and what was learned until then is saved."""
+    run_dir = tmp_path / "run"
     evaluate = Evaluator.run
 
     def interrupted(self: Evaluator, *arguments: Any) -> Any:
@@ -236,7 +266,7 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
         return evaluate(self, *arguments)
 
     monkeypatch.setattr(Evaluator, "run", interrupted)
-    assert run(job) == 128 + signal.SIGTERM
+    assert run(job_in(run_dir, configure, "eval_every=64")) == 128 + signal.SIGTERM
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "interrupted"
     assert newest_state(run_dir)["env_steps"] == 64
 

@@ -1,0 +1,43 @@
+"""Ends of a process that an environment or a library asks for: they are no success of the run.
+
+Nothing can be done about native code that ends the process by itself. The record then still says that the
+run is running, and a sweep goes by the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+
+@contextlib.contextmanager
+def seen() -> Iterator[None]:
+    """While the block runs, `os._exit` raises SystemExit, as `sys.exit` does.
+
+    In a process that was forked off it ends that one, and in another thread the whole process with an error.
+    """
+    leave, owner = os._exit, os.getpid()
+
+    def leave_openly(status: int) -> NoReturn:
+        if os.getpid() != owner:
+            leave(status)
+        if threading.current_thread() is not threading.main_thread():
+            leave(status or 1)
+        raise SystemExit(status)
+
+    os._exit = leave_openly
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def told(error: SystemExit) -> str:
+    """Who asked for the end, in a line."""
+    places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    where = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
+    return f"exit status {error.code or 0} was asked for{where}, before the end of the run"
