@@ -546,14 +546,12 @@ def test_one_process_at_a_time_looks_after_a_sweep(project: Path, tmp_path: Path
         return err
 
     assert f"sweep {folder.name} is still running, looked after by process {process.pid} and" in refused()
-    os.kill(launcher, signal.SIGSTOP)  # or it would end with its supervisor, and end the run
-    process.kill()
-    process.wait()  # not for what it prints: the launcher can still write there
-    # The launcher is there without its supervisor, ...
     assert f"its launcher {launcher}" in refused()
+    os.kill(process.pid, signal.SIGSTOP)  # so that neither of the two can end the run
     os.kill(launcher, signal.SIGKILL)
-    until(lambda: not alive(launcher))
-    # ... and the run without its launcher.
+    process.kill()
+    process.wait()  # not for what it prints: the run can still write there
+    # The run is there without its launcher.
     (run_dir,) = tmp_path.glob("runs/*/*-seed2-*")
     told = refused()
     assert run_dir.name in told
@@ -574,12 +572,6 @@ def test_one_process_at_a_time_looks_after_a_sweep(project: Path, tmp_path: Path
     status, out, err = train(project, tmp_path, *again)
     assert status == 0, err + out
     assert resumes(tmp_path) == [[False], [False, True], [False]]
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process that has not ended; one that nobody has asked about is still listed."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout.strip()[:1] not in ("", "Z")
 
 
 def test_changed_code_and_configuration_stop_a_sweep_from_going_on(fork: Path, tmp_path: Path) -> None:
