@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rltemplate.run.secret_content import secret_in_value
 from rltemplate.types import ConfigError
 
 # By key, what turns the text of its value into the value.
 Kinds = Mapping[str, Callable[[str], Any]]
 # Of a longer word, beginning and end are enough to know it again.
 _LONGEST = 120
+_SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
 def parse_words(
@@ -151,8 +153,11 @@ def shown(text: str) -> str:
 def readable(message: str, argv: Sequence[str]) -> str:
     """A message about words of a command, in which odd or long ones are replaced by how they are shown.
 
-    Nobody looks for a line break or a hundred kilobytes in a word when quoting it.
+    Nobody looks for a line break or a hundred kilobytes in a word when quoting it. A secret is not shown.
     """
+    message = _SECRET_SIZED.sub(
+        lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
+    )
     for word in argv:
         for part in (word, word.partition("=")[2]):
             if part.strip() and shown(part) != part:

@@ -28,7 +28,7 @@ PACKAGE = "rltemplate"
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": (),
     "types": (),
-    "words": ("types",),
+    "words": ("types", "run.secret_content"),
     "rng": ("types",),
     "foreign_rng": ("rng",),
     "kernels": (),
@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "config": ("types", "algos", "recorded_keys"),
     "launch": ("types", "config", "run.*"),
     "cli": ("types", "words", "algos", "config", "launch", "cli.*"),
-    "cli.*": ("types", "words", "algos", "config", "launch", "cli", "cli.*"),
+    "cli.*": ("types", "words", "algos", "config", "launch", "run.secret_content", "cli", "cli.*"),
     # What is left of a run that ended early: reads and cuts run folders, and knows no algorithm.
     "resume": ("types", "algos", "config", "recorded_keys", "launch", "run", "run.*", "analysis.run_files"),
     # The folder of one run, from its beginning to its end.

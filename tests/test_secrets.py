@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, git
+from conftest import ROOT, Command, git
 
+from rltemplate import cli
 from rltemplate.run.exclusions import secret_name
-from rltemplate.run.secret_content import MAX_UNPACKED_BYTES, secret_content
+from rltemplate.run.secret_content import MAX_UNPACKED_BYTES, secret_content, secret_in_value
 from rltemplate.run.snapshot import take_snapshot
+from rltemplate.types import ConfigError
 
 HEX = "0123456789abcdef" * 2 + "01234567"
 SHA = "fedcba9876543210" * 2 + "fedcba98"
@@ -210,8 +212,87 @@ def test_harmless_lookalikes_all_stay_in(repo: Path) -> None:
     assert {*HARMLESS} <= {*git(repo, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split("\n")}
 
 
+@pytest.mark.parametrize("text", ["eyJ", "xoxb", "wandb login -a ", "://a:b", "aws key "])
+def test_a_long_file_takes_no_longer_than_its_length_allows(text: str) -> None:
+    assert secret_content(text.encode() * 100_000) is None
+
+
 def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
     listed = git(ROOT, "ls-files", "-z").split("\0")[:-1]
     for path in filter(os.path.isfile, (str(ROOT / name) for name in listed)):
         name = Path(path).relative_to(ROOT).as_posix()
         assert (secret_name(name), secret_content(Path(path).read_bytes(), name)) == (None, None), name
+
+
+# --- In values of the configuration ----------------------------------------------------------------------
+
+SECRET_VALUES: dict[str, str] = {
+    "note": f"with wandb login {HEX}",
+    "+env.kwargs.token": GITHUB,
+    "+env.kwargs.api_key": HEX,
+    "+env.kwargs.password": "h7Kd92lsQ0mZx81bTr4u",
+    "logger.wandb.entity": NEW_WANDB,
+    "logger.wandb.tags": f"[a,{GITHUB}]",
+    "runs_dir": f"/tmp/{GITHUB}",
+    "seed": GITHUB,
+    "nosuch_key": GITHUB,
+    "algo.gamma": f"0.9,{GITHUB}",
+}
+
+
+@pytest.mark.parametrize("key", SECRET_VALUES)
+def test_a_secret_in_a_value_is_refused_by_its_key(key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        cli.preflight([f"{key}={SECRET_VALUES[key]}", "local=null"])
+    told = str(refused.value)
+    assert told.startswith(f"{key.lstrip('+')}: ")
+    assert "\n" not in told
+    assert not any(secret in told for secret in (HEX, GITHUB, NEW_WANDB, "h7Kd92lsQ0mZx81bTr4u"))
+
+
+@pytest.mark.parametrize(
+    "word", ["note=${oc.env:MINE}", "seed=${oc.env:MINE}", "+env.kwargs.a=${oc.env:MINE}"]
+)
+def test_a_secret_from_a_variable_is_refused_and_not_shown(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", GITHUB)
+    with pytest.raises(ConfigError) as refused:
+        cli.preflight([word if "note" not in word else 'note="${oc.env:MINE}"', "local=null"])
+    assert GITHUB not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["note: {}", "logger: {{wandb: {{entity: {}}}}}", "seed: {}"])
+def test_a_secret_in_a_file_of_this_machine_is_refused(
+    line: str, tmp_path: Path, fork: Path, train_command: Command
+) -> None:
+    local = fork / "conf" / "local" / "default.yaml"
+    local.write_text("# @package _global_\n" + line.format(GITHUB) + "\n")
+    try:
+        done = train_command()
+    finally:
+        local.unlink()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert GITHUB not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "note=a long note, about commit " + SHA + " and why it learns more slowly than the run before it did",
+        f"note={SHA}",
+        f"baseline={SHA}",
+        f"+env.kwargs.commit={SHA}",
+        f"+env.kwargs.digest={HEX}{HEX[:24]}",
+        "+env.kwargs.token=blue",
+        "+env.kwargs.tokenizer=a_rather_long_name_of_a_tokenizer_2",
+        "+env.kwargs.path=/a/rather/long/path/to/some/data/set_of_2024/with-dashes/file.npz",
+        "logger.wandb.project=20241122-seed1-abcdef-and-more-of-it",
+    ],
+)
+def test_a_long_value_that_is_no_secret_is_taken(word: str) -> None:
+    key, _, value = word.lstrip("+").partition("=")
+    assert secret_in_value(key, value) is None
+    cli.preflight([word, "local=null"] if "baseline" not in word else ["local=null"])

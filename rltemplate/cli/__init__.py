@@ -33,6 +33,7 @@ from rltemplate.cli.command_line import (
 from rltemplate.cli.composition import Composed, compose_config, compose_job, compose_with_hydra, typed
 from rltemplate.cli.groups import NONE, OPTIONAL
 from rltemplate.cli.overrides import check_groups, check_keys
+from rltemplate.cli.secret_values import check_words
 from rltemplate.config import CONF, Config, register_schemas
 from rltemplate.types import ASIDE, ConfigError
 from rltemplate.words import readable
@@ -67,6 +68,7 @@ def preflight(argv: Sequence[str]) -> Plan:
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
     try:
+        check_words(argv)
         return _plan(argv)
     except ConfigError as error:
         raise ConfigError(readable(str(error), argv)) from error

@@ -14,6 +14,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from rltemplate.cli.groups import NAMED, option_names
 from rltemplate.cli.keys import chosen_algorithm, expected_value, known_keys, unknown_key
+from rltemplate.cli.secret_values import check_values
 from rltemplate.config import Config, choose, to_config
 from rltemplate.types import ConfigError
 
@@ -67,7 +68,9 @@ def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
             composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
-    return to_config(composed)
+    config = to_config(composed)
+    check_values(config)
+    return config
 
 
 def compose_with_hydra(words: Sequence[str]) -> DictConfig:
