@@ -35,7 +35,7 @@ SCANNED: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "mailchimp.MailchimpDetector": ("a Mailchimp key", tuple(b"-us%d" % digit for digit in range(10))),
     "npm.NpmDetector": ("an npm token", (b"npm_",)),
     "sendgrid.SendGridDetector": ("a SendGrid key", (b"SG.",)),
-    "slack.SlackDetector": ("a Slack token or webhook", (b"xox", b"hooks.slack.com")),
+    "slack.SlackDetector": ("a Slack token", (b"xox",)),
     "square_oauth.SquareOAuthDetector": ("a Square secret", (b"sq0csp",)),
     "stripe.StripeDetector": ("a Stripe key", (b"k_live_",)),
 }
@@ -69,6 +69,7 @@ OWN: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
         (b"sk-",),
     ),
     "a Slack token": (rb"\bxox[abeoprs]-[A-Za-z0-9-]{10,}", (b"xox",)),
+    "a Slack webhook": (rb"hooks\.slack\.com/services/T\w+/B\w+/\w{20,}", (b"hooks.slack.com",)),
     "a Google API key": (rb"\bAIza[0-9A-Za-z_-]{35}", (b"AIza",)),
     "a Discord webhook": (rb"discord(?:app)?\.com/api/webhooks/\d{17,}/[\w-]{60,}", (b"/api/webhooks/",)),
     "a Telegram bot token": (rb"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}\b", (b":AA",)),
