@@ -42,6 +42,7 @@ class Toy:
             self.net.show(probe)
             probe.event("reset")
             self._obs = torch.from_numpy(probe("obs", self.envs.reset()))
+        probe.begin(self)
         steps: list[tuple[Tensor, ...]] = []
         for t in range(self.config.num_steps):
             probe.event("step", t)
@@ -64,7 +65,7 @@ class Toy:
         flat, loss, entropy = self._update(self.net.flat, *data, rate)
         self.net.assign(probe("params", flat))
         metrics = {"loss/policy": loss, "policy/entropy": entropy, "optim/learning_rate": rate}
-        probes = {"obs": all_obs, "action": actions, "reward": rewards, "params": self.net.flat}
+        probes = {"obs": all_obs, "action": actions, "reward": rewards, "params": flat}
         return IterationResult(metrics, episodes, probes)
 
     def _one_update(
