@@ -348,7 +348,10 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     Raises `ConfigError` like `from_dict`.
     """
     typed = _typed(values)
-    lacking = sorted(OmegaConf.missing_keys(typed))
+    try:
+        lacking = sorted(OmegaConf.missing_keys(typed))
+    except OmegaConfBaseException as error:  # a number that is written as a ${...}
+        raise ConfigError(_one_line(error)) from error
     added: dict[str, Any] = {}
     if lacking and not {*lacking}.intersection(_NEVER_ADDED):
         try:

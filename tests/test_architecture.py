@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "recorded_keys",
         "run.paths",
         "run.record",
+        "run.state",
         "run.influence",
         "analysis",
         "analysis.*",
