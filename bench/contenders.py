@@ -113,7 +113,7 @@ class Ours:
     def updates(self) -> float:
         """From Adam's step counter, as a checkpoint has it."""
         state = self.algorithm.state_dict()
-        adam = state.get("adam", state.get("critic_adam"))
+        adam = state["adam"] if "adam" in state else state.get("learner", {}).get("critic_adam")
         if adam is None:
             raise MeasurementError("no optimiser was found in the state of the algorithm")
         return float(adam[-1].max())

@@ -80,6 +80,15 @@ def test_training_is_measured_and_optimisers_are_asked() -> None:
         contender.close()
 
 
+def test_the_optimiser_of_sac_is_found() -> None:
+    contender = build(job(work="sac-Hopper", overrides=("determinism=fast",)))
+    try:
+        assert contender.updates() == 0.0
+        assert contender.facts().updates_per_step == 1.0
+    finally:
+        contender.close()
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("stable_baselines3") is None, reason="the extra 'bench' is not there"
 )
