@@ -303,5 +303,5 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
             f"{paths.METRICS} lacks rows of the time before the checkpoint, which are lost; it goes on"
         )
     forget_after(run_dir, limit)
-    for leftover in run_dir.glob(".*.tmp"):  # of writers that were killed
-        leftover.unlink()
+    for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
+        leftover.unlink()  # of writers that were killed

@@ -180,8 +180,12 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     before = record(run_dir)
     assert before["status"] == "running"
     at = [int(path.stem[5:]) for path in list_checkpoints(run_dir)][-1]
+    leftover = run_dir / paths.VIDEOS / ".step_96.mp4.01234567.part"  # of an encoder that was killed as well
+    leftover.parent.mkdir()
+    leftover.touch()
     again = start("resume", f"run={run_dir}")
     assert again.end() == 0, again.said
+    assert not leftover.exists()
     assert_same(run_dir, straight(algo))
     after = record(run_dir)
     assert (after["id"], after["started_at"]) == (before["id"], before["started_at"])

@@ -20,6 +20,7 @@ import pytest
 from rltemplate.run import exclusions, paths
 from rltemplate.run import snapshot as snapshot_module
 from rltemplate.run.changes import files_between
+from rltemplate.run.git import Git
 from rltemplate.run.snapshot import (
     CONFIG_PATH,
     ENDED_PATHS,
@@ -1449,3 +1450,82 @@ def test_going_on_beside_gc(repo: Path, tmp_path: Path, monkeypatch: pytest.Monk
     git(repo, "gc", "-q", "--prune=now")
     assert sound(repo)
     assert not list((repo / ".git" / "objects" / "pack").glob("*.keep"))
+
+
+# ------------------------------------------------------------------------------ what is damaged or killed
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("refs/heads/trunk", "garbage\n", "HEAD leads to no commit"),
+        ("refs/heads/trunk", "", "HEAD leads to no commit"),
+        ("refs/heads/trunk", f"{'12' * 20}\n", "HEAD leads to no commit"),
+        ("HEAD", f"{'12' * 20}\n", "HEAD leads to no commit"),
+        ("HEAD", "garbage\n", ".git is damaged"),
+    ],
+)
+def test_a_damaged_head_is_called_so(repo: Path, file: str, content: str, told: str) -> None:
+    (repo / ".git" / file).write_text(content)
+    snapshot = take_snapshot(repo)
+    assert snapshot.tree is None
+    assert told in (snapshot.problem or "")
+    assert snapshot.notes == []
+
+
+def test_a_branch_without_commits_is_none_of_these(repo: Path) -> None:
+    git(repo, "checkout", "-q", "--orphan", "other")
+    snapshot = take_snapshot(repo)
+    assert snapshot.tree is not None
+    assert "no commits yet" in snapshot.notes[0]
+
+
+def test_a_filter_that_hangs_does_not_outlive_git(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = Git.__call__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "timeout_s", 3.0)
+    pid = tmp_path / "pid"
+    git(repo, "config", "filter.slow.clean", f"echo $$ >{pid}; sleep 600 & wait")
+    (repo / ".gitattributes").write_text("*.py filter=slow\n")
+    (repo / "train.py").write_text("print('changed')\n")
+    began = time.monotonic()
+    snapshot = take_snapshot(repo)
+    assert time.monotonic() - began < 20
+    assert "took longer than 3 s" in (snapshot.problem or "")
+    listed = ["ps", "-o", "stat=", "-p", pid.read_text().strip()]
+    until = time.monotonic() + 5
+    while subprocess.run(listed, stdout=subprocess.PIPE).stdout.strip() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not subprocess.run(listed, stdout=subprocess.PIPE).stdout.strip()
+
+
+def test_what_a_killed_process_left_in_the_temporary_folder_is_removed(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    holder = """
+import os, signal, sys
+from rltemplate.run.scratch import scratch_folder
+with scratch_folder() as folder:
+    (folder / "index").write_text("of somebody")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    environ = {**os.environ, "TMPDIR": str(folder)}
+    command = [sys.executable, "-c", holder]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert take_snapshot(repo).tree is not None
+        (left,) = folder.iterdir()  # it is still in use
+        process.kill()
+        process.wait()
+    assert left.exists()
+    assert take_snapshot(repo).tree is not None
+    assert list(folder.iterdir()) == []

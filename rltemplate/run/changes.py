@@ -8,12 +8,12 @@ nobody can tell, unless the trees have the same name or the run was made from a 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from rltemplate.run.git import Git, GitError, attempt, shown
+from rltemplate.run.scratch import scratch_folder
 from rltemplate.run.snapshot import CONFIG_PATH
 from rltemplate.run.work_tree import WorkTree, read_work_tree
 
@@ -43,8 +43,8 @@ def files_since(project: Path, before: Mapping[str, Any]) -> list[str] | None:
     for _ in range(_ATTEMPTS):
         try:
             # Aside, for a look at the work tree makes objects of what nobody has recorded yet.
-            with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
-                git, found = Git(project, Path(scratch), aside=True), WorkTree()
+            with scratch_folder() as scratch:
+                git, found = Git(project, scratch, aside=True), WorkTree()
                 read_work_tree(git, found)
                 return _first_that_is_here(git, before, {"tree": found.tree})
         except GitError as error:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from rltemplate.run.scratch import scratch_folder
 
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 6
@@ -40,6 +42,7 @@ _OWN_VARIABLES = {
     **{f"GIT_{who}_NAME": "rltemplate" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_EMAIL": "rltemplate@localhost" for who in ("AUTHOR", "COMMITTER")},
 }
+BROKEN_HEAD = "HEAD leads to no commit, for a ref or an object is damaged: `git fsck` names it"
 _NO_WRITE = ("permission denied", "insufficient permission", "read-only file system", "no space left")
 
 T = TypeVar("T")
@@ -94,13 +97,8 @@ class Git:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
         settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
         try:
-            done = subprocess.run(
-                ["git", "-C", self.top, *settings, *args],
-                input=stdin,
-                env=self.private if env is None else env,
-                capture_output=True,
-                timeout=timeout_s,
-            )
+            command = ["git", "-C", str(self.top), *settings, *args]
+            done = _run(command, stdin, self.private if env is None else env, timeout_s)
         except OSError as error:
             message = f"git cannot be started ({error.strerror}): install it to have code recorded"
             raise GitError(message, final=True) from None
@@ -115,15 +113,31 @@ class Git:
         return self(*args, stdin=stdin, env=env).decode().strip()
 
 
+def _run(
+    command: list[str], stdin: bytes, env: Environment, timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Like `subprocess.run`, but what git has started, such as a filter that hangs, does not outlive it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(stdin, timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def attempt(project: Path, work: Callable[[Git], T]) -> T:
     """The result of `work`, repeated if `git gc` or a changing work tree got in its way. Raises GitError.
 
     From the second time on objects are built aside: `git gc` may be at work all the time.
     """
     for number in range(_ATTEMPTS):
-        with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
+        with scratch_folder() as scratch:
             try:
-                return work(Git(project, Path(scratch), aside=number > 0))
+                return work(Git(project, scratch, aside=number > 0))
             except GitError as error:
                 if error.final or number == _ATTEMPTS - 1:
                     raise
@@ -142,6 +156,11 @@ def _explain(command: str, stderr: str, folder: Path) -> GitError:
         hint = re.search(r"git config --global --add safe\.directory .*", stderr)
         advice = hint.group() if hint else "git config --global --add safe.directory FOLDER"
         return GitError(f"{folder} belongs to another user, so git refuses it; to trust it: {advice}", True)
+    if "not a git repository" in told and (folder / ".git").exists():
+        message = f"{folder / '.git'} is damaged, and git takes it for no repository: look at its HEAD"
+        return GitError(message, True)
+    if "bad object head" in told:
+        return GitError(f"{folder}: {BROKEN_HEAD}", True)
     if "not a git repository" in told:
         message = f"{folder} is in no git repository: `git init` and a commit let runs record their code"
         return GitError(message, True)

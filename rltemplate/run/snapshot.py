@@ -293,7 +293,7 @@ def _fill(snapshot: Snapshot, found: WorkTree, shallow: bool) -> None:
     snapshot.skipped, snapshot.skipped_count = found.skipped[:MAX_NAMED], len(found.skipped)
     snapshot.dirty_submodules = found.dirty_submodules
     snapshot.notes = []
-    if found.base_commit is None:
+    if found.base_commit is None and found.tree is not None:
         snapshot.notes.append("the repository has no commits yet, so there is no base commit to compare with")
     if shallow:
         snapshot.notes.append("shallow clone: `git fetch --unshallow` before this run's ref can be pushed")

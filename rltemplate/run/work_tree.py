@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rltemplate.run import exclusions
 from rltemplate.run.exclusions import SkippedFile
-from rltemplate.run.git import Git, GitError, shown
+from rltemplate.run.git import BROKEN_HEAD, Git, GitError, shown
 from rltemplate.run.secret_content import secret_content
 
 _GONE = b"000000"
@@ -122,6 +122,8 @@ class _Status:
         key, _, value = line.partition(" ")
         if key == "branch.oid" and value != "(initial)":
             self._found.base_commit = value
+        elif key == "branch.head" and value == "(unknown)":
+            raise GitError(f"{self._git.top}: {BROKEN_HEAD}", final=True)
         elif key == "branch.head" and value != "(detached)":
             self._found.branch = value
 
