@@ -109,6 +109,16 @@ class RunFolder:
         """Have the folder of a run that is there, or raise ConfigError with one line."""
         take(self._lock, self.path)
 
+    def check(self) -> None:
+        """Raise RunError if it is no longer where it was: the run must not go on in a new one."""
+        now = self._lock.moved_to()
+        if now:
+            raise RunError(
+                f"{self.path} was moved to {now} under the run; make resume run={now} goes on there"
+            )
+        if now is not None:
+            raise RunError(f"{self.path} was deleted under the run, and everything in it is lost")
+
     def release(self) -> None:
         """Let others have it."""
         self._lock.release()

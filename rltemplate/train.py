@@ -212,13 +212,18 @@ class Observers:
         logger: Logger,
         stop: Stop,
         since: Checkpoint | None = None,
+        check_folder: Callable[[], None] = lambda: None,
     ) -> None:
-        """`since` is the checkpoint from which the run goes on."""
+        """`since` is the checkpoint from which the run goes on.
+
+        `check_folder` is called before anything is written, and raises RunError if the folder has gone.
+        """
         self.config = config
         self.run_dir = run_dir
         self.algorithm = algorithm
         self.logger = logger
         self.stop = stop
+        self.check_folder = check_folder
         self.complete = False  # whether the last iteration was observed to its end
         self.final_metrics: dict[str, float] = {}
         self.trace: Trace | None = None
@@ -246,6 +251,7 @@ class Observers:
 
         A checkpoint is written before anything else is tried, so that trouble there costs no weights.
         """
+        self.check_folder()
         self.logger.observe(result)
         self.iterations += 1
         self._before = before
@@ -309,6 +315,7 @@ class Observers:
         """Evaluate, log and film, as far as it is due; all of it at the end of the run."""
         with contextlib.suppress(_CutShort):
             evaluation = self._evaluate() if self._due(self.config.eval_every) else {}
+            self.check_folder()
             if evaluation or self._last or self._due(self.config.log_every):
                 self._log(evaluation)
             if self._due(self.config.video_every):
@@ -509,7 +516,7 @@ class TrainingRun:
         self._logger = logger = Logger(make_sinks(config.logger, self._facts()), lines)
         since = None if self.continuation is None else self.continuation.checkpoint
         self.observers = observers = Observers(
-            config, run_dir, self.algorithm, self._envs, logger, stop, since
+            config, run_dir, self.algorithm, self._envs, logger, stop, since, self.folder.check
         )
         self._outcome["final_metrics"] = observers.final_metrics
         observers.trace = make_trace(config, run_dir)

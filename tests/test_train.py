@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint, newest_
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.snapshot import Snapshot
 from rltemplate.train import build_algorithm, main, run
-from rltemplate.types import ConfigError
+from rltemplate.types import ConfigError, RunError
 
 TOTAL = {"sac": 240}  # environment steps; others 256
 SHORT = {
@@ -217,7 +218,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
 
 def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
     """A job for this process."""
-    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0", "checkpoint_every=100000"]
+    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0"]
     return Job(
         config=to_dict(configure(*words, *more)),
         run_id="run",
@@ -266,9 +267,31 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
         return evaluate(self, *arguments)
 
     monkeypatch.setattr(Evaluator, "run", interrupted)
-    assert run(job_in(run_dir, configure, "eval_every=64")) == 128 + signal.SIGTERM
+    assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "interrupted"
     assert newest_state(run_dir)["env_steps"] == 64
+
+
+@pytest.mark.parametrize("trouble", ["moved", "deleted"])
+def test_a_run_whose_folder_goes_ends_and_begins_no_other(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    evaluate = Evaluator.run
+
+    def meanwhile(self: Evaluator, *arguments: Any) -> Any:
+        runs.rename(elsewhere) if trouble == "moved" else shutil.rmtree(runs)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Evaluator, "run", meanwhile)
+    said = (
+        f"was moved to {elsewhere / 'a'} under the run; make resume" if trouble == "moved" else "was deleted"
+    )
+    with pytest.raises(RunError, match=said):
+        run(job_in(runs / "a", configure, "eval_every=64", "checkpoint_every=32"))
+    assert not runs.exists()
+    if trouble == "moved":
+        assert newest_state(elsewhere / "a")["env_steps"] == 64
 
 
 def test_a_failing_environment_is_our_traceback_and_a_failed_record(fork: Path, tmp_path: Path) -> None:

@@ -44,6 +44,21 @@ class RunLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
 
+    def moved_to(self) -> str | None:
+        """Where the folder of a held lock is now, if that is elsewhere; empty: nowhere, or unknown."""
+        if self._fd is None:
+            return None
+        try:
+            if os.path.samestat(os.fstat(self._fd), self._path.stat()):
+                return None
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        with contextlib.suppress(OSError):  # only Linux tells
+            now = Path(f"/proc/self/fd/{self._fd}").readlink()
+            if now.exists():
+                return str(now.parent)
+        return ""
+
     def release(self) -> None:
         """Let others have it."""
         if self._fd is not None:
