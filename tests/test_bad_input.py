@@ -758,12 +758,15 @@ def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(fork, copy)
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, copy / name)
+    shutil.copytree(ROOT / "bench", copy / "bench", ignore=shutil.ignore_patterns("__pycache__"))
     (copy / ".gitignore").write_text("/runs/\n__pycache__/\n/.venv/\n")
     git(copy, "add", "-A")
     git(copy, "commit", "-q", "-m", "what make needs")
     python = copy / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\n[ "$1" != -m ] && exec "{sys.executable}" "$@"\nexit 9\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "-m bench" ] || [ "$1" != -m ] && exec "{sys.executable}" "$@"\nexit 9\n'
+    )
     python.chmod(0o755)
     (copy / ".venv" / ".installed").touch()  # later than all that it is made from
     return copy
