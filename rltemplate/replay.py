@@ -184,7 +184,11 @@ def _operations() -> Iterator[Any]:
         yield mode
 
 
-def _bits(tensor: Any) -> str:
+def _bits(tensor: Any) -> str | None:
+    from torch._subclasses import FakeTensor
+
+    if isinstance(tensor, FakeTensor):  # of a program that is just being made, without numbers
+        return None
     with _unobserved():
         return digest(tensor.detach().cpu())
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import SHRUNK, Configure
+from conftest import ROOT, SHRUNK, Configure
 
 from rltemplate import own_code, replay, zoom
 from rltemplate.analysis.compare import Comparison, compare_runs, report
@@ -243,6 +243,8 @@ def changes(algo: str, file: str, name: str, item: str, old: str, new: str, *wor
 
 
 DRAW = "self.adam = state; torch.randperm(2, generator=shuffle)"
+# Functions in which a change is found to the line.
+LINES = ("compute_gae", "PPO._scaled_reward", "PPO._targets", "ppo_loss", "critic_loss")
 OLDER = "learner.critic, config.tau"
 PPO_FLIPS = (
     *("init/actor.0.weight@0", "init/log_std@0", "obs@1:3", "reward@1:6", "terminated@1:4", "noise@2:5"),
@@ -313,6 +315,12 @@ def test_what_was_planted_is_named(configure: Configure, look: Look, planted: Pl
     assert found is not None
     assert (found.a.problem, found.b.problem) == (None, None)
     assert (found.iteration, found.first) == (planted.iteration, planted.item)
+    if isinstance(planted.difference, tuple) and planted.difference[1] in LINES:
+        file, _, old, _ = planted.difference
+        line = (ROOT / "rltemplate" / file).read_text().partition(old)[0].count("\n") + 1
+        assert found.finding is not None
+        assert found.finding.operation is not None
+        assert found.finding.operation.source[0].startswith(f"rltemplate/{file}:{line} ")
 
 
 @pytest.mark.parametrize("planted", tiers())
@@ -328,7 +336,7 @@ COMPILED = [
     Planted("ppo", 1, "reward", "reward@1:6"),
     Planted("ppo", 1, "start/net", "start/net@1"),
     Planted("ppo", 0, "advantage", "algo.gae_lambda=0.5"),
-    Planted("ppo", 0, "optimizer/mu", "algo.vf_coef=0.25"),
+    Planted("ppo", 0, "loss", "algo.vf_coef=0.25"),  # with the norm of the gradient
     Planted("sac", 1, "next_obs", "next_obs@1:1"),
     Planted("sac", 1, "replay_index", "replay_index@1:3"),
     Planted("sac", 0, "critic/target_params", "algo.tau=0.5"),
