@@ -43,7 +43,7 @@ def time_to_first_step(
     """Start a run with these overrides, and kill it after its first step. It leaves nothing behind.
 
     `command` stands before the words: without it `python scripts/train.py`; `("make", "train")` adds the time
-    of make. Raises MeasurementError with the last line of output if the command ends before its first step.
+    of make. Raises MeasurementError with what it said if the command ends before its first step.
     """
     algo = dict(word.partition("=")[::2] for word in words).get("algo", "ppo")
     before = command or (sys.executable, str(project / "scripts" / "train.py"))
@@ -63,8 +63,9 @@ def time_to_first_step(
             os.kill(read_record(run_dir)["pid"], signal.SIGKILL)
         _, _, used = os.wait4(process.pid, 0)
         if not started:
-            told = said.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise MeasurementError(f"the command ended before its first step: {told[0]}")
+            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            told = next((line for line in lines if line.startswith("error: ")), lines[-1])
+            raise MeasurementError(f"the command ended before its first step: {told}")
         withdraw_run(Snapshot(top=str(project)), GitRecord.from_dict(read_record(run_dir)["git"]))
     return Start(wall_s, used.ru_utime + used.ru_stime)
 

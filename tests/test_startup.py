@@ -15,10 +15,10 @@ import pytest
 from conftest import ROOT, git, run_train
 
 from bench.startup import time_to_first_step
+from bench.works import MeasurementError
 from rltemplate import cli, launch
 from rltemplate.config import to_dict
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
 LATER = {"wandb", "tensorboard", "matplotlib", "plotly", "scipy", "av", "rich", "hydra", "sympy", "PIL"} | {
@@ -173,7 +173,7 @@ def test_the_time_to_the_first_step_leaves_nothing_behind(fork: Path) -> None:
     assert below_it.cpu_s > start.cpu_s / 3
     assert git(fork, "for-each-ref") == refs
     assert sorted(fork.iterdir()) == there
-    with pytest.raises(ConfigError, match="did you mean CartPole"):
+    with pytest.raises(MeasurementError, match="did you mean CartPole"):
         time_to_first_step(["env=CartPol"], project=fork)
 
 
