@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rltemplate.run import exclusions, paths
+from rltemplate.run import exclusions, paths, work_tree
 from rltemplate.run import snapshot as snapshot_module
 from rltemplate.run.changes import files_between
 from rltemplate.run.git import Git
@@ -1478,6 +1479,29 @@ def test_a_branch_without_commits_is_none_of_these(repo: Path) -> None:
     snapshot = take_snapshot(repo)
     assert snapshot.tree is not None
     assert "no commits yet" in snapshot.notes[0]
+
+
+def test_many_new_files_are_announced_and_taken(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work_tree, "MANY_FILES", 20)
+    for number in range(20):
+        (repo / f"data-{number}.txt").write_text(f"{number}")
+    assert take_snapshot(repo).changed_count == 20
+    assert capfd.readouterr().err == ""
+    (repo / "one-more.txt").touch()
+    asked: list[float] = []
+    call = Git.__call__
+
+    def watched(self: Git, *args: str, **options: Any) -> bytes:
+        asked.append(options.get("timeout_s", 60.0))
+        return call(self, *args, **options)
+
+    monkeypatch.setattr(Git, "__call__", watched)
+    monkeypatch.setattr(work_tree, "FILES_PER_S", 1)
+    assert take_snapshot(repo).changed_count == 21
+    assert capfd.readouterr().err.startswith("recording 21 new or changed files of ")
+    assert max(asked) == 60.0 + 21  # git has longer where there is more to do
 
 
 def test_a_filter_that_hangs_does_not_outlive_git(

@@ -16,8 +16,11 @@ from pathlib import Path
 from rltemplate.run import exclusions
 from rltemplate.run.exclusions import SkippedFile
 from rltemplate.run.git import BROKEN_HEAD, Git, GitError, shown
+from rltemplate.run.lines import to_stderr
 from rltemplate.run.secret_content import secret_content
 
+MANY_FILES = 5_000  # so many take seconds
+FILES_PER_S = 100  # that git takes up at the very least
 _GONE = b"000000"
 _BASE_KEPT = "; the version of the base commit is kept"
 
@@ -53,6 +56,11 @@ def read_work_tree(git: Git, found: WorkTree) -> None:
     found.dirty = bool(status.undo or status.add or found.skipped or found.dirty_submodules)
     if status.undo:
         git("update-index", "-z", "--index-info", stdin=b"".join(status.undo))
+    if len(status.add) > MANY_FILES:
+        to_stderr(
+            f"recording {len(status.add):,} new or changed files of {git.top} in git, which takes a while; "
+            "a line in .gitignore leaves data out"
+        )
     _add(git, status.add, found.skipped)
     tree = git.line("write-tree")
     if found.base_commit is None:
@@ -198,7 +206,8 @@ def _add(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile]) -> None:
         return
     options = ("--add", "--remove", "--replace", "-z", "--stdin")
     try:
-        git("update-index", *options, stdin=b"".join(path + b"\0" for path in paths))
+        stdin = b"".join(path + b"\0" for path in paths)
+        git("update-index", *options, stdin=stdin, timeout_s=60.0 + len(paths) / FILES_PER_S)
     except GitError as error:
         if error.final:
             raise
