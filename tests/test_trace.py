@@ -166,7 +166,7 @@ def test_every_entry_of_the_state_is_named_in_its_iteration(
 ) -> None:
     """Changed between two iterations, or by one of them and shown nowhere else, such as the steps of Adam."""
     small = ["algo.hidden_sizes=[8]"] if hasattr(ALGORITHMS[algo].config, "hidden_sizes") else []
-    config = configure(f"algo={algo}", ENVS.get(algo, "env=CartPole"), *SHRUNK[algo], *small)
+    config = configure(f"algo={algo}", f"env={ENVS.get(algo, 'Pendulum')}", *SHRUNK[algo], *small)
 
     def run(*names: str) -> list[str]:
         folders = {name: tmp_path / name.replace("/", "-") for name in names}
@@ -240,13 +240,42 @@ def test_a_device_is_waited_for_once_an_iteration(configure: Configure, tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cpu", counting)
-        ended: Any = SimpleNamespace(env_steps=8, state_dict=dict, experience=lambda first: None)
-        trace.end_iteration(ended, {"params": torch.ones(5)})
-    assert fetched == [3]
+        trace.end_iteration(ended(8), {"params": torch.ones(5)})
+    assert fetched == [4]
     header, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert json.loads(header)["digest"] == "keyed_sum_64"
     assert len(json.loads(lines[1])[2]) == 32
     trace.close()
+
+
+def test_a_run_recorded_earlier_goes_on_in_its_trace(tmp_path: Path) -> None:
+    """Its lines have other items of the start of an iteration, and none of its end."""
+    old = tmp_path / "old"
+    old.mkdir()
+    Trace(old, "iteration", "ppo").end_iteration(ended(8), {})
+    header = (old / "trace.jsonl").read_text().splitlines()[0]
+    names, chain = ["stream/init", "obs", "params"], "ab" * 16
+    lines = [json.loads(header), ["items", "iteration", names], ["iteration", 0, 8, "0" * 48, chain]]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    (old / "trace.jsonl").write_text(text)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "trace.jsonl").write_text(text)
+    trace = Trace(tmp_path / "resumed", "iteration", "ppo")
+    assert trace.go_on(1, chain)
+    trace.end_iteration(ended(16), {"obs": torch.ones(3), "params": torch.ones(3)})
+    trace.close()
+    written = (tmp_path / "resumed" / "trace.jsonl").read_text()
+    assert written.startswith(text)
+    assert "end/env_steps" in written
+    assert not (tmp_path / "resumed" / "trace.old.jsonl").exists()
+    assert divergence(old, tmp_path / "resumed") is None
+
+
+def ended(env_steps: int) -> Any:
+    """As much of an algorithm as the end of an iteration needs."""
+    return SimpleNamespace(
+        env_steps=env_steps, state_dict=lambda: {"env_steps": env_steps}, experience=lambda first: None
+    )
 
 
 def final_trace(tmp_path: Path, name: str, *words: str) -> str:
