@@ -69,7 +69,7 @@ class TraceDetail(Enum):
 
 
 class VideoRenderer(Enum):
-    """What draws MuJoCo's videos: `auto` is OpenGL where it is found, else the ray caster."""
+    """Renderer of MuJoCo videos: `auto` is OpenGL where it is found, else the ray caster."""
 
     auto = "auto"
     egl = "egl"

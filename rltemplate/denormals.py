@@ -1,4 +1,4 @@
-"""Numbers too small for a full mantissa, which stay what they are as long as nobody has them flushed to zero.
+"""Denormal numbers (too small for a full mantissa), which a run must not flush to zero.
 
 Any shared library that was linked with -ffast-math may switch flushing on when it is loaded: in the thread
 that loads it and in those that are started from there. With it sums, square roots and Adam give other bits.
@@ -14,7 +14,7 @@ _SMALLEST = sys.float_info.min  # with a full mantissa
 
 
 def flushed() -> bool:
-    """Whether this thread takes denormal numbers for zero, or makes them zero."""
+    """True if this thread reads denormal numbers as zero, or writes zero in their place."""
     return not _SMALLEST * 0.5 > 0.0
 
 

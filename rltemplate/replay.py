@@ -125,7 +125,7 @@ class Keeper(Probe):
         return value
 
     def results(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
-        """What the iteration handed out and left behind at its end."""
+        """Metrics and state at the end of the iteration."""
         if self.inside and self._wanted[0] == RESULTS:
             with _unobserved():
                 for item, value in (*probes.items(), *self._state.end(algorithm)):

@@ -54,7 +54,7 @@ class Series:
         return self.folder / f"{name}.log"
 
     def job(self, name: str, config: Config, overrides: Sequence[str]) -> launch.Job:
-        """What the process of a run is told."""
+        """The job for the process of a run."""
         return launch.Job(
             config=to_dict(config),
             run_id=f"{self.id}-{name.replace('_', '')}",

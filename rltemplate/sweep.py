@@ -474,7 +474,7 @@ class Sweep:
         return job
 
     def _close(self, entry: dict[str, Any], exit_status: int) -> None:
-        """How a job ended: as its record says, which nothing but the end of the run makes `finished`."""
+        """Enter the end of a job. Its record decides: only a run that reached its end is `finished` there."""
         run_dir = paths.job_run(self.folder, entry)
         record = {} if run_dir is None else next(_records([run_dir]), {})
         status, recorded = _status(exit_status), record.get("status", "missing")

@@ -658,7 +658,7 @@ def _snapshot(job: Job) -> Snapshot:
 
 
 def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]) -> dict[str, Any]:
-    """What the record says of the process."""
+    """Facts about the process, for the record."""
     return {
         "determinism": {
             "level": config.determinism.level.name,

@@ -157,7 +157,7 @@ class Algorithm(Protocol):
         ...
 
     def experience(self, first: int) -> Experience | None:
-        """What the algorithm holds to learn from later, from transition `first` on; None if it never does.
+        """Transitions kept for later learning, from number `first` on; None if the algorithm keeps none.
 
         No rows where fewer than `first` have come in.
         """

@@ -154,7 +154,7 @@ class VectorEnv:
         raise NotImplementedError
 
     def states(self) -> list[Any]:
-        """Where each environment is: N copies, of tensors, numbers and strings, nested in dicts and lists."""
+        """State of each of the N environments: tensors, numbers and strings, nested in dicts and lists."""
         return read_states(self)
 
     def restore(self, states: Sequence[Any], returns: np.ndarray, lengths: np.ndarray) -> None:
@@ -195,7 +195,7 @@ class Serial(VectorEnv):
         return obs
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """As `VectorEnv.step`."""
+        """See `VectorEnv.step`."""
         obs, reward, terminated, truncated = self._outcome
         for row, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             obs[row], reward[row], terminated[row], truncated[row], _ = step(action)
@@ -207,7 +207,7 @@ class Serial(VectorEnv):
         self.step(self._arrays.action.copy())
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """As `VectorEnv.call`."""
+        """See `VectorEnv.call`."""
         if arguments is None:
             return [getattr(member, name)() for member in self._members]
         pairs = zip(self._members, arguments, strict=True)

@@ -141,7 +141,7 @@ class Workers(VectorEnv):
         return self._arrays.obs
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """As `VectorEnv.step`, by all groups at the same time."""
+        """See `VectorEnv.step`; all groups of environments step at the same time."""
         own, theirs = self._living(), self._groups[-1].start
         self._arrays.action[:theirs] = actions[:theirs]
         for number in range(len(self._pipes)):
@@ -150,7 +150,7 @@ class Workers(VectorEnv):
         return self._arrays.outcome()
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """As `VectorEnv.call`, by all groups at the same time."""
+        """See `VectorEnv.call`; all groups of environments work at the same time."""
         parts = [
             (name,) if arguments is None else (name, arguments[group.start : group.stop])
             for group in self._groups

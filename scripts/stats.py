@@ -1,4 +1,4 @@
-"""What seeds tell: `python scripts/stats.py [runs=GLOB,...] [by=KEY] [statistic=iqm|mean|median] [--json]`.
+"""Statistics over seeds: `python scripts/stats.py [runs=GLOB,...] [by=KEY] [statistic=iqm|mean|median]`.
 
 Final returns by algorithm and environment, and whether two groups on one environment differ.
 `coverage=true [out=FILE] [repetitions=N]` measures instead how often the intervals hold the truth, on drawn

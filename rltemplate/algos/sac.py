@@ -334,7 +334,7 @@ class SAC:
     # Learning
 
     def _due_updates(self) -> int:
-        """How many updates follow the last step."""
+        """Number of updates that are due after the last step."""
         if self.env_steps > self.config.learning_starts:
             self._updates_due += self.config.updates_per_step * self.envs.num_envs
         due = int(self._updates_due)

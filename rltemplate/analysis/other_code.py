@@ -48,7 +48,7 @@ def shared(log: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]])
 
 
 def _part(call: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What an operation takes out of a tensor, and from where; None for other operations.
+    """The rows that an operation takes out of a tensor, and their place; None for other operations.
 
     The rows of a mask are ones and zeros wherever they stand, and both runs have such rows.
     """

@@ -151,12 +151,12 @@ class Trace:
 
     @property
     def shows_state(self) -> bool:
-        """Whether it shows from the beginning what the algorithm held at the end of each iteration."""
+        """True if every iteration of the trace ends with the state of the algorithm."""
         found = self._data.find(b"\n" + _ITEMS_LINE + b'"iteration",', self.start - 1)
         return found < 0 or b'"end/' in self.line(found + 1)
 
     def events(self) -> Iterator[int]:
-        """Where each line begins that does not only name items."""
+        """Byte offsets of the lines that hold events."""
         position = self.start
         while position < len(self):
             if self._data[position : position + len(_ITEMS_LINE)] != _ITEMS_LINE:
@@ -305,7 +305,7 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
 
 
 def _shows_state(trace: Trace, start: int) -> bool:
-    """Whether the event at a line has entries of what the algorithm holds, or may not have any."""
+    """True if the event at a line holds entries of the algorithm's state, or is one that never does."""
     event = trace.parsed(start).event
     if event not in (START, ITERATION):
         return True
@@ -313,7 +313,7 @@ def _shows_state(trace: Trace, start: int) -> bool:
 
 
 def _difference(a: Trace, at_a: int, b: Trace, at_b: int, common: bool = False) -> Divergence | None:
-    """How two lines differ; of events, if `common`, in the items that both have: None if they do not."""
+    """The difference of two lines, None if there is none; with `common` in the items that both have."""
     in_a, in_b = a.parsed(at_a), b.parsed(at_b)
     further: list[str] = []
     equal: list[str] = []

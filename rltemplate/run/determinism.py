@@ -166,7 +166,7 @@ def apply(
 
 
 def confirm(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is in force now that environments have been made, which bring libraries of their own.
+    """Settings read back after the environments were made, which load libraries of their own.
 
     Raises `ConfigError` if that is not what `apply` returned, or if fewer threads compute than asked for.
     """

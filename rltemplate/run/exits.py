@@ -37,7 +37,7 @@ def seen() -> Iterator[None]:
 
 
 def told(error: SystemExit) -> str:
-    """Who asked for the end, in a line."""
+    """One line that names the code which ended the process."""
     places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
     where = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
     return f"exit status {error.code or 0} was asked for{where}, before the end of the run"

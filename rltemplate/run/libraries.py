@@ -1,4 +1,4 @@
-"""What the libraries say of themselves: their threads, their instructions and their branches.
+"""Settings read back from the libraries: threads, instructions, branches.
 
 Nothing is asked from the configuration or from the environment.
 """
@@ -126,13 +126,13 @@ def onednn_isa() -> str | None:
 
 
 def openmp_dynamic() -> bool:
-    """Whether torch's OpenMP may start fewer threads than asked for, where the machine is busy."""
+    """True if torch's OpenMP may start fewer threads than asked for on a busy machine."""
     function = _function("omp_get_dynamic")
     return function is not None and bool(function())
 
 
 def in_parallel(work: Callable[[], V]) -> list[V] | None:
-    """What `work` returns in each thread of a parallel region of torch's OpenMP; None without GNU's OpenMP.
+    """Results of `work` in each thread of a parallel region of torch's OpenMP; None without GNU's OpenMP.
 
     Starts the threads: a process that is forked afterwards must not use torch with more than one.
     """

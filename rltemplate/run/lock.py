@@ -45,7 +45,7 @@ class RunLock:
             os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
 
     def moved_to(self) -> str | None:
-        """Where the folder of a held lock is now, if that is elsewhere; empty: nowhere, or unknown."""
+        """New place of the locked folder; empty if it is gone or cannot be found, None if it did not move."""
         if self._fd is None:
             return None
         try:

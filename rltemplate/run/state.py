@@ -12,7 +12,7 @@ START, END = "start", "end"  # of an iteration; how the names of its entries beg
 
 
 class State:
-    """What an algorithm holds at both ends of an iteration, as named tensors and arrays.
+    """State of an algorithm at both ends of an iteration, as named tensors and arrays.
 
     `start/adam/0` and `end/adam/0` are the entry `adam`, 0 of its `state_dict`. Of what it holds to learn
     from later only the part that came in during the iteration is looked at: `end/experience/reward`.

@@ -46,7 +46,7 @@ _IDLE = (
 
 
 def is_influential(name: str, compiles: bool = True) -> bool:
-    """Whether this variable may change what a run computes, which compiles its updates or does not."""
+    """True if this environment variable may change the bits of a run, compiled or not."""
     families = _FAMILIES + _COMPILERS if compiles else _FAMILIES
     return name in _OTHERS or (name.startswith(families) and not name.endswith(_IDLE))
 

@@ -1,4 +1,4 @@
-"""What else lies in the folder of the runs: sweeps, proofs, a journal, and videos."""
+"""Sweeps, proofs, journal and videos in the folder of the runs."""
 
 from __future__ import annotations
 
