@@ -76,6 +76,17 @@ SECRET_TEXTS: dict[str, str] = {
     "notes.md": f"    wandb login --relogin {HEX}\n",
     "run.sh": f"export WANDB_API_KEY={HEX}\n",
     "call.py": f'subprocess.run(["wandb", "login", "{HEX}"])\n',
+    "login_named.py": f'import wandb\n\nkey = "{HEX}"\nwandb.login(key=key)  # do not commit\n',
+    "typed.py": f'wandb_token: str = "{HEX}"\n',
+    "pod.yaml": f"env:\n  - name: WANDB_API_KEY\n    value: {HEX}\n",
+    "pod_quoted.yaml": f"- name: 'WANDB_API_KEY'\n  value: \"{HEX}\"\n",
+    "pod.json": f'{{"name":"WANDB_API_KEY","value":"{HEX}"}}',
+    "diary.md": f"My W&B key is {HEX}, and I must not forget it.\n",
+    "diary_2.md": f"{HEX} is my wandb key\n",
+    "asked.log": f"wandb: Paste an API key from your profile and hit enter, or press ctrl+c to quit: {HEX}\n",
+    "quoted.txt": f'"{HEX}"\n',
+    "below.txt": f"# of my account, do not commit: wandb\n\n{HEX}\n",
+    "upper.txt": f"{HEX.upper()}\n",
     "mine.txt": f"wandb: {HEX}\n",
     "alone.txt": f"{HEX}\n",
     "alone_new": NEW_WANDB,
@@ -110,6 +121,8 @@ SECRET_FILES: dict[str, bytes] = {
     "login.ipynb": notebook("import wandb", f'wandb.login(key="{HEX}")'),
     "environ.ipynb": notebook(f'%env WANDB_API_KEY="{HEX}"'),
     "shell.ipynb": notebook(f"!wandb login {HEX}"),
+    "named.ipynb": notebook(f'key = "{HEX}"', "wandb.login(key=key)"),
+    "asked.ipynb": notebook("wandb: Paste an API key from your profile and hit enter:", f"{HEX}"),
     "lines.ipynb": notebook("wandb.login(", f"    key='{HEX}'", ")"),
     "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
     "code.zip": zipped(("a.txt", PLAIN), KEY),
@@ -124,6 +137,9 @@ SECRET_FILES: dict[str, bytes] = {
     "log.txt.bz2": bz2.compress(GITHUB.encode()),
     "log.txt.xz": lzma.compress(GITHUB.encode()),
     "inner.zip": zipped(("inner.tar.gz", tarred("w:gz", KEY))),
+    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", GITHUB.encode())),
+    "closed.rar": b"Rar!\x1a\x07\x01\0" + PLAIN,
+    "zip_last.tar": tarred("w", KEY, ("a.zip", zipped(("a.txt", PLAIN)))),
     "arrays.npz": arrays("text", np.array([f"wandb login {HEX}"])),
     "broken.zip": zipped(KEY)[:40],
     "closed.7z": b"7z\xbc\xaf\x27\x1c" + PLAIN,
@@ -151,6 +167,17 @@ HARMLESS: dict[str, bytes] = {
     "COMMIT": f"{SHA}\n".encode(),
     "git_revision.txt": SHA.encode(),
     "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
+    "cache.yaml": f"# caches what wandb wrote\nkeyring: {SHA}\nkey-of-commit: {SHA}\n".encode(),
+    "config.yaml": f"_wandb:\n  value: {{}}\ngit_commit:\n  desc: null\n  value: {SHA}\n".encode(),
+    "wandb-metadata.json": f'{{"api_key": null, "git": {{"commit": "{SHA}"}}, "program": "wandb"}}'.encode(),
+    "log.txt": f"{SHA} wandb key is read from a file\n{SHA} is a fix\n".encode(),
+    ".git-blame-ignore-revs": f"# all files in a new format\n{SHA}\n".encode(),
+    "pin.txt": f"# commit of the environment\n'{SHA}'\n".encode(),
+    "key.py": f'key = "{SHA}"  # of an entry in a table\n'.encode(),
+    "rar.txt": b"Rar! says the raven\n",
+    "bzh.txt": b"BZh is how a file of bzip2 begins; BZh9 mostly\n",
+    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", PLAIN)),
+    "zip_last.tar": tarred("w", ("a.txt", PLAIN), ("a.zip", zipped(("a.txt", PLAIN)))),
     "login.md": b"Run `wandb login` once; wandb.login(key=os.environ['WANDB_API_KEY'])\n",
     "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
     "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
@@ -198,6 +225,10 @@ def test_planted_secrets_are_all_left_out_and_named(repo: Path) -> None:
     assert {skipped["path"] for skipped in snapshot.skipped} == {*planted}
     for skipped in snapshot.skipped:
         assert not any(secret in skipped["reason"] for secret in (HEX, GITHUB, NEW_WANDB))
+    told = {skipped["path"]: skipped["reason"] for skipped in snapshot.skipped}["closed.rar"]
+    assert told == (
+        "an archive that could not be searched for secrets, because it is a rar file, which is not read here"
+    )
     # They are not in git's objects either.
     blob = git(repo, "hash-object", "login.py").strip()
     with pytest.raises(subprocess.CalledProcessError):
@@ -226,28 +257,43 @@ def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
 
 # --- In values of the configuration ----------------------------------------------------------------------
 
-SECRET_VALUES: dict[str, str] = {
-    "note": f"with wandb login {HEX}",
-    "+env.kwargs.token": GITHUB,
-    "+env.kwargs.api_key": HEX,
-    "+env.kwargs.password": "h7Kd92lsQ0mZx81bTr4u",
-    "logger.wandb.entity": NEW_WANDB,
-    "logger.wandb.tags": f"[a,{GITHUB}]",
-    "runs_dir": f"/tmp/{GITHUB}",
-    "seed": GITHUB,
-    "nosuch_key": GITHUB,
-    "algo.gamma": f"0.9,{GITHUB}",
-}
+RANDOM = "h7Kd92lsQ0mZx81bTr4u"
+SECRET_VALUES: tuple[tuple[str, str], ...] = (
+    ("note", f"with wandb login {HEX}"),
+    ("note", f"'my W&B key is {HEX}'"),
+    ("note", f"'{HEX} is my wandb key'"),
+    ("+env.kwargs.token", GITHUB),
+    ("+env.kwargs.api_key", HEX),
+    *((f"+env.kwargs.{name}", RANDOM) for name in ("password", "tokens", "pwd", "db_pass", "access_key")),
+    *((f"+env.kwargs.{name}", RANDOM) for name in ("passphrase", "credentials", "auth_token")),
+    ("+env.kwargs.token", "aB3dE_h7Kd92ls-Q0m"),
+    ("logger.wandb.entity", NEW_WANDB),
+    ("logger.wandb.tags", f"[a,{GITHUB}]"),
+    ("runs_dir", f"/tmp/{GITHUB}"),
+    ("seed", GITHUB),
+    ("nosuch_key", GITHUB),
+    ("algo.gamma", f"0.9,{GITHUB}"),
+)
 
 
-@pytest.mark.parametrize("key", SECRET_VALUES)
-def test_a_secret_in_a_value_is_refused_by_its_key(key: str) -> None:
+def refusal(word: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        cli.preflight([f"{key}={SECRET_VALUES[key]}", "local=null"])
+        cli.preflight([word, "local=null"])
     told = str(refused.value)
-    assert told.startswith(f"{key.lstrip('+')}: ")
     assert "\n" not in told
-    assert not any(secret in told for secret in (HEX, GITHUB, NEW_WANDB, "h7Kd92lsQ0mZx81bTr4u"))
+    assert not any(secret in told for secret in (HEX, GITHUB, NEW_WANDB, RANDOM))
+    return told
+
+
+@pytest.mark.parametrize(("key", "value"), SECRET_VALUES)
+def test_a_secret_in_a_value_is_refused_by_its_key(key: str, value: str) -> None:
+    assert refusal(f"{key}={value}").startswith(f"{key.lstrip('+')}: ")
+
+
+@pytest.mark.parametrize("value", ["{token: %s}", "{a: 1, 'api_key': '%s'}", "{b: {db_pass: [%s]}}"])
+@pytest.mark.parametrize("key", ["env.kwargs", "+env.kwargs", "env.nosuch"])
+def test_a_secret_in_braces_is_refused_and_not_shown(key: str, value: str) -> None:
+    assert "looks like a secret, because of the name of its key" in refusal(f"{key}={value % RANDOM}")
 
 
 @pytest.mark.parametrize(
@@ -287,6 +333,10 @@ def test_a_secret_in_a_file_of_this_machine_is_refused(
         f"+env.kwargs.commit={SHA}",
         f"+env.kwargs.digest={HEX}{HEX[:24]}",
         "+env.kwargs.token=blue",
+        "+env.kwargs.eos_token=my_very_own_token_v2",
+        "+env.kwargs.num_tokens=1000000000000000",
+        "+env.kwargs.bypass=a-way-around-wall-12",
+        "+env.kwargs.keyword=h7Kd92lsQ0mZx81bTr4u",
         "+env.kwargs.tokenizer=a_rather_long_name_of_a_tokenizer_2",
         "+env.kwargs.path=/a/rather/long/path/to/some/data/set_of_2024/with-dashes/file.npz",
         "logger.wandb.project=20241122-seed1-abcdef-and-more-of-it",

@@ -5,6 +5,7 @@ The words of the command come first, so that no later message about one of them 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,17 @@ from rltemplate.config import Config, to_dict
 from rltemplate.run.secret_content import secret_in_value
 from rltemplate.types import ConfigError
 
+# A name and its value inside braces.
+_ENTRY = re.compile(r"([\w.-]{1,100})[\"']?\s*:\s*[\[\"']*([^\s,\"'{}\[\]]+)")
+
 
 def check_words(words: Sequence[str]) -> None:
     """Raise `ConfigError` for the first word whose value is a secret."""
     for word in words:
         key, equals, value = word.lstrip("+~").partition("=")
         _check(key if equals else "a word of the command", value.strip("'\"") if equals else word)
+        for name, text in _ENTRY.findall(value) if "{" in value else ():
+            _check(f"{key}.{name}", text)
 
 
 def check_values(config: Config) -> None:
@@ -39,9 +45,9 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _check(key: str, text: str) -> None:
-    kind = secret_in_value(key, text)
-    if kind is not None:
+    reason = secret_in_value(key, text)
+    if reason is not None:
         raise ConfigError(
-            f"{key}: its value holds {kind}, which would be recorded and shown with the run; leave it out, "
-            "and have the code that needs it read a variable of the environment"
+            f"{key}: its value {reason}; it would be recorded and shown with the run. Leave it out, and have "
+            "the code that needs it read a variable of the environment"
         )

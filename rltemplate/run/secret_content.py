@@ -39,7 +39,7 @@ SCANNED: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "square_oauth.SquareOAuthDetector": ("a Square secret", (b"sq0csp",)),
     "stripe.StripeDetector": ("a Stripe key", (b"k_live_",)),
 }
-_W_AND_B_KEY = rb"(?:local-)?[0-9a-f]{40}\b"  # a digest of a commit has the same form, so words decide
+_W_AND_B_KEY = rb"(?:local-)?[0-9a-fA-F]{40}\b"  # a digest of a commit has the same form, so words decide
 _W_AND_B = (
     rb"\bwandb_v\d_\w{20,}",
     rb"\bwandb\.login\s*\([^)]{0,200}?[\"']" + _W_AND_B_KEY,
@@ -47,6 +47,10 @@ _W_AND_B = (
     rb"(?i:\bwandb[_-]?(?:api[_-]?)?(?:key|token)\W{1,12})" + _W_AND_B_KEY,
     rb"(?i:\b(?:wandb|w&b)\s{0,4}[:=]?\s{0,4}[\"']?)" + _W_AND_B_KEY,
     rb"(?i:\bapi[_-]?key\W{1,12})" + _W_AND_B_KEY,
+    rb"(?i:\bWANDB_API_KEY\b\W{1,12}value\W{1,12})" + _W_AND_B_KEY,  # of Kubernetes, in YAML and JSON
+    rb"\b"
+    + _W_AND_B_KEY
+    + rb"(?i:\W{1,4}(?:is|was|my|our)\b[^\n]{0,20}\b(?:wandb|w&b)[^\n]{0,12}(?:key|token)\b)",
     rb"machine\s+api\.wandb\.ai\s[^#]{0,80}password\s+\w{40,}",
 )
 OWN: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
@@ -86,25 +90,34 @@ _PIECES = {
 _NO_PASSWORDS = re.compile(
     r"(?i)[<{$*x%].*|(?:user)?pass(?:word|wd)?|pw|pwd|secret|token|git|key|changeme|\.+"
 )
-_ALONE = re.compile(rb"\s*[0-9a-f]{40}\s*")  # a W&B key, or a commit
+# A W&B key, or a commit, in a file of its own; there may be comments before it.
+_ALONE = re.compile(rb"\s*((?:(?:#|;|//)[^\n]*\n\s*)*)[\"']?" + _W_AND_B_KEY + rb"[\"']?\s*")
+_WORDS = re.compile(rb"\b" + _W_AND_B_KEY)
+_SPEAKS_OF_W_AND_B = re.compile(rb"(?i)wandb|w&b")
+_BEFORE_A_KEY = re.compile(
+    rb"(?i)([^\n]{0,20}(?:\b|_|api|wandb)(?:keys?|tokens?)\b[^\n]{0,80}|\bhit enter\b[^#]{0,60})\Z"
+)
 # Keys of a configuration whose value is a secret if it looks drawn at random.
-_SECRET_KEY = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key)$")
-_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
-_OF_A_COMMIT = re.compile(r"(?i)commit|revision|version|head|sha|hash|rev\b")
+_SECRET_KEY = re.compile(
+    r"(?i)(?:tokens?|secrets?|pass(?:word|wd|phrase)?|pwd|(?:api|access|private|secret)_?key|credentials?)$"
+)
+_READABLE = r"(?:[A-Z]?[a-z]+[0-9]{0,4}|[0-9]{1,4})"  # a word that a person can read, or a small number
+_RANDOM = re.compile(rf"(?!{_READABLE}(?:[_-]{_READABLE})+\Z)(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{{16,}}")
+_OF_A_COMMIT = re.compile(rb"(?i)commit|revision|version|head|sha|hash|revs?\b|\bref\b|\bgit")
 MAX_UNPACKED_BYTES = 50_000_000
 MAX_MEMBERS = 2_000
 MAX_DEPTH = 3
 # Of these only the outside can be seen here.
-_CLOSED = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!": "rar", b"\x28\xb5\x2f\xfd": "zstd"}
+_CLOSED = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x28\xb5\x2f\xfd": "zstd"}
 _PACKED: dict[bytes, Callable[[io.BytesIO], Any]] = {
-    b"\x1f\x8b": lambda data: gzip.GzipFile(fileobj=data),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\0": lzma.LZMAFile,
+    rb"\x1f\x8b": lambda data: gzip.GzipFile(fileobj=data),
+    rb"BZh[1-9]1AY&SY": bz2.BZ2File,
+    rb"\xfd7zXZ\0": lzma.LZMAFile,
 }
 
 
 class _Unseen(Exception):
-    """An archive cannot be looked through; the message says why."""
+    """An archive could not be searched; the message says why, as the end of "because it ..."."""
 
 
 def secret_content(data: bytes, path: str = "") -> str | None:
@@ -112,15 +125,17 @@ def secret_content(data: bytes, path: str = "") -> str | None:
     try:
         kind, where = next(_secrets(data, path, "", [0]), (None, ""))
     except _Unseen as problem:
-        return f"an archive that cannot be looked through, {problem}"
+        return f"an archive that could not be searched for secrets, because it {problem}"
     return None if kind is None else f"likely secret: contains {kind}{where}"
 
 
 def secret_in_value(key: str, text: str) -> str | None:
-    """The kind of secret that the value of a key in dotted form holds for certain, else None."""
+    """Why the value of a key in dotted form is taken for a secret ("holds ..."), else None."""
     name = key.rpartition(".")[2]
     kind = next(_tokens(f"{name}={text}".encode(errors="replace")), None)
-    return kind or ("a secret, by its key" if _SECRET_KEY.search(name) and _RANDOM.fullmatch(text) else None)
+    if kind is None and _SECRET_KEY.search(name) and _RANDOM.fullmatch(text):
+        return "looks like a secret, because of the name of its key"
+    return None if kind is None else f"holds {kind}"
 
 
 def _secrets(data: bytes, path: str, inside: str, unpacked: list[int]) -> Iterator[tuple[str, str]]:
@@ -128,9 +143,11 @@ def _secrets(data: bytes, path: str, inside: str, unpacked: list[int]) -> Iterat
     where = f" in {inside}" if inside else ""
     for magic, name in _CLOSED.items():
         if data.startswith(magic):
-            raise _Unseen(f"{name} is not read here{where}")
-    if len(data) < 100 and _ALONE.fullmatch(data) and not _OF_A_COMMIT.search(path.rpartition("/")[2]):
-        yield "what looks like a W&B key and nothing else", where
+            raise _Unseen(f"is a {name} file, which is not read here{where}")
+    if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
+        spoken = path.rpartition("/")[2].encode(errors="replace") + alone[1]
+        if not _OF_A_COMMIT.search(spoken) or _SPEAKS_OF_W_AND_B.search(spoken):
+            yield "what looks like a W&B key and nothing else", where
     for kind in _tokens(data.replace(b"\0", b"")):  # so that UTF-16, which some shells write, is read as well
         yield kind, where
     if inside.count(":") >= MAX_DEPTH:
@@ -149,35 +166,34 @@ def _members(data: bytes, unpacked: list[int]) -> Iterator[tuple[str, bytes]]:
         content: bytes = file.read(MAX_UNPACKED_BYTES + 1 - unpacked[0])
         unpacked[0] += len(content)
         if unpacked[0] > MAX_UNPACKED_BYTES:
-            raise _Unseen(f"for it holds more than {MAX_UNPACKED_BYTES // 1_000_000} MB")
+            raise _Unseen(f"holds more than {MAX_UNPACKED_BYTES // 1_000_000} MB")
         return content
 
     try:
-        if data.startswith(b"PK\x03\x04"):
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                if len(archive.infolist()) > MAX_MEMBERS:
-                    raise _Unseen(f"for it holds more than {MAX_MEMBERS} files")
-                for member in archive.infolist():
-                    if member.flag_bits & 1:
-                        raise _Unseen("for it is encrypted")
-                    with archive.open(member) as file:
-                        yield member.filename, held(file)
-        elif data[257:262] == b"ustar":
+        if data[257:262] == b"ustar":
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
                 for number, entry in enumerate(tar):
                     if number >= MAX_MEMBERS:
-                        raise _Unseen(f"for it holds more than {MAX_MEMBERS} files")
+                        raise _Unseen(f"holds more than {MAX_MEMBERS} files")
                     if entry.isfile():
                         yield entry.name, held(tar.extractfile(entry))
-        else:
-            for magic, opened in _PACKED.items():
-                if data.startswith(magic):
-                    with opened(io.BytesIO(data)) as file:
-                        yield "", held(file)
+        elif opened := next((each for magic, each in _PACKED.items() if re.match(magic, data)), None):
+            with opened(io.BytesIO(data)) as file:
+                yield "", held(file)
+        elif data.startswith(b"PK\x03\x04") or zipfile.is_zipfile(io.BytesIO(data)):
+            # The last test, because any file that ends in a zip file counts as one: a .pyz, but also a tar.
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                if len(archive.infolist()) > MAX_MEMBERS:
+                    raise _Unseen(f"holds more than {MAX_MEMBERS} files")
+                for member in archive.infolist():
+                    if member.flag_bits & 1:
+                        raise _Unseen("is encrypted")
+                    with archive.open(member) as file:
+                        yield member.filename, held(file)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        raise _Unseen(f"for it is damaged ({error})") from error
+        raise _Unseen(f"is damaged ({error})") from error
     except (NotImplementedError, RuntimeError) as error:  # another way of compressing, or a password
-        raise _Unseen(f"{error}") from error
+        raise _Unseen(f"could not be read ({error})") from error
 
 
 def _tokens(data: bytes) -> Iterator[str]:
@@ -185,6 +201,8 @@ def _tokens(data: bytes) -> Iterator[str]:
     for kind, (pattern, hints) in OWN.items():
         if any(hint in data for hint in hints) and re.search(pattern, data):
             yield kind
+    if _key_after_a_word(data):
+        yield "a W&B key"
     text = ""
     for plugin, (kind, hints) in SCANNED.items():
         if not any(hint in data for hint in hints):
@@ -197,6 +215,17 @@ def _tokens(data: bytes) -> Iterator[str]:
             found = _plugin(plugin).analyze_string(text)
         if any(not (plugin.startswith("basic_auth") and _NO_PASSWORDS.fullmatch(f"{one}")) for one in found):
             yield kind
+
+
+def _key_after_a_word(data: bytes) -> bool:
+    """Tell whether a text that mentions W&B holds a word like one of its keys after "key" or "token"."""
+    if not _SPEAKS_OF_W_AND_B.search(data):
+        return False
+    for word in _WORDS.finditer(data):
+        before = _BEFORE_A_KEY.search(data, max(0, word.start() - 120), word.start())
+        if before and not _OF_A_COMMIT.search(before[1]):
+            return True
+    return False
 
 
 @cache
