@@ -12,8 +12,14 @@ if __name__ == "__main__":
     # Nothing that is imported is garbage: to look for some meanwhile takes a sixth of the start. Afterwards
     # it is set aside, so that a full collection in mid-training need not go through it either.
     gc.disable()
+    from rltemplate.run import exits
     from rltemplate.train import main
 
     gc.freeze()
     gc.enable()
-    sys.exit(main())
+    status = 1
+    try:
+        status = main()
+    finally:
+        exits.hold(status)
+    sys.exit(status)

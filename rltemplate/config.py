@@ -357,24 +357,42 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         try:
             shipped = _shipped(typed.algo.name, typed.determinism.level)
             for key in lacking:
-                value = ADDED.get(name_in_added(key, typed.algo.name), OmegaConf.select(shipped, key))
-                OmegaConf.update(typed, key, _literal(value))
+                name = name_in_added(key, typed.algo.name)
+                # A ${...} of conf/ stands for a value of the run, and is resolved with the others.
+                value = _literal(ADDED[name]) if name in ADDED else _entry(shipped, key)
+                OmegaConf.update(typed, key, value)
+            for key in lacking:
+                value = OmegaConf.select(typed, key)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
     return to_config(typed), added
 
 
-def _shipped(algorithm: str, level: Level) -> DictConfig:
-    """The values that conf/ has for an algorithm and a level; each level builds on the one before it."""
+def _entry(values: Any, key: str) -> Any:
+    """The value under a dotted key, None if there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _shipped(algorithm: str, level: Level) -> Any:
+    """The values that conf/ has for an algorithm and a level, as they are written there.
+
+    Each level builds on the one before it.
+    """
     levels = [each.name for each in Level][: list(Level).index(level) + 1]
     files = ["config", f"algo/{algorithm}", "env/_gymnasium", *(f"determinism/{name}" for name in levels)]
     shipped = DictConfig({})
     for file in [*files, "logger/local"]:
-        content, group = yaml.safe_load((CONF / f"{file}.yaml").read_text("utf-8")), file.partition("/")[0]
-        del content["defaults"]
+        path, group = CONF / f"{file}.yaml", file.partition("/")[0]
+        try:
+            content = yaml.safe_load(path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"conf/{file}.yaml cannot be read, {error.strerror}") from None
+        content.pop("defaults", None)
         shipped.merge_with({group: content} if file not in ("config", f"algo/{algorithm}") else content)
-    return shipped
+    return OmegaConf.to_container(shipped, resolve=False)
 
 
 def about_added(name: str, config: Config, added: Mapping[str, Any]) -> str:

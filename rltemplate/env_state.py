@@ -35,6 +35,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate import denormals
 from rltemplate.types import ConfigError, RunError
 
 # Algorithms compute in float32: what is greater becomes infinite there.
@@ -257,6 +258,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._begun += 1
         try:
             result = self.env.reset(seed=seed, options=options)
+            denormals.keep()
             _check_parts("reset", result)
             obs = result[0]
             checked = self._check_obs(obs)
@@ -277,6 +279,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         fitting: Any
         try:
             result = self.env.step(action)
+            denormals.keep()  # many load their libraries where they first need them
             if result.__class__ is not tuple or len(result) != 5:
                 _check_parts("step", result)
             obs, reward, terminated, truncated, _ = result

@@ -146,6 +146,8 @@ class Codec:
         """Refuse a space without numbers in it, and a Box of actions that leaves nothing to choose."""
         if 0 in (space.shape or ()):
             raise ConfigError(f"env.id={self.env_id}: its {what} space {space} holds no numbers")
+        if isinstance(space, spaces.Discrete) and space.n == 1 and what == "action":
+            raise ConfigError(f"env.id={self.env_id}: its action space {space} has one action only")
         if what == "action" and isinstance(space, spaces.Box) and (space.low == space.high).all():
             raise ConfigError(
                 f"env.id={self.env_id}: its action space {space} leaves nothing to choose: all lower bounds "
@@ -220,7 +222,8 @@ def check_env(spec: EnvSpec) -> Codec:
     except (Exception, SystemExit) as error:  # whatever the user's environment raises is the user's to read
         # Gymnasium raises a TypeError of the environment again, with more words.
         origin = error.__context__ if _AGAIN in str(error) and error.__context__ is not None else error
-        at = traceback.extract_tb(origin.__traceback__)[-1]
+        frames = traceback.extract_tb(origin.__traceback__)
+        at = [frame for frame in frames if not frame.filename.endswith("run/exits.py")][-1]
         raise ConfigError(
             f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
             f"{_first_line(error).partition(_AGAIN)[0]}"

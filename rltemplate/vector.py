@@ -22,7 +22,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate import denormals
 from rltemplate.env_state import Recorder, read_states, restore_states
 from rltemplate.types import ConfigError, RunError
 
@@ -183,7 +182,6 @@ class Serial(VectorEnv):
         obs = self._outcome.obs
         for row, (member, seed) in enumerate(zip(self._members, seeds, strict=True)):
             obs[row] = member.reset(seed=seed)[0]
-        denormals.keep()
         return obs
 
     def reset_some(self, mask: np.ndarray) -> np.ndarray:
@@ -191,7 +189,6 @@ class Serial(VectorEnv):
         obs = self._outcome.obs
         for row in np.flatnonzero(mask).tolist():
             obs[row] = self._members[row].reset()[0]
-        denormals.keep()
         return obs
 
     def step(self, actions: np.ndarray) -> Outcome:
@@ -199,7 +196,6 @@ class Serial(VectorEnv):
         obs, reward, terminated, truncated = self._outcome
         for row, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             obs[row], reward[row], terminated[row], truncated[row], _ = step(action)
-        denormals.keep()  # many load their libraries where they first need them
         return self._outcome
 
     def step_from_arrays(self) -> None:

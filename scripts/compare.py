@@ -53,7 +53,9 @@ def main(argv: list[str]) -> int:
     if as_json:
         print(json.dumps(asdict(comparison) | {key: found for key, (found, _) in closer.items()}))
     else:
-        print("\n\n".join([compare.report(comparison), *(text for _, text in closer.values())]))
+        text = "\n\n".join([compare.report(comparison), *(text for _, text in closer.values())])
+        verdict = text.partition("\n")[0]
+        print(text if text == verdict else f"{text}\n\n{verdict}")  # the answer is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1
 
 

@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
 
         from rltemplate.envs import make_env
         from rltemplate.rng import env_seeds
+        from rltemplate.run import exits
         from rltemplate.run.evaluate import Evaluator
         from rltemplate.train import LONGEST_EVALUATION, load_policy
 
@@ -34,7 +35,13 @@ def main(argv: list[str]) -> int:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
     seeds = env_seeds(seed, "separate evaluation", episodes)
-    result = Evaluator(lambda: make_env(envs.spec), envs.codec).run(algorithm.act, seeds, LONGEST_EVALUATION)
+    evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
+    try:
+        with exits.seen():
+            result = evaluator.run(algorithm.act, seeds, LONGEST_EVALUATION)
+    except SystemExit as error:
+        print(f"error: {exits.told(error)}", file=sys.stderr)
+        return 1
     spread = statistics.stdev(result.returns) if episodes > 1 else 0.0
     if as_json:
         report = {

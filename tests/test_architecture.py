@@ -39,8 +39,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "programs": (),
     "optim": ("types", "kernels"),
     "buffers": ("types", "rng"),
-    "env_state": ("types",),
-    "vector": ("types", "denormals", "env_state"),
+    "env_state": ("types", "denormals"),
+    "vector": ("types", "env_state"),
     "workers": ("types", "vector", "foreign_rng"),
     "envs": ("types", "denormals", "rng", "vector", "workers"),
     # The list of algorithms and their settings: cheap to import, and without the algorithms themselves.

@@ -75,11 +75,32 @@ class KeepsItsAction(gym.Env[np.ndarray, Any]):
         return action.astype(np.float64), reward, False, False, {}
 
 
+class Flushes(gym.Env[np.ndarray, Any]):
+    """Has denormal numbers flushed to zero at the end of each step, and is rewarded by one that is kept."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        kept = float(sys.float_info.min * 0.5 > 0.0)
+        torch.set_flush_denormal(True)
+        return np.zeros(2, np.float32), kept, False, False, {}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
+    gym.register("Flushes-v0", entry_point="test_vector:Flushes")
     gym.register("Slow-v0", entry_point="test_vector:Slow")
     gym.register("KeepsItsAction-v0", entry_point="test_vector:KeepsItsAction")
     yield
+    gym.registry.pop("Flushes-v0")
     gym.registry.pop("Slow-v0")
     gym.registry.pop("KeepsItsAction-v0")
 
@@ -100,6 +121,17 @@ def build() -> Iterator[Build]:
     for each in made:
         each.close()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_flushes_no_number_of_another(build: Build, workers: int) -> None:
+    envs = build("Flushes-v0", 4, workers)
+    envs.reset()
+    for _ in range(2):
+        assert envs.step(np.zeros((4, 1), np.int64)).reward.tolist() == [1.0] * 4
+    state = envs.state_dict()
+    again = build("Flushes-v0", 4, 0)
+    again.load_state_dict(state)  # replays the steps, which have to come out the same
 
 
 def actions(envs: Envs, steps: int) -> list[np.ndarray]:

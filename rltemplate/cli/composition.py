@@ -65,6 +65,12 @@ def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
     """The typed configuration of one job; `choices` are Hydra's, which know what was applied."""
     try:
         for group in NAMED:
+            written = composed[group]
+            if written not in (None, choices.get(group)):
+                raise ConfigError(
+                    f"{group}={written} in a file has no effect as a value; write it below 'defaults:' as\n"
+                    f"  - override /{group}: {written}"
+                )
             composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
@@ -95,6 +101,8 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     in_file = re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", str(error))
     if in_file:
         file, problem, key = in_file.groups()
+        if key in NAMED and "Cannot convert" in problem:
+            return f"conf/{file}.yaml: its first line has to be '# @package _global_'"
         return f"conf/{file}.yaml: {_explain_value(key, problem, words)}"
     hydra_key = re.match(r"Could not override '(hydra\.\w+)\.([\w.]+)'", str(error))
     if hydra_key:

@@ -233,7 +233,12 @@ def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, An
         wanted["cpu_capability"] = switches.cpu_capability.upper()
     if switches.blas_kernels is not None:
         wanted["blas_kernels"] = switches.blas_kernels
-    if switches.onednn_isa is not None and switches.onednn_isa.upper() in libraries.ONEDNN.values():
+    if switches.onednn_isa is not None:
+        if switches.onednn_isa.upper() not in libraries.ONEDNN.values():
+            allowed = ", ".join(libraries.ONEDNN.values())
+            raise ConfigError(
+                f"determinism.onednn_isa={switches.onednn_isa}: cannot be read back; use one of {allowed}"
+            )
         wanted["onednn_isa"] = switches.onednn_isa.upper()
     return wanted
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posix
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -26,18 +28,29 @@ def seen() -> Iterator[None]:
         if os.getpid() != owner:
             leave(status)
         if threading.current_thread() is not threading.main_thread():
+            print("error: a thread of the environment or of a library ended the process", file=sys.stderr)
             leave(status or 1)
         raise SystemExit(status)
 
-    os._exit = leave_openly
+    os._exit = posix._exit = leave_openly
     try:
         yield
     finally:
-        os._exit = leave
+        os._exit = posix._exit = leave
+
+
+def hold(status: int) -> None:
+    """Let the process end with `status` even if a function of `atexit` leaves with status 0."""
+    leave, owner, held = os._exit, os.getpid(), status
+
+    def leave_with(status: int) -> NoReturn:
+        leave(status or (held if os.getpid() == owner else 0))
+
+    os._exit = posix._exit = leave_with
 
 
 def told(error: SystemExit) -> str:
     """One line that names the code which ended the process."""
     places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
     where = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
-    return f"exit status {error.code or 0} was asked for{where}, before the end of the run"
+    return f"the environment or a library ended the process with status {error.code or 0}{where}"

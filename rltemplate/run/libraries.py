@@ -44,9 +44,12 @@ ONEDNN = {
 
 @cache
 def _function(name: str) -> Any:
-    """A function of torch's library for the CPU or of one that it needs, or None where neither has it."""
+    """A function that was preloaded, else one of torch's library for the CPU or of its libraries, or None."""
     import torch
 
+    preloaded = getattr(ctypes.CDLL(None), name, None)
+    if preloaded is not None:
+        return preloaded
     try:
         return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), name)
     except (OSError, AttributeError):

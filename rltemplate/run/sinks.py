@@ -281,8 +281,9 @@ class ConsoleSink:
             atexit.unregister(self._stop_bar)
 
     def _print(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def _seconds_left(self, row: Row) -> float | None:
         """From the speed over the last rows, so that it follows a slow evaluation, but not at once."""

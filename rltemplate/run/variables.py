@@ -30,7 +30,7 @@ _COMPILERS = (
     "TORCH_COMPILE_",
     "TRITON_",
     "CXX",
-    "CPATH",
+    *("CPATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
     "CPLUS_INCLUDE_PATH",
 )
 _OTHERS = (
