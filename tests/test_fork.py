@@ -49,7 +49,7 @@ def with_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def tested(folder: Path, file: str, which: str) -> subprocess.CompletedProcess[str]:
+def outcome_of(folder: Path, file: str, which: str) -> subprocess.CompletedProcess[str]:
     """Run tests of the clone."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
     environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
@@ -62,7 +62,7 @@ def tested(folder: Path, file: str, which: str) -> subprocess.CompletedProcess[s
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", GENERIC)
 def test_tests_apply_to_a_new_algorithm_unasked(with_toy: Path, file: str) -> None:
-    done = tested(with_toy, file, "toy")
+    done = outcome_of(with_toy, file, "toy")
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout.splitlines()[-1]
 
@@ -73,7 +73,7 @@ def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     right = code.read_text()
     try:
         code.write_text(right.replace('"obs": self._obs.clone()', '"obs": self._obs * 0'))
-        done = tested(with_toy, "tests/test_resume.py", "toy and changes_no_bit")
+        done = outcome_of(with_toy, "tests/test_resume.py", "toy and changes_no_bit")
     finally:
         code.write_text(right)
     assert done.returncode == 1, done.stdout[-8000:]

@@ -28,8 +28,11 @@ from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 
 TOTAL = {"sac": 240}  # environment steps; others 256
+LONGEST = {"sac": 40}  # of an episode; others 500
 SHORT = {
-    algo: small(algo, "env.max_episode_steps=40", f"total_env_steps={TOTAL.get(algo, 256)}")
+    algo: small(
+        algo, f"env.max_episode_steps={LONGEST.get(algo, 500)}", f"total_env_steps={TOTAL.get(algo, 256)}"
+    )
     for algo in ALGORITHMS
 }
 OBSERVED = [
