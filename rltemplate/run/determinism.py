@@ -63,9 +63,9 @@ class Switches(Protocol):
 
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
-# and where other programs need the cores an update of SAC takes seconds. Measured (docs/determinism.md): 58
-# times as fast there, and 6 % slower on idle cores, where sleeping at once costs 75 %.
-_SPINS = 2000
+# and where other programs need the cores an update of SAC takes seconds. Of the numbers tried this is the
+# smallest that costs nothing on idle cores (docs/determinism.md).
+_SPINS = 10_000
 _WAITING_SAID = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
 
 
