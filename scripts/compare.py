@@ -54,8 +54,9 @@ def main(argv: list[str]) -> int:
         print(json.dumps(asdict(comparison) | {key: found for key, (found, _) in closer.items()}))
     else:
         text = "\n\n".join([compare.report(comparison), *(text for _, text in closer.values())])
-        verdict = text.partition("\n")[0]
-        print(text if text == verdict else f"{text}\n\n{verdict}")  # the answer is the last line
+        # A difference, which is the exit status too, is the last line as well.
+        differs = comparison.verdict == compare.DIVERGED
+        print("\n\n".join([text, text.partition("\n")[0]]) if differs else text)
     return 0 if comparison.verdict == compare.IDENTICAL else 1
 
 

@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "run",
         "run.*",
     ),
-    "__main__": ("train",),
+    "__main__": ("train", "run.exits"),
     # Processes of ours, whatever they are for.
     "children": ("types",),
     # What was recorded of a run, what its code is run with, and the run that is made again. None of them

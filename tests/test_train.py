@@ -28,10 +28,10 @@ from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 
 TOTAL = {"sac": 240}  # environment steps; others 256
-LONGEST = {"sac": 40}  # of an episode; others 500
+LONGEST = {"ppo": 500}  # of an episode; others 40
 SHORT = {
     algo: small(
-        algo, f"env.max_episode_steps={LONGEST.get(algo, 500)}", f"total_env_steps={TOTAL.get(algo, 256)}"
+        algo, f"env.max_episode_steps={LONGEST.get(algo, 40)}", f"total_env_steps={TOTAL.get(algo, 256)}"
     )
     for algo in ALGORITHMS
 }
