@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_train
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate import cli
@@ -663,3 +663,24 @@ def test_completion_of_hydra_can_be_installed(project: Path) -> None:
 def test_other_words_of_completion_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         cli.preflight(["-sc", *words])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("# @package _global_\nrecipe: ppo-Hopper\n", "has no effect as a value; write it below 'defaults:'"),
+        ("gamma: 0.9\n", "conf/experiment/mine.yaml: its first line has to be '# @package _global_'"),
+    ],
+)
+def test_an_experiment_that_would_not_do_what_it_says_is_refused(
+    fork: Path, tmp_path: Path, content: str, says: str
+) -> None:
+    file = fork / "conf" / "experiment" / "mine.yaml"
+    file.write_text(content)
+    try:
+        done = run_train(fork, tmp_path, "env=CartPole", "experiment=mine")
+    finally:
+        file.unlink()
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []

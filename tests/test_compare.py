@@ -862,6 +862,8 @@ def test_a_command_to_be_copied_stays_on_one_line(make_run: MakeRun, tmp_path: P
     make_run(names[1], Written().also("targets", 0, "advantage"), CHANGED_CODE)
     done = command(tmp_path, *(f"{key}={name}" for key, name in zip("ab", names, strict=True)))
     assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == done.stdout.splitlines()[0]  # the answer comes last, too
+    assert done.stdout.startswith("diverged")
     assert f"make diff a={names[0]} b={names[1]} code=full" in done.stdout
     assert "\u00a0" not in done.stdout
     elsewhere = make_run("it is", Written(), {"git/tree": "3" * 40})

@@ -147,6 +147,7 @@ def test_a_switch_that_did_not_take_stops_the_run(
     ("switch", "variable", "problem"),
     [
         ("onednn_isa=AVX2", "ONEDNN_MAX_CPU_ISA=SSE41", "onednn_isa should be AVX2 and is SSE41"),
+        ("onednn_isa=NONSENSE", "ONEDNN_MAX_CPU_ISA=SSE41", "cannot be read back; use one of SSE41"),
         ("numpy_without=X86_V3", "NPY_DISABLE_CPU_FEATURES=AVX512_ICL", "numpy_instructions should be"),
         ("products=plain", "OPENBLAS_NUM_THREADS=1", None),  # set from inside as well
     ],
