@@ -28,11 +28,20 @@ from typing import Any, NoReturn
 from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
-from rltemplate.run.determinism import prepared
+from rltemplate.config.command_args import (
+    Kinds,
+    finite,
+    make_folder,
+    one_of,
+    parse_words,
+    readable,
+    several,
+    whole,
+)
+from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.determinism.switches import prepared
 from rltemplate.run.lines import replace_text
-from rltemplate.run.machine import machine_facts, package_versions
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, finite, make_folder, one_of, parse_words, readable, several, whole
 
 ONE = "--one"  # how a process is told to make one measurement
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-rl", "jax", "flax")

@@ -27,7 +27,7 @@ from bench.works import (
 )
 
 if TYPE_CHECKING:
-    from rltemplate.config import Config
+    from rltemplate.config.schema import Config
 
 # Called between two rounds of training with the environment steps so far: True to go on.
 Tick = Callable[[int], bool]
@@ -74,7 +74,7 @@ def build(job: Job) -> Contender:
 
 def configuration(job: Job) -> Config:
     """The configuration of this project for a job; of a key that is given twice the last word counts."""
-    from rltemplate.cli import preflight
+    from rltemplate.config.cli.preflight import preflight
 
     words = [*WORKS[job.work].overrides(), f"num_threads={job.threads}", f"device={job.device}"]
     last = {word.partition("=")[0]: word for word in [*words, *job.overrides]}
@@ -85,12 +85,12 @@ class Ours:
     """This project, without observers."""
 
     def __init__(self, job: Job) -> None:
-        from rltemplate.run import determinism
+        from rltemplate.determinism import switches
         from rltemplate.train import build_algorithm
 
         self.config = configuration(job)
         level = self.config.determinism
-        determinism.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
+        switches.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
         self.algorithm, self.envs = build_algorithm(self.config)
 
     def facts(self) -> Facts:

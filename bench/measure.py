@@ -129,11 +129,12 @@ _WATCHING = {
 
 def observers(job: Job) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
-    from rltemplate.config import TraceDetail, to_dict
+    from rltemplate.config.loading import to_dict
+    from rltemplate.config.schema import TraceDetail
     from rltemplate.run import paths
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
-    from rltemplate.run.sinks import RunFacts, make_sinks
+    from rltemplate.run.sinks.registry import RunFacts, make_sinks
     from rltemplate.train import Observers, Stop, make_trace
     from rltemplate.types import Probe
 

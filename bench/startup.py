@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.works import MeasurementError
-from rltemplate.launch import PROJECT
 from rltemplate.run import paths
+from rltemplate.run.git.snapshot import GitRecord, Snapshot, withdraw_run
+from rltemplate.run.job import PROJECT
 from rltemplate.run.record import read_record
-from rltemplate.run.snapshot import GitRecord, Snapshot, withdraw_run
 
 # Overrides that make an iteration one step of the environments. Of another algorithm it is a whole iteration.
 ONE_STEP = {

@@ -24,29 +24,35 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rltemplate import denormals, kernels
-from rltemplate.algos import ALGORITHMS
 from rltemplate.analysis import targets
-from rltemplate.config import (
-    Config,
-    Device,
-    Products,
-    TraceDetail,
-    VideoRenderer,
+from rltemplate.analysis.journal import write_run
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import (
     about_added,
     from_dict,
     load_recorded,
     to_dict,
 )
-from rltemplate.envs import Envs, EnvSpec, make_env, uses_mujoco
-from rltemplate.folder import RunFolder
-from rltemplate.foreign_rng import foreign_state, restore_foreign_state, seed_foreign_code
-from rltemplate.journal import write_run
-from rltemplate.launch import PROJECT, Job
-from rltemplate.programs import Programs
-from rltemplate.resume import Continuation, check_same_run, find_continuation
+from rltemplate.config.schema import (
+    Config,
+    Device,
+    Products,
+    TraceDetail,
+    VideoRenderer,
+)
+from rltemplate.determinism import checks, denormals, kernels, switches
+from rltemplate.determinism.machine import cpp_compiler, machine_facts, package_versions
+from rltemplate.determinism.variables import influences
+from rltemplate.envs.envs import (
+    Envs,
+    EnvSpec,
+    make_env,
+    uses_mujoco,
+)
+from rltemplate.envs.global_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.learning.engine import Programs
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run import checks, determinism, exits, paths
+from rltemplate.run import exits, paths
 from rltemplate.run.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -54,18 +60,19 @@ from rltemplate.run.checkpoint import (
     load_experience,
     newest_checkpoint,
 )
+from rltemplate.run.continuation import Continuation, check_same_run, find_continuation
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.faults import Fault, parse_fault
 from rltemplate.run.finite import first_not_finite
+from rltemplate.run.folder import RunFolder
+from rltemplate.run.git.snapshot import Snapshot, take_snapshot
+from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
-from rltemplate.run.machine import cpp_compiler, machine_facts, package_versions
-from rltemplate.run.sinks import RunFacts, make_sinks
-from rltemplate.run.snapshot import Snapshot, take_snapshot
+from rltemplate.run.sinks.registry import RunFacts, make_sinks
 from rltemplate.run.trace import OLD_TRACE, Trace
-from rltemplate.run.variables import influences
-from rltemplate.run.video import VideoRecorder
+from rltemplate.run.video.recorder import VideoRecorder
 from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
@@ -161,7 +168,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
         raise ConfigError(
             "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
         )
-    streams = Streams(config.seed, determinism.resolve_device(config.device.name))
+    streams = Streams(config.seed, switches.resolve_device(config.device.name))
     num_envs = config.env.num_envs
     seeds = env_seeds(config.seed, "env", num_envs)
     envs = Envs(env_spec(config), num_envs, seeds, config.env.num_workers)
@@ -400,7 +407,7 @@ def make_trace(config: Config, run_dir: Path) -> Trace | None:
     """The fingerprints of the run, at the detail that is asked for."""
     if config.trace is TraceDetail.off:
         return None
-    device = determinism.resolve_device(config.device.name).type
+    device = switches.resolve_device(config.device.name).type
     return Trace(run_dir, config.trace.name, config.algo.name, device)
 
 
@@ -436,7 +443,7 @@ def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
     return checks.Trial(
         switches=config.determinism,
         passes=algorithm.forward_passes(),
-        device=determinism.resolve_device(config.device.name),
+        device=switches.resolve_device(config.device.name),
         products=kernels.in_force()["products"],
         # Environments of others may use MuJoCo without saying so; the first one has been made by now.
         physics=uses_mujoco(config.env.id) or "mujoco" in sys.modules,
@@ -450,10 +457,10 @@ def settled(job: Job) -> Job:
     so if it is not the usual one.
     """
     config = from_dict(job.config)
-    level, device = config.determinism, determinism.resolve_device(config.device.name)
+    level, device = config.determinism, switches.resolve_device(config.device.name)
     if level.products is not Products.auto or device.type != "cpu" or job.resume:
         return job
-    determinism.apply(level, config.num_threads, config.compile, config.device.name)
+    switches.apply(level, config.num_threads, config.compile, config.device.name)
     chosen = str(kernels.in_force()["products"])
     if chosen == "padded":
         seed_foreign_code(config.seed)
@@ -612,7 +619,7 @@ def run(job: Job) -> int:
     """Do the job, and return its exit status."""
     job = settled(job)
     config = from_dict(job.config)
-    settings = determinism.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     folder, training = RunFolder(job), None
     try:
         continuation = None
@@ -621,7 +628,7 @@ def run(job: Job) -> int:
             snapshot = _snapshot(job)
             continuation = find_continuation(job, snapshot)
         training = TrainingRun(job, folder)
-        settings = determinism.confirm(settings)
+        settings = switches.confirm(settings)
         tried = check_level(config, training.algorithm)
         if FAULT in os.environ:
             parse_fault(os.environ[FAULT])

@@ -18,10 +18,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import compare
-from rltemplate.children import Interrupted
+from rltemplate.config.command_args import (
+    Kinds,
+    folder,
+    one_of,
+    parse_words,
+    readable,
+)
+from rltemplate.launch.subprocesses import Interrupted
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, folder, one_of, parse_words, readable
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +72,7 @@ def _zoom(
     """What a closer look finds, for JSON and as text; nothing where the runs do not part."""
     if comparison.verdict != compare.DIVERGED:
         return {"zoom": (None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on")}
-    from rltemplate import zoom
+    from rltemplate.rerun import zoom
 
     found = zoom.zoom_in(
         comparison,

@@ -8,9 +8,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import curves
-from rltemplate.analysis.run_files import find_run_dirs
+from rltemplate.config.command_args import make_folder, parse_words, readable
+from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import make_folder, parse_words, readable
 
 
 def main(argv: list[str]) -> int:

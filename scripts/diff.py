@@ -20,9 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import diff
 from rltemplate.analysis.runs import Run, load_run
-from rltemplate.run import changes, paths
+from rltemplate.config.command_args import (
+    Kinds,
+    one_of,
+    parse_words,
+    readable,
+)
+from rltemplate.run import paths
+from rltemplate.run.git import changes
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words, readable
 
 PROJECT = Path(__file__).resolve().parents[1]
 SHORT = 200  # lines of a diff that is shown unasked

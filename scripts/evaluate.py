@@ -9,10 +9,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.resume import recorded_config
+from rltemplate.config.command_args import (
+    Kinds,
+    parse_words,
+    readable,
+    whole,
+)
 from rltemplate.run import paths
+from rltemplate.run.continuation import recorded_config
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, parse_words, readable, whole
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +29,7 @@ def main(argv: list[str]) -> int:
         run_dir = paths.find_run(given["run"], Path(given.get("runs_dir", "runs")))
         recorded_config(run_dir)  # before torch is imported
 
-        from rltemplate.envs import make_env
+        from rltemplate.envs.envs import make_env
         from rltemplate.rng import env_seeds
         from rltemplate.run import exits
         from rltemplate.run.evaluate import Evaluator

@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rltemplate.config.command_args import parse_words, readable  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import parse_words, readable  # noqa: E402
 
 HERE, WRITE = "--here", "--write"
 
@@ -27,7 +27,7 @@ def profile_file(name: str) -> Path:
     """The file of `conf/determinism/` that describes the profile."""
     import yaml
 
-    from rltemplate.config import choose
+    from rltemplate.config.validation import choose
 
     levels = (ROOT / "conf" / "determinism").glob("*.yaml")
     found = {yaml.safe_load(path.read_text()).get("profile"): path for path in levels}
@@ -39,9 +39,9 @@ def profile_file(name: str) -> Path:
 
 def measured(level: str) -> dict[str, str]:
     """The digests, by a process that is prepared as a run's is."""
-    from rltemplate.cli import preflight
-    from rltemplate.config import to_dict
-    from rltemplate.run.determinism import prepared
+    from rltemplate.config.cli.preflight import preflight
+    from rltemplate.config.loading import to_dict
+    from rltemplate.determinism.switches import prepared
 
     (config,) = preflight([f"determinism={level}", "local=null"]).configs
     environment = prepared(os.environ, config.determinism, config.num_threads)
@@ -57,21 +57,21 @@ def measured(level: str) -> dict[str, str]:
 
 def here() -> dict[str, str]:
     """The digests of this process, whose configuration is on standard input."""
-    from rltemplate.config import from_dict
-    from rltemplate.run import determinism, profile
+    from rltemplate.config.loading import from_dict
+    from rltemplate.determinism import golden, switches
 
     try:
         config = from_dict(json.load(sys.stdin))
     except ValueError:
         raise ConfigError(f"{HERE} is for a process that this command starts itself") from None
-    determinism.apply(config.determinism, config.num_threads, device=config.device.name)
-    return profile.digests()
+    switches.apply(config.determinism, config.num_threads, device=config.device.name)
+    return golden.digests()
 
 
 def write(path: Path, digests: dict[str, str]) -> None:
     """Replace the file's digests, which are the last it says."""
-    from rltemplate.run.machine import machine_facts
-    from rltemplate.run.profile import PARTS
+    from rltemplate.determinism.golden import PARTS
+    from rltemplate.determinism.machine import machine_facts
 
     facts = machine_facts(with_gpus=False)
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in ("torch", "numpy", "mujoco"))

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import yaml
 
+from rltemplate.config.command_args import parse_words, whole
+from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.run.machine import machine_facts
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words, whole
 
 PROJECT = Path(__file__).resolve().parents[1]
 STEPS, LOG_EVERY, EVAL_EVERY, SEEDS = 1_000_000, 2_000, 25_000, 5

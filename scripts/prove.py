@@ -14,10 +14,10 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 # The code that lies beside this file, whichever copy is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate import certificate, prove  # noqa: E402
-from rltemplate.children import Interrupted  # noqa: E402
+from rltemplate.config.command_args import readable  # noqa: E402
+from rltemplate.launch.subprocesses import Interrupted  # noqa: E402
+from rltemplate.rerun import certificate, prove  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import readable  # noqa: E402
 
 
 def main(argv: list[str]) -> int:

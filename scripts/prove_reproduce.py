@@ -25,11 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rltemplate.config.command_args import Kinds, one_of, parse_words
+from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.run.machine import machine_facts
-from rltemplate.run.snapshot import CONFIG_PATH, TRACE_PATH
+from rltemplate.run.git.snapshot import CONFIG_PATH, TRACE_PATH
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words
 
 PROJECT = Path(__file__).resolve().parents[1]
 COMMITS = 10  # that come between a run and its reproduction, in one of the cases
@@ -44,7 +44,7 @@ WORKS: dict[str, list[str]] = {
     ],
 }
 # A change of an algorithm's constant that both use: how fast Adam forgets.
-CONSTANT = ("rltemplate/optim.py", "torch.pow(0.999, steps)", "torch.pow(0.998, steps)")
+CONSTANT = ("rltemplate/learning/optim.py", "torch.pow(0.999, steps)", "torch.pow(0.998, steps)")
 # A new environment, in a file that git has never seen.
 MODULE = "heavy.py"
 HEAVY = """\

@@ -36,10 +36,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from rltemplate.config.command_args import (
+    Kinds,
+    one_of,
+    parse_words,
+    whole,
+)
+from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.run.machine import machine_facts
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words, whole
 
 PROJECT = Path(__file__).resolve().parents[1]
 

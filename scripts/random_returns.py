@@ -20,8 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from rltemplate.analysis import targets
+from rltemplate.config.command_args import (
+    Kinds,
+    one_of,
+    parse_words,
+    readable,
+    whole,
+)
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words, readable, whole
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "env"
 

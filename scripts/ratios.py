@@ -8,9 +8,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis.ratios import table
-from rltemplate.analysis.run_files import find_run_dirs
+from rltemplate.config.command_args import parse_words, readable
+from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import parse_words, readable
 
 
 def main(argv: list[str]) -> int:

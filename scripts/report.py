@@ -19,12 +19,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.analysis.figures import write_figures
 from rltemplate.analysis.report import commits, material
 from rltemplate.analysis.report.page import make_report
-from rltemplate.analysis.run_files import find_run_dirs
-from rltemplate.run import changes
-from rltemplate.run.git import Git, GitError, attempt
+from rltemplate.config.command_args import (
+    Kinds,
+    make_folder,
+    one_of,
+    parse_words,
+    readable,
+)
+from rltemplate.run.git import changes
+from rltemplate.run.git.command import Git, GitError, attempt
 from rltemplate.run.lines import replace_text
+from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, make_folder, one_of, parse_words, readable
 
 PROJECT = Path(__file__).resolve().parents[1]
 NAME = "report.html"

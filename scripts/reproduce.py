@@ -24,10 +24,16 @@ from pathlib import Path
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate import reproduce  # noqa: E402
-from rltemplate.children import Interrupted  # noqa: E402
+from rltemplate.config.command_args import (  # noqa: E402
+    Kinds,
+    folder,
+    one_of,
+    parse_words,
+    readable,
+)
+from rltemplate.launch.subprocesses import Interrupted  # noqa: E402
+from rltemplate.rerun import reproduce  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import Kinds, folder, one_of, parse_words, readable  # noqa: E402
 
 KINDS: Kinds = {"run": str, "env": one_of("present", "install"), "keep": folder, "runs_dir": str}
 LINE_EVERY_S = 10.0  # where there is no terminal

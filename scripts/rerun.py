@@ -21,12 +21,14 @@ from typing import Any
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate import launch  # noqa: E402
-from rltemplate.config import Config, load_config, to_dict  # noqa: E402
+from rltemplate.config.command_args import Kinds, parse_words, readable  # noqa: E402
+from rltemplate.config.loading import load_config, to_dict  # noqa: E402
+from rltemplate.config.schema import Config  # noqa: E402
+from rltemplate.launch.process import become, check_folder  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
-from rltemplate.run.snapshot import Snapshot  # noqa: E402
+from rltemplate.run.git.snapshot import Snapshot  # noqa: E402
+from rltemplate.run.job import Job  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import Kinds, parse_words, readable  # noqa: E402
 
 
 def quiet(config: Config) -> Config:
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     try:
         given = parse_words(argv, KINDS, required=["config", "run_dir"])
         config = quiet(load_config(Path(given["config"])))
-        launch.check_folder(replace(config, run_dir=given["run_dir"]))
+        check_folder(replace(config, run_dir=given["run_dir"]))
         run_dir = Path(given["run_dir"]).expanduser().absolute()
         told: dict[str, Any] = {
             "command": sys.argv,
@@ -53,7 +55,7 @@ def main(argv: list[str]) -> int:
         }
         run_id = paths.new_id(f"seed{config.seed}")
         values = to_dict(replace(config, run_dir=str(run_dir)))
-        launch.become(launch.Job(config=values, run_id=run_id, run_dir=str(run_dir), **told))
+        become(Job(config=values, run_id=run_id, run_dir=str(run_dir), **told))
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2

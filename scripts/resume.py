@@ -19,11 +19,17 @@ from pathlib import Path
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate import launch  # noqa: E402
-from rltemplate.resume import ACCEPT, resume_job  # noqa: E402
+from rltemplate.config.command_args import (  # noqa: E402
+    Kinds,
+    parse_words,
+    readable,
+    whole,
+)
+from rltemplate.launch.process import become  # noqa: E402
+from rltemplate.launch.resume import resume_job  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
+from rltemplate.run.continuation import ACCEPT  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
-from rltemplate.words import Kinds, parse_words, readable, whole  # noqa: E402
 
 
 def changes(text: str) -> bool:
@@ -73,7 +79,7 @@ def main(argv: list[str]) -> int:
         if job is None:
             print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
             return 0
-        launch.become(job)
+        become(job)
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from rltemplate.config.command_args import one_of, parse_words
+from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.run.machine import machine_facts
 from rltemplate.types import ConfigError
-from rltemplate.words import one_of, parse_words
 
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("checkpoints", "signals", "starts")
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 def _checkpoints() -> Iterator[str]:
     import torch
 
-    from rltemplate.buffers import ReplayBuffer
+    from rltemplate.learning.replay_buffer import ReplayBuffer
     from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
 
     torch.set_num_threads(1)

@@ -20,8 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import run_table
 from rltemplate.analysis.runs import Run
+from rltemplate.config.command_args import (
+    Kinds,
+    parse_words,
+    readable,
+    whole,
+)
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, parse_words, readable, whole
 
 _KINDS: Kinds = {"sort": str, "show": str, "last": whole(1), "runs_dir": str}
 _STYLES = {"finished": "green", "failed": "red", "interrupted": "yellow", "running": "cyan"}

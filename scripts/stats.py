@@ -16,10 +16,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis import seeds, stats
-from rltemplate.analysis.run_files import find_run_dirs
 from rltemplate.analysis.runs import load_runs
+from rltemplate.config.command_args import (
+    Kinds,
+    one_of,
+    parse_words,
+    readable,
+    whole,
+)
+from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
-from rltemplate.words import Kinds, one_of, parse_words, readable, whole
 
 SEEDS = (3, 5, 10, 20, 50)
 ONLY_COVERAGE, ONLY_RUNS = ("out", "repetitions"), ("runs", "by", "statistic", "--json")

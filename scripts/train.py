@@ -25,29 +25,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import hydra  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from rltemplate import cli, launch  # noqa: E402
-from rltemplate.algos import check_actions  # noqa: E402
-from rltemplate.config import Config, to_dict  # noqa: E402
+from rltemplate.config.algorithms import check_actions  # noqa: E402
+from rltemplate.config.cli.composition import typed  # noqa: E402
+from rltemplate.config.cli.preflight import Plan, job_context, preflight  # noqa: E402
+from rltemplate.config.loading import CONF, to_dict  # noqa: E402
+from rltemplate.config.schema import Config  # noqa: E402
+from rltemplate.launch.process import SWEEP_VARIABLE, check_memory, run_single  # noqa: E402
 from rltemplate.run import exits  # noqa: E402
+from rltemplate.run.job import PROJECT  # noqa: E402
 from rltemplate.types import ConfigError  # noqa: E402
 
 gc.enable()
 
 if TYPE_CHECKING:
-    from rltemplate.sweep import Sweep
+    from rltemplate.launch.sweep import Sweep
 
 
-@hydra.main(version_base="1.3", config_path=str(cli.CONF), config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def train(composed: DictConfig) -> float | None:
     """One job, in this process until it is known what to run, then in its own."""
-    from rltemplate.sweep import Sweep
+    from rltemplate.launch.sweep import Sweep
 
-    choices, overrides, number, console = cli.job_context()
+    choices, overrides, number, console = job_context()
     sweep = Sweep.from_environment()
     try:
-        config = cli.typed(composed, choices)
+        config = typed(composed, choices)
         if sweep is None or number is None:
-            launch.run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
+            run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
         return sweep.run(number, config, overrides, env_name=choices["env"], console=console)
     except ConfigError as error:
         if sweep is None or number is None:
@@ -57,7 +61,7 @@ def train(composed: DictConfig) -> float | None:
         return None
 
 
-def is_known(plan: cli.Plan) -> bool:
+def is_known(plan: Plan) -> bool:
     """Whether a single run has the recipe of its pair, and the environment as it is: the two fit each other.
 
     What the machine may lack for it is found by the run's own process, a second later in the same words.
@@ -69,7 +73,7 @@ def is_known(plan: cli.Plan) -> bool:
     if config.recipe != f"{choices['algo']}-{choices['env']}" or config.experiment is not None or touched:
         return False
     try:
-        launch.check_memory(config, *_LARGE)
+        check_memory(config, *_LARGE)
     except ConfigError:
         return False  # how much it needs depends on what is observed
     return True
@@ -82,7 +86,7 @@ def check_environments(configs: Sequence[Config]) -> None:
     """
     if not configs:
         return
-    from rltemplate.envs import Codec, EnvSpec, check_env  # too long for the answer to a mistyped word
+    from rltemplate.envs.envs import Codec, EnvSpec, check_env
 
     made: dict[str, Codec] = {}
     with warnings.catch_warnings():
@@ -94,20 +98,20 @@ def check_environments(configs: Sequence[Config]) -> None:
                 made[name] = check_env(spec)
             codec = made[name]
             check_actions(config.algo.name, codec)
-            launch.check_memory(config, codec.obs_size, codec.action_size)
+            check_memory(config, codec.obs_size, codec.action_size)
 
 
-def compare_with_baseline(plan: cli.Plan) -> None:
+def compare_with_baseline(plan: Plan) -> None:
     """Say what changes against `baseline=`; `ConfigError` if that is more than one thing and must not be.
 
     A sweep that goes on was compared when it began.
     """
     if plan.resume is not None or all(config.baseline is None for config in plan.configs):
         return
-    from rltemplate.baseline import check_baseline
+    from rltemplate.analysis.baseline import check_baseline
 
     configs = [to_dict(config) for config in plan.configs]
-    for line in check_baseline(launch.PROJECT, configs, plan.overrides, len(configs) == plan.num_jobs):
+    for line in check_baseline(PROJECT, configs, plan.overrides, len(configs) == plan.num_jobs):
         print(line, file=sys.stderr)
 
 
@@ -118,9 +122,9 @@ def note_doubts(configs: Sequence[Config]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def begin(plan: cli.Plan) -> Sweep:
+def begin(plan: Plan) -> Sweep:
     """A new sweep, or the one that is to go on; `ConfigError` if it is not there or must not."""
-    from rltemplate.sweep import Sweep, find_sweep, sweeps_dir  # which a single run has no use for
+    from rltemplate.launch.sweep import Sweep, find_sweep, sweeps_dir
 
     config = plan.configs[0]
     if plan.resume is None:
@@ -133,9 +137,9 @@ def begin(plan: cli.Plan) -> Sweep:
 
 def main() -> int:
     """Check, then run; the exit status of the command."""
-    os.environ.pop(launch.SWEEP_VARIABLE, None)
+    os.environ.pop(SWEEP_VARIABLE, None)
     try:
-        plan = cli.preflight(sys.argv[1:])
+        plan = preflight(sys.argv[1:])
         if not is_known(plan):
             with exits.seen():
                 check_environments(plan.configs)
@@ -143,7 +147,7 @@ def main() -> int:
         note_doubts(plan.configs)
         if plan.alone is not None:
             config, choices, overrides, _ = plan.alone
-            launch.run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
+            run_single(config, COMMAND, env_name=choices["env"], overrides=overrides)
         sweep = begin(plan) if plan.sweep else None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

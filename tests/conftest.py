@@ -22,8 +22,9 @@ import pytest
 from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 
-from rltemplate.algos import ALGORITHMS
-from rltemplate.config import Config, register_schemas, to_config
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import to_config
+from rltemplate.config.schema import Config, register_schemas
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from bench.__main__ import in_process, main, measure_part
 from bench.contenders import build
 from bench.measure import rate
 from bench.works import LEVELS, PARTS, PEERS, WORKS, Job, MeasurementError, jobs
-from rltemplate.cli import preflight
+from rltemplate.config.cli.preflight import preflight
 
 
 def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **given: Any) -> Job:

@@ -26,8 +26,17 @@ class ToyConfig(AlgoConfig):
 ALGORITHMS["toy"] = Entry(ToyConfig, "rltemplate.algos.toy:Toy")
 '''
 GENERIC = [  # with a test for every algorithm
-    f"tests/test_{name}.py"
-    for name in ("algorithms", "checks", "config", "interruptions", "resume", "trace", "train", "zoom")
+    f"tests/{name}.py"
+    for name in (
+        "algos/test_algorithms",
+        "determinism/test_checks",
+        "config/test_config",
+        "launch/test_interruptions",
+        "launch/test_resume",
+        "run/test_trace",
+        "test_train",
+        "rerun/test_zoom",
+    )
 ]
 
 
@@ -41,7 +50,7 @@ def with_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, copy / name)
     shutil.copy(TOY / "toy.py", copy / "rltemplate" / "algos" / "toy.py")
     shutil.copy(TOY / "toy.yaml", copy / "conf" / "algo" / "toy.yaml")
-    with (copy / "rltemplate" / "algos" / "__init__.py").open("a") as file:
+    with (copy / "rltemplate" / "config" / "algorithms.py").open("a") as file:
         file.write(REGISTERED)
     git(copy, "init", "-q", "-b", "main")
     git(copy, "add", "-A")
@@ -73,7 +82,7 @@ def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     right = code.read_text()
     try:
         code.write_text(right.replace('"obs": self._obs.clone()', '"obs": self._obs * 0'))
-        done = outcome_of(with_toy, "tests/test_resume.py", "toy and changes_no_bit")
+        done = outcome_of(with_toy, "tests/launch/test_resume.py", "toy and changes_no_bit")
     finally:
         code.write_text(right)
     assert done.returncode == 1, done.stdout[-8000:]

@@ -17,13 +17,13 @@ import pytest
 import torch
 from conftest import SHRUNK, Command, Configure, git, newest_state, run_train, small
 
-from rltemplate.algos import ALGORITHMS
-from rltemplate.config import load_config, to_dict
-from rltemplate.launch import JOB_VARIABLE, Job
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import load_config, to_dict
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from rltemplate.run.evaluate import Evaluator
-from rltemplate.run.snapshot import Snapshot
+from rltemplate.run.git.snapshot import Snapshot
+from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 

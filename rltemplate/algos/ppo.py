@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate import kernels
-from rltemplate.algos import PPOConfig, Schedule
-from rltemplate.envs import Envs
-from rltemplate.networks import Categorical, DiagGaussian, mlp
-from rltemplate.normalize import RunningNorm
-from rltemplate.optim import (
+from rltemplate.config.algorithms import PPOConfig, Schedule
+from rltemplate.determinism import kernels
+from rltemplate.envs.envs import Envs
+from rltemplate.learning.engine import Programs
+from rltemplate.learning.networks import Categorical, DiagGaussian, mlp
+from rltemplate.learning.normalize import RunningNorm
+from rltemplate.learning.optim import (
     AdamState,
     FlatModule,
     adam,
@@ -38,7 +39,6 @@ from rltemplate.optim import (
     gradient,
     shown,
 )
-from rltemplate.programs import Programs
 from rltemplate.rng import Streams
 from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
 

@@ -23,14 +23,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate import kernels
-from rltemplate.algos import SACConfig, Schedule, check_actions
-from rltemplate.buffers import Batch, ReplayBuffer
-from rltemplate.envs import Envs
-from rltemplate.networks import SquashedGaussian, mlp
-from rltemplate.normalize import RunningNorm
-from rltemplate.optim import AdamState, FlatModule, Show, adam, adam_init, gradient, polyak, shown
-from rltemplate.programs import Programs
+from rltemplate.config.algorithms import SACConfig, Schedule, check_actions
+from rltemplate.determinism import kernels
+from rltemplate.envs.envs import Envs
+from rltemplate.learning.engine import Programs
+from rltemplate.learning.networks import SquashedGaussian, mlp
+from rltemplate.learning.normalize import RunningNorm
+from rltemplate.learning.optim import (
+    AdamState,
+    FlatModule,
+    Show,
+    adam,
+    adam_init,
+    gradient,
+    polyak,
+    shown,
+)
+from rltemplate.learning.replay_buffer import Batch, ReplayBuffer
 from rltemplate.rng import Streams
 from rltemplate.types import Episode, Experience, ForwardPass, IterationResult, Probe
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.run_files import read_config
 from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
+from rltemplate.run.read import read_config
 from rltemplate.run.record import read_record
 from rltemplate.types import ASIDE, ConfigError, may_decide
 

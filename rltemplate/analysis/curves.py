@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rltemplate.analysis.groups import Name, newest_of_each_seed
-from rltemplate.analysis.run_files import value_of
 from rltemplate.analysis.runs import Run
 from rltemplate.run import paths
+from rltemplate.run.read import value_of
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 

@@ -27,10 +27,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rltemplate.analysis.compare import ABSENT
-from rltemplate.analysis.run_files import leaves
 from rltemplate.analysis.runs import MISSING, Run, text_of
-from rltemplate.recorded_keys import ADDED, name_in_added
+from rltemplate.config.recorded_keys import ADDED, name_in_added
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
+from rltemplate.run.read import leaves
 from rltemplate.types import ASIDE, may_decide
 
 SEED = "seed"

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rltemplate.analysis.run_files import leaves, nearest_key
 from rltemplate.analysis.runs import COLUMNS, MISSING, Run, experiment_of, text_of
+from rltemplate.run.read import leaves, nearest_key
 from rltemplate.types import ConfigError
 
 _NAMED = 3  # differing keys in a message

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.run_files import read_config, read_metrics, value_of
 from rltemplate.run import paths
+from rltemplate.run.read import read_config, read_metrics, value_of
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 

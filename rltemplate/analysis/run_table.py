@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
-from rltemplate.analysis.run_files import nearest_key
 from rltemplate.analysis.runs import COLUMNS, MISSING, Run, load_runs, text_of
 from rltemplate.run import paths
+from rltemplate.run.read import nearest_key
 from rltemplate.types import ConfigError
 
 # Shown where nothing else is asked for; `dirty` is a star behind the commit.

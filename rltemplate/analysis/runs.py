@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.run_files import leaves, read_config, read_metrics
 from rltemplate.run import paths
+from rltemplate.run.read import leaves, read_config, read_metrics
 from rltemplate.run.record import read_record
 from rltemplate.types import ASIDE, MEANS, OBSERVING, ConfigError
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.algos import ToyConfig  # type: ignore[attr-defined]  # put there with this file
-from rltemplate.envs import Envs
-from rltemplate.networks import Categorical, DiagGaussian, mlp
-from rltemplate.optim import FlatModule, gradient
-from rltemplate.programs import Programs
+from rltemplate.config.algorithms import ToyConfig  # type: ignore[attr-defined]  # put there with this file
+from rltemplate.envs.envs import Envs
+from rltemplate.learning.engine import Programs
+from rltemplate.learning.networks import Categorical, DiagGaussian, mlp
+from rltemplate.learning.optim import FlatModule, gradient
 from rltemplate.rng import Streams
 from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.figures import thinned
-from rltemplate.analysis.run_files import leaves, read_metrics
 from rltemplate.analysis.runs import Run, experiment_of, text_of
 from rltemplate.run import paths
 from rltemplate.run.influence import file_matters
+from rltemplate.run.read import leaves, read_metrics
 from rltemplate.types import ConfigError
 
 # Of `git` of two records the names of the files that differ between them; None if nobody can tell.

@@ -1,0 +1,1 @@
+"""Configuration: types of all keys, loading, checks, and the words of a command."""

@@ -1,0 +1,1 @@
+"""The words of `make train`, checked before anything is created."""

@@ -1,0 +1,212 @@
+"""Every key that exists, what it takes, and which one was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.cli.groups import HYDRA_GROUPS, default_option, group_names
+from rltemplate.config.schema import Config
+from rltemplate.config.validation import choose
+from rltemplate.types import MOST_STEPS
+
+# Chosen through their group, because recipe, folder name and further values go with the choice.
+IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
+
+# What keys and values are called elsewhere. Of several keys the first that exists is meant.
+_KEYS_ELSEWHERE = {
+    "lr": ("algo.learning_rate", "algo.actor_learning_rate"),
+    "learning_rate": ("algo.learning_rate", "algo.actor_learning_rate"),
+    "steps": ("total_env_steps",),
+    "total_steps": ("total_env_steps",),
+    "max_steps": ("total_env_steps",),
+    "timesteps": ("total_env_steps",),
+    "total_timesteps": ("total_env_steps",),
+    "batch_size": ("algo.batch_size", "algo.num_minibatches"),
+    "minibatch_size": ("algo.batch_size", "algo.num_minibatches"),
+    "n_epochs": ("algo.update_epochs",),
+    "gradient_steps": ("algo.updates_per_step",),
+    "anneal_lr": ("algo.learning_rate_schedule",),
+    "lr_schedule": ("algo.learning_rate_schedule",),
+    "norm_adv": ("algo.normalize_advantage",),
+    "net_arch": ("algo.hidden_sizes",),
+    "layers": ("algo.hidden_sizes",),
+    "polyak": ("algo.tau",),
+    "env_id": ("env",),
+    "env_name": ("env",),
+    "gym_id": ("env",),
+    "env.name": ("env",),
+    "async_envs": ("env.num_workers",),
+    "cuda": ("device",),
+    "gpu": ("device",),
+    "level": ("determinism",),
+    "deterministic": ("determinism",),
+    "torch_deterministic": ("determinism",),
+    "track": ("logger.wandb",),
+    "capture_video": ("video_every",),
+    "save_freq": ("checkpoint_every",),
+    "log_interval": ("log_every",),
+    "num_seeds": ("seed",),
+    "n_seeds": ("seed",),
+    "eval_freq": ("eval_every",),
+    "log_dir": ("runs_dir",),
+    "output_dir": ("runs_dir",),
+}
+_VALUES_ELSEWHERE = {
+    "gpu": "cuda",
+    "float32": "ieee",
+    "false": "off",
+    "none": "off",
+    "true": "iteration",
+    "on": "iteration",
+}
+_LONGEST_KEY = 100  # characters; nothing that exists is like a longer one
+_WANDB = "Weights & Biases is switched on with logger=wandb"
+
+
+def known_keys(algorithms: Iterable[str]) -> list[str]:
+    """Every dotted key that a configuration with one of these algorithms has."""
+    keys: dict[str, None] = {}
+    for name in algorithms:
+        keys.update(dict.fromkeys(_walk(Config, "", name)))
+    return list(keys)
+
+
+def _walk(node: Any, prefix: str, algorithm: str) -> Iterator[str]:
+    for name, hint in _hints(node, algorithm).items():
+        yield prefix + name
+        if is_dataclass(hint):
+            yield from _walk(hint, f"{prefix}{name}.", algorithm)
+
+
+def _hints(node: Any, algorithm: str) -> dict[str, Any]:
+    hints = get_type_hints(node)
+    if node is Config:
+        hints["algo"] = ALGORITHMS[algorithm].config
+    return {spec.name: hints[spec.name] for spec in fields(node)}
+
+
+def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) -> str:
+    """What to say about a key that nothing has: the nearest that exists, and what stands beside it."""
+    owners = [name for name in ALGORITHMS if key in known_keys([name])]
+    if owners and algorithm is not None:
+        own = [k.partition(".")[2] for k in known if k.startswith("algo.")]
+        return f"algo={algorithm} has no such key, algo={owners[0]} has\nallowed in algo: {', '.join(own)}"
+    candidates = [*known, *group_names(), *HYDRA_GROUPS]
+    near = _known_elsewhere(key.lower(), candidates)
+    of_other = f"algo.{_split_key(key)[1]}"
+    owners = [name for name in ALGORITHMS if of_other in known_keys([name])]
+    if near is None and owners and of_other not in known:
+        hint = f"; algo={owners[0]} has {of_other}, algo={algorithm} has none"
+    else:
+        near = near or nearest_key(key, candidates)
+        hint = f"; did you mean {near}?" if near else ""
+    if near == "logger.wandb":
+        hint = f"; {_WANDB}"
+    parent = key.rpartition(".")[0]
+    if parent and parent not in known:
+        parent = ""
+    prefix = f"{parent}." if parent else ""
+    beside = [k[len(prefix) :] for k in known if k.startswith(prefix) and "." not in k[len(prefix) :]]
+    if not parent:
+        beside = list(dict.fromkeys([*group_names(), *beside]))
+    return f"no such key{hint}\nallowed{f' in {parent}' if parent else ''}: {', '.join(beside)}"
+
+
+def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
+    """The known key that was probably meant: the same last part, its initials, or similar letters."""
+    known = list(known)
+    wrong = wrong.lower().replace("-", "_")
+    if len(wrong) > _LONGEST_KEY:
+        return None
+    there = _known_elsewhere(wrong, known)
+    if there is not None:
+        return there
+    parent, leaf = _split_key(wrong)
+
+    def likeness(key: str) -> float:
+        beside, last = _split_key(key)
+        whole = difflib.SequenceMatcher(None, wrong, key).ratio()
+        part = difflib.SequenceMatcher(None, leaf, last).ratio()
+        if last == leaf:
+            return 2 + whole
+        if len(leaf) > 1 and "".join(word[0] for word in last.split("_") if word) == leaf:
+            return 1 + whole
+        if last.startswith(f"{leaf}_") or (len(last) > 2 and leaf.startswith(last)):
+            return 0.9 + whole / 10
+        # What two keys of one group have in common says nothing about what was meant.
+        return part if beside == parent else 0.95 * max(whole, part)
+
+    sensible = [key for key in known if key not in IDENTITY and not wrong.startswith(f"{key}.")]
+    best = max(sensible, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def _known_elsewhere(wrong: str, known: Sequence[str]) -> str | None:
+    """What a key that other programs have is called here."""
+    parent, leaf = _split_key(wrong)
+    for key in (*_KEYS_ELSEWHERE.get(wrong, ()), *_KEYS_ELSEWHERE.get(leaf, ())):
+        if key in known and parent in ("", key, _split_key(key)[0]):
+            return key
+    return None
+
+
+def _split_key(key: str) -> tuple[str, str]:
+    parts = re.split(r"[./]", key)
+    return ".".join(parts[:-1]), parts[-1]
+
+
+def chosen_algorithm(words: Sequence[str]) -> str:
+    """The algorithm of a configuration with these overrides."""
+    chosen = next((word.partition("=")[2] for word in words if word.startswith("algo=")), None)
+    return chosen or default_option("algo")
+
+
+def expected_value(key: str, value: str, words: Sequence[str]) -> str:
+    """What a key takes, in words, with the nearest right value where there is one; empty: unknown key."""
+    algorithm = chosen_algorithm(words)
+    hint: Any = Config
+    for part in key.split("."):
+        hints = _hints(hint, algorithm) if is_dataclass(hint) else {}
+        if part not in hints:
+            return ""
+        hint = hints[part]
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not NoneType]
+    optional = " or null" if NoneType in get_args(hint) else ""
+    kind = hint if get_origin(hint) in (list, dict) else kinds[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = [*kind.__members__, *(["null"] if optional else [])]
+        meant = _VALUES_ELSEWHERE.get(value.lower(), value)
+        return choose(meant if meant in names else value, names)
+    return f"expected {_kind(kind, key)}{optional}{_better(kind, key, value)}"
+
+
+def _kind(kind: Any, key: str) -> str:
+    if get_origin(kind) is list:
+        inner = "whole numbers" if get_args(kind)[0] is int else "texts"
+        example = "64,64" if inner == "whole numbers" else "a,b"
+        return f"a list of {inner}, as in {key}=[{example}]"
+    if get_origin(kind) is dict:
+        return f"names with values; add one with +{key}.name=value"
+    if is_dataclass(kind):
+        instead = f"; {_WANDB}" if key == "logger.wandb" else ""
+        return f"one of its keys: {', '.join(f'{key}.{spec.name}' for spec in fields(kind))}{instead}"
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names[kind]
+
+
+def _better(kind: Any, key: str, value: str) -> str:
+    """The value in the form that the key takes, if it is plain what was meant."""
+    if kind is int and value.startswith("["):
+        return f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
+    with suppress(ValueError, OverflowError):
+        if kind is int and float(value).is_integer() and abs(float(value)) <= MOST_STEPS:
+            return f"; did you mean {key}={int(float(value))}?"
+    return ""

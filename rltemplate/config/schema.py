@@ -1,0 +1,189 @@
+"""Types and meaning of every configuration key. Values live in `conf/`, each written once.
+
+The dataclasses have no defaults: a key that no YAML file sets is a missing value, found before anything
+starts. After composition the configuration becomes plain dataclasses, which nobody writes to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rltemplate.config.algorithms import ALGORITHMS, AlgoConfig
+from rltemplate.types import MOST_STEPS, count, number
+
+
+class Device(Enum):
+    """Where networks live. `auto` is CUDA where there is one."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    auto = "auto"
+
+
+class Level(Enum):
+    """What may differ between two runs of one configuration; see `conf/determinism/`.
+
+    Each level promises what the one before it does, and more. A fifth, whose bits follow from IEEE 754
+    alone on any machine, is to be called `portable`.
+    """
+
+    fast = "fast"
+    repeat = "repeat"
+    invariant = "invariant"
+    profile = "profile"
+
+
+class Products(Enum):
+    """How matrix products are computed; see `determinism/kernels.py`. `auto`: what suits this machine."""
+
+    plain = "plain"
+    auto = "auto"
+    strict = "strict"
+    padded = "padded"
+    tiled = "tiled"
+    blas = "blas"
+
+
+class TraceDetail(Enum):
+    """How finely a run is fingerprinted: not at all, per iteration, or also per step and update."""
+
+    off = "off"
+    iteration = "iteration"
+    step = "step"
+
+
+class VideoRenderer(Enum):
+    """Renderer of MuJoCo videos: `auto` is OpenGL where it is found, else the ray caster."""
+
+    auto = "auto"
+    egl = "egl"
+    osmesa = "osmesa"
+    glfw = "glfw"
+    raycast = "raycast"
+
+
+class Float32Precision(Enum):
+    """How CUDA multiplies float32 matrices: in full, or with factors rounded to 10 bits of mantissa."""
+
+    ieee = "ieee"
+    tf32 = "tf32"
+
+
+class BaselineCheck(Enum):
+    """What happens if a run differs from its baseline in more than one thing: it is not started, or told."""
+
+    refuse = "refuse"
+    warn = "warn"
+
+
+class WandbMode(Enum):
+    """`auto`: online if a key is configured on this machine, else offline."""
+
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+
+
+@dataclass(slots=True, kw_only=True)
+class EnvConfig:
+    """One Gymnasium environment, and how many copies of it are stepped together."""
+
+    id: str = field()
+    num_envs: int = count(65_536)
+    num_workers: int = number(0, 1024)
+    max_episode_steps: int | None = count()
+    kwargs: dict[str, Any] = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class DeterminismConfig:
+    """The switches of a level; each is set before the library reads it and read back afterwards.
+
+    A variable of the environment that a level does not name (null) keeps the value it was inherited with.
+    """
+
+    level: Level = field()
+    hash_seed: int | None = number(0, 2**32 - 1)
+    deterministic_algorithms: bool = field()
+    fill_uninitialized_memory: bool = field()
+    cudnn_benchmark: bool = field()
+    cudnn_deterministic: bool = field()
+    float32_precision: Float32Precision = field()
+    # The two with which cuBLAS promises the same bits (CUDA documentation, "Results Reproducibility").
+    cublas_workspace: str | None = field(metadata={"choices": (":4096:8", ":16:8")})
+    products: Products = field()
+    profile: str | None = field()
+    cpu_capability: str | None = field(metadata={"choices": ("default", "avx2", "avx512")})
+    onednn_isa: str | None = field()
+    blas_kernels: str | None = field()
+    numpy_without: str | None = field()
+    golden: dict[str, str] = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class WandbConfig:
+    """Weights & Biases."""
+
+    enabled: bool = field()
+    mode: WandbMode = field()
+    project: str = field()
+    entity: str | None = field()
+    group: str | None = field()
+    tags: list[str] = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerConfig:
+    """Who is told about a run. `metrics.jsonl` is always written and not listed."""
+
+    console: bool = field()
+    journal: bool = field()
+    tensorboard: bool = field()
+    wandb: WandbConfig = field()
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """One run."""
+
+    algo: AlgoConfig = field()
+    env: EnvConfig = field()
+    determinism: DeterminismConfig = field()
+    logger: LoggerConfig = field()
+    recipe: str | None = field()
+    experiment: str | None = field()
+    seed: int = number(0, 2**63 - 1)
+    total_env_steps: int = count(MOST_STEPS)
+    device: Device = field()
+    num_threads: int = count(1024)
+    compile: bool = field()
+    runs_dir: str = field()
+    run_dir: str | None = field()
+    note: str | None = field()
+    baseline: str | None = field()
+    baseline_check: BaselineCheck = field()
+    trace: TraceDetail = field()
+    log_every: int = number(0, MOST_STEPS)
+    eval_every: int = number(0, MOST_STEPS)
+    eval_episodes: int = count()
+    video_every: int = number(0, MOST_STEPS)
+    video_size: int = number(16, 2048)
+    video_fps: int | None = number(1, 120)
+    video_renderer: VideoRenderer = field()
+    checkpoint_every: int = number(0, MOST_STEPS)
+    checkpoints_kept: int = count()
+
+
+def register_schemas() -> None:
+    """Give Hydra the types, under names with a leading underscore that the YAML files build on."""
+    from hydra.core.config_store import ConfigStore  # a tenth of a second, which a run can do without
+
+    store = ConfigStore.instance()
+    store.store(name="_config", node=Config)
+    store.store(group="env", name="_env", node=EnvConfig)
+    store.store(group="determinism", name="_determinism", node=DeterminismConfig)
+    store.store(group="logger", name="_logger", node=LoggerConfig)
+    for name, entry in ALGORITHMS.items():
+        store.store(group="algo", name=f"_{name}", node=entry.config)

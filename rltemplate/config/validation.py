@@ -1,0 +1,79 @@
+"""Checks of values: their ranges, and that they are consistent with each other."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rltemplate.config.schema import Config, Level, Products
+from rltemplate.types import ConfigError
+
+# Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
+_SET_BY_THE_PROJECT = {
+    "render_mode": "training shows nothing, and videos are made every video_every steps",
+    "max_episode_steps": "use env.max_episode_steps",
+    "id": "choose the environment with env=",
+    "disable_env_checker": "the checker is off",
+}
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first value out of its range or out of step with the others."""
+    for problem in _out_of_range(config, ""):
+        raise ConfigError(problem)
+    num_envs, num_workers = config.env.num_envs, config.env.num_workers
+    if num_workers > num_envs:
+        raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
+    for problem in config.algo.problems(num_envs):
+        raise ConfigError(problem)
+    level, products = config.determinism.level, config.determinism.products
+    if config.compile and (products is not Products.plain or level in (Level.invariant, Level.profile)):
+        raise ConfigError(
+            f"compile=true: not at determinism={level.name} with products={products.name}, for compiled "
+            "updates round otherwise than the policy that acts; use compile=false, or determinism=repeat"
+        )
+    if level is Level.profile and config.determinism.profile is None:
+        raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
+    for name, instead in _SET_BY_THE_PROJECT.items():
+        if name in config.env.kwargs:
+            raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
+
+
+def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
+    for spec in fields(node):
+        key, value = prefix + spec.name, getattr(node, spec.name)
+        if is_dataclass(value):
+            yield from _out_of_range(value, key + ".")
+            continue
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and any(isinstance(v, list | dict) for v in values):
+            yield f"{key}={value}: expected single values in the list"
+        elif any(isinstance(v, float) and not math.isfinite(v) for v in values):
+            yield f"{key}={value}: must be finite"
+        elif "choices" in spec.metadata and value is not None and value not in spec.metadata["choices"]:
+            yield f"{key}={value}: {choose(value, [*spec.metadata['choices'], 'null'])}"
+        elif value == [] and "low" in spec.metadata:
+            what = "layer" if spec.name == "hidden_sizes" else "value"
+            yield f"{key}=[]: needs at least one {what}, as in {key}=[64,64]"
+        elif "low" in spec.metadata and value is not None:
+            low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
+            if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
+                least = f"greater than {_shown(low)}" if open_low else f"at least {_shown(low)}"
+                most = "" if high == float("inf") else f" and at most {_shown(high)}"
+                yield f"{key}={value}: must be {least}{most}"
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def choose(wrong: str, allowed: Any) -> str:
+    """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
+    names = sorted(allowed)
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(wrong.lower(), list(folded), n=1, cutoff=0.5)
+    hint = f"did you mean {folded[near[0]]}? " if near else ""
+    return f"{hint}allowed: {', '.join(names)}"

@@ -1,0 +1,1 @@
+"""Determinism levels: switches and their read-back, kernels, start-up checks, machine facts."""

@@ -1,0 +1,327 @@
+"""Whether this machine computes the bits of its profile, tried on fixed inputs before every run.
+
+A profile names a class of machines, and holds one digest for each part of what a run computes with. The parts
+go from single functions to whole updates: the first that differs is the cause, and what comes after it only
+follows. Nothing here depends on the run's seed or networks, so that one set of digests serves all runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rltemplate.types import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+# Adam's: those of the package's own.
+_BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
+
+
+class Named(Protocol):
+    """One of a few choices."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+class Switches(Protocol):
+    """What this module needs of the configuration."""
+
+    profile: str | None
+    golden: dict[str, str]
+
+
+def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict[str, str]:
+    """The digest of every part here, after comparing it with the profile's.
+
+    `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
+    `ConfigError` naming the first part that differs, and what to use instead.
+    """
+    if device != "cpu":
+        raise ConfigError(
+            f"device={device}: determinism=profile is about CPUs; use device=cpu or determinism=invariant"
+        )
+    found = digests(physics)
+    for part, digest in found.items():
+        if part not in switches.golden:
+            raise ConfigError(
+                f"determinism.golden.{part}: no digest in the profile {switches.profile}; record it with "
+                f"scripts/golden.py on a machine of that class, or use determinism=invariant"
+            )
+        if digest != switches.golden[part]:
+            raise ConfigError(
+                f"determinism=profile: this machine is not of the class {switches.profile}: {part} "
+                f"({PARTS[part][0]}) gives {digest} instead of {switches.golden[part]}; "
+                "use determinism=invariant"
+            )
+    return found
+
+
+def digests(physics: bool = True) -> dict[str, str]:
+    """The digest of every part, in order. Physics only if asked for, and if MuJoCo is installed."""
+    import xxhash
+
+    found = {}
+    for name, (_, results) in PARTS.items():
+        if name == "physics" and not (physics and importlib.util.find_spec("mujoco")):
+            continue
+        digest = xxhash.xxh3_64()
+        for result in results():
+            digest.update(result if isinstance(result, bytes) else np.ascontiguousarray(result).tobytes())
+        found[name] = digest.hexdigest()
+    return found
+
+
+# --- Inputs ----------------------------------------------------------------------------------------------
+
+
+def _numbers(count: int, low: float, high: float) -> Array:
+    """Numbers spread over an interval, float64, from integers and exact steps alone."""
+    integers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
+    return integers.astype(np.float64) * (2.0**-32 * (high - low)) + low
+
+
+def _tensor(*shape: int, double: bool = False, low: float = -1.0, high: float = 1.0) -> Tensor:
+    import torch
+
+    numbers = _numbers(math.prod(shape), low, high).reshape(shape)
+    return torch.from_numpy(numbers if double else numbers.astype(np.float32))
+
+
+def _generator() -> torch.Generator:
+    import torch
+
+    return torch.Generator().manual_seed(20)
+
+
+# --- Parts -----------------------------------------------------------------------------------------------
+
+Results = Iterable[Any]
+
+
+def _denormals() -> Results:
+    import torch
+
+    from rltemplate.determinism import kernels
+
+    patterns = np.arange(1, 101, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**23)
+    for bits in (patterns.astype(np.uint32), patterns << np.uint64(29)):
+        x: Array = bits.view(np.float32 if bits.itemsize == 4 else np.float64)
+        yield from (x * x.dtype.type(0.75), x / x.dtype.type(3), x + x[::-1], x.sum())
+        yield struct.pack("<100d", *(0.5 * v for v in x.tolist()))
+        tensor = torch.from_numpy(x)
+        yield from (tensor * 0.75, tensor / 3.0, tensor + tensor.flip(0), tensor.sum())
+        layer = kernels.Linear(10, 3, bias=False, dtype=tensor.dtype)
+        layer.weight.data = _tensor(3, 10, double=bits.itemsize == 8)
+        with torch.no_grad():
+            yield layer(tensor.view(10, 10))
+
+
+def _libm() -> Results:
+    two: dict[str, Callable[[float], float]] = {
+        "atan2": lambda v: math.atan2(v, 0.7),
+        "pow": lambda v: math.pow(abs(v) + 0.1, 1.3),
+        "log": lambda v: math.log(abs(v) + 1e-3),
+        "acos": lambda v: math.acos(v / 7.0),
+        "asin": lambda v: math.asin(v / 7.0),
+    }
+    numbers = _numbers(500, -6.0, 6.0).tolist()
+    for name in ("sin", "cos", "tan", "exp", "log", "pow", "atan2", "acos", "asin", "cbrt", "tanh", "log1p"):
+        if name == "log1p":
+            values = [math.log1p(abs(v)) for v in numbers]
+        else:
+            values = list(map(two.get(name) or getattr(math, name), numbers))
+        yield struct.pack(f"<{len(values)}d", *values)
+
+
+def _numpy_functions() -> Results:
+    for kind in (np.float32, np.float64):
+        x = _numbers(1000, -6.0, 6.0).astype(kind)
+        yield from (np.sin(x), np.cos(x), np.exp(x), np.tanh(x), np.log(np.abs(x) + kind(0.01)))
+        yield from (np.sqrt(np.abs(x)), np.clip(x, -1, 1), np.square(x))
+
+
+def _numpy_sums() -> Results:
+    for kind in (np.float32, np.float64):
+        x = _numbers(64 * 256, -1.0, 1.0).astype(kind).reshape(64, 256)
+        yield from (x.sum(), x.sum(0), x.sum(1), x.mean(0), x.var(0), x[:17].sum(1), x[:, :17].sum(0))
+        yield from (np.linalg.norm(x[0, :3]), np.linalg.norm(x[0]), x[0] @ x[1], np.cumsum(x[0]))
+
+
+def _numpy_draws() -> Results:
+    generator = np.random.Generator(np.random.Philox(20))
+    yield from (generator.standard_normal(100), generator.random(100), generator.uniform(-0.1, 0.1, 17))
+    yield from (generator.integers(7, size=100), generator.permutation(50), generator.exponential(size=20))
+
+
+def _torch_functions() -> Results:
+    import torch
+    from torch.nn import functional as F
+
+    for double in (False, True):
+        x = _tensor(37, 18, double=double, low=-6.0, high=6.0)
+        yield from (torch.log1p(x.abs()), torch.expm1(x), torch.pow(0.9, x.abs()), x.square(), 1.0 / x)
+        yield from (F.softmax(x, -1), F.log_softmax(x, -1), F.relu(x), x.clamp(-0.5, 0.5), x.rsqrt())
+        with torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            value = F.log_softmax(leaf, -1)[:, 3].sum() + torch.log1p(leaf.abs()).sum()
+            yield from torch.autograd.grad(value + torch.expm1(leaf).mean(), leaf)
+
+
+def _torch_sums() -> Results:
+    for double in (False, True):
+        for shape in ((64, 17), (256, 12), (2048, 8)):
+            x = _tensor(*shape, double=double)
+            yield from (x.sum(), x.sum(0), x.sum(1), x.mean(), x.mean(0), x.var(), x.std(), x.var(0))
+            yield from (x.square().sum(-1), x.cumsum(0), x.max(), x.min(0).values, (x * x).mean(1))
+
+
+def _torch_draws() -> Results:
+    import torch
+
+    generator = _generator()
+    for size in (3, 15, 16, 24, 1000):
+        yield torch.randn(size, generator=generator)
+        yield torch.randn(size, generator=generator, dtype=torch.float64)
+        yield torch.rand(size, generator=generator)
+        yield torch.empty(size).uniform_(-0.3, 0.3, generator=generator)
+        yield torch.randint(1000, (size,), generator=generator)
+        yield torch.randperm(size, generator=generator)
+    yield generator.get_state()
+
+
+def _elementary(name: str) -> Callable[[], Results]:
+    def results() -> Results:
+        import torch
+
+        from rltemplate.determinism import kernels
+
+        function: Callable[[Tensor], Tensor] = getattr(kernels, name)
+        low, high = (1e-3, 9.0) if name in ("log", "sqrt") else (-9.0, 9.0)
+        for double in (False, True):
+            x = _tensor(67, 15, double=double, low=low, high=high)
+            yield from (function(x), function(x[:, 3]), function(x[1, 1]))
+            with torch.enable_grad():
+                leaf = x.clone().requires_grad_()
+                yield from torch.autograd.grad(function(leaf).sum(), leaf)
+
+    return results
+
+
+def _products(*shapes: tuple[int, int, int], double: bool = False) -> Callable[[], Results]:
+    """Forward and backward of a linear layer: rows, inputs, outputs."""
+
+    def results() -> Results:
+        import torch
+
+        from rltemplate.determinism import kernels
+
+        for rows, size_in, size_out in shapes:
+            layer = kernels.Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
+            layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
+            layer.bias.data.copy_(_tensor(size_out, double=double))
+            with torch.enable_grad():
+                x = _tensor(rows, size_in, double=double).requires_grad_()
+                y = layer(x)
+                yield y.detach()
+                # A weighted sum: given the gradient of y, torch would import a computer algebra system.
+                total = (y * _tensor(rows, size_out, double=double)).sum()
+                yield from torch.autograd.grad(total, [x, *layer.parameters()])
+
+    return results
+
+
+def _update() -> Results:
+    """Three steps of Adam on the squared error of a small network of each activation."""
+    import torch
+
+    from rltemplate.determinism import kernels
+
+    for activation in (kernels.Tanh, torch.nn.ReLU, kernels.Elu):
+        layers = [kernels.Linear(11, 32), activation(), kernels.Linear(32, 32), activation()]
+        network = kernels.Rows(*layers, kernels.Linear(32, 3))
+        parameters = list(network.parameters())
+        for parameter in parameters:
+            parameter.data.copy_(0.3 * _tensor(*parameter.shape))
+        x, target = _tensor(64, 11), _tensor(64, 3)
+        sizes = [p.numel() for p in parameters]
+        mu = nu = torch.zeros(sum(sizes))
+        for step in range(1, 4):
+            with torch.enable_grad():
+                loss = (network(x) - target).square().mean()
+                gradients = torch.autograd.grad(loss, parameters)
+            gradient = torch.cat([g.reshape(-1) for g in gradients])
+            norm = kernels.sqrt(kernels.total(gradient * gradient))
+            gradient = gradient * (0.5 / (norm + 1e-6)).clamp(max=1.0)
+            mu = _BETAS[0] * mu + (1.0 - _BETAS[0]) * gradient
+            nu = _BETAS[1] * nu + (1.0 - _BETAS[1]) * gradient * gradient
+            count = torch.tensor(float(step))
+            root = kernels.sqrt(nu / (1.0 - torch.pow(_BETAS[1], count)))
+            change = _RATE / (1.0 - torch.pow(_BETAS[0], count)) * mu / (root + _EPS)
+            for parameter, part in zip(parameters, change.split(sizes), strict=True):
+                parameter.data.sub_(part.view(parameter.shape))
+            yield from (loss.detach(), norm, *(p.detach() for p in parameters))
+
+
+def _physics() -> Results:
+    """200 steps of the model of Hopper under controls that nothing but integers decide."""
+    import mujoco
+
+    found = importlib.util.find_spec("gymnasium")
+    assert found is not None
+    assert found.origin is not None
+    text = (Path(found.origin).parent / "envs" / "mujoco" / "assets" / "hopper.xml").read_text()
+    # Without the attribute for which MuJoCo writes a warning into the current folder.
+    model = mujoco.MjModel.from_xml_string(text.replace(' settotalmass="14"', ""))
+    data = mujoco.MjData(model)
+    for step in range(200):
+        data.ctrl[:] = [((step * 7919 + i * 104729) % 2001 - 1000) / 1000.0 for i in range(model.nu)]
+        mujoco.mj_step(model, data, nstep=4)
+        yield np.concatenate([data.qpos, data.qvel])
+
+
+PARTS: Mapping[str, tuple[str, Callable[[], Results]]] = {
+    "denormals": ("numbers too small for a full mantissa, in Python, numpy and torch", _denormals),
+    "libm": ("the C library's functions, as Python and MuJoCo call them", _libm),
+    "numpy_functions": ("numpy's elementary functions", _numpy_functions),
+    "numpy_sums": ("numpy's sums and norms", _numpy_sums),
+    "numpy_draws": ("numpy's random numbers", _numpy_draws),
+    "torch_functions": ("torch's own elementary functions and their gradients", _torch_functions),
+    "torch_sums": ("torch's sums, means and variances", _torch_sums),
+    "torch_draws": ("torch's random numbers", _torch_draws),
+    "exp": ("exp and its gradient, as networks use it", _elementary("exp")),
+    "log": ("log and its gradient", _elementary("log")),
+    "sqrt": ("sqrt and its gradient", _elementary("sqrt")),
+    "tanh": ("tanh and its gradient", _elementary("tanh")),
+    "products_small": (
+        "layers of the width 64 and their gradients",
+        _products((8, 4, 64), (64, 11, 64), (64, 64, 64), (64, 64, 3), (64, 64, 1), (1, 64, 64)),
+    ),
+    "products_large": (
+        "layers of the width 256 and their gradients",
+        _products((256, 17, 256), (256, 256, 256), (256, 256, 12), (256, 256, 1), (1, 256, 256)),
+    ),
+    "products_uneven": (
+        "layers of other widths, and more rows than one block",
+        _products((700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)),
+    ),
+    "products_float64": (
+        "layers in float64",
+        _products((64, 64, 64), (7, 11, 3), (64, 64, 1), double=True),
+    ),
+    "update": ("whole updates: network, gradient, Adam", _update),
+    "physics": ("MuJoCo, 200 steps of Hopper", _physics),
+}

@@ -1,0 +1,1 @@
+"""Gymnasium environments: making, encoding spaces, stepping many, exact state."""

@@ -1,0 +1,1 @@
+"""From a command to processes: one run, a sweep, a resumed run."""

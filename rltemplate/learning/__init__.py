@@ -1,0 +1,1 @@
+"""Building blocks of algorithms: networks, distributions, optimisers, statistics, replay buffer, engine."""

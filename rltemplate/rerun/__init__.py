@@ -1,0 +1,1 @@
+"""Recorded runs made again: reproduce, zoom, prove."""

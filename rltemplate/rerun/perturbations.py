@@ -1,0 +1,171 @@
+"""What must not matter to a run, and a run in which it is changed: the plan of a proof.
+
+Nothing is started here. A planned run says by which overrides, which variables of the environment and which
+circumstances it is to differ from the run that is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.schema import Config, Level
+from rltemplate.determinism.variables import ROW_GROUPS
+
+# Levels whose bits depend neither on the number of threads nor on the rows beside a row.
+INVARIANT = (Level.invariant, Level.profile)
+# What a level adds, taken away again; `repeat` without its switches is `fast`.
+WITHOUT: dict[Level, dict[str, Any]] = {
+    # Under its own name the level would refuse to start.
+    Level.invariant: {"determinism.level": "repeat", "determinism.products": "plain"},
+    Level.profile: {
+        "determinism.products": "plain",
+        **{
+            f"determinism.{key}": None
+            for key in ("cpu_capability", "onednn_isa", "blas_kernels", "numpy_without")
+        },
+    },
+}
+
+HASH_SEED, ELSEWHERE, VARIABLES = "hash seed", "another working directory", "other environment variables"
+COLD, LOAD, THREADS, GROUPS = "cold caches", "a busy core", "threads", "rows in groups"
+UNWATCHED, WATCHED = "without observers", "with all observers, every iteration logged"
+
+# Which disturbances go together, in the order in which runs get them. With two runs the last set is taken,
+# which has all of them; two disturbed runs have all of them between them.
+_SETS = (
+    (HASH_SEED, ELSEWHERE, VARIABLES, THREADS, UNWATCHED),
+    (HASH_SEED, COLD, LOAD, GROUPS, WATCHED),
+    (HASH_SEED, ELSEWHERE, VARIABLES, COLD, LOAD, THREADS, GROUPS, WATCHED),
+)
+_ROWS_IN_A_GROUP = 7
+# Of each the first value that is not there already; None removes the variable.
+_OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
+    "LANG": ("tr_TR.UTF-8", "C"),
+    "LC_ALL": ("C", "C.UTF-8"),
+    "TZ": ("Asia/Kathmandu", "Pacific/Chatham"),
+    "COLUMNS": ("40", "200"),
+    "PYTHONDONTWRITEBYTECODE": ("1", None),
+}
+# Only makes the environment larger, which moves the stack (Mytkowicz et al. 2009, "Producing wrong data
+# without doing anything obviously wrong", ASPLOS).
+PADDING = "RLTEMPLATE_PADDING"
+# Threads that have to wait sleep at once, for other processes need the cores as well.
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_NO_SINKS = {"logger.console": False, "logger.tensorboard": False, "logger.wandb.enabled": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One run, and in what it is disturbed. `changes` are overrides by key; None removes a variable."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str | None] = field(default_factory=dict)
+    elsewhere: bool = False
+    cold: bool = False
+    load: bool = False
+    disturbances: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        """In what it is disturbed, for people."""
+        return ", ".join(self.disturbances) or "undisturbed"
+
+
+def plan_runs(config: Config, times: int, inherited: Mapping[str, str]) -> list[Planned]:
+    """`times` runs, all but the first disturbed; `inherited` is the environment that is disturbed."""
+    sets = _SETS[2:] if times == 2 else [_SETS[i % len(_SETS)] for i in range(times - 1)]
+    runs = [Planned(name="run_0", environment={ROW_GROUPS: None})]
+    level = config.determinism.level
+    return runs + [
+        _disturbed(f"run_{i}", config, level, kinds, i, inherited) for i, kinds in enumerate(sets, 1)
+    ]
+
+
+def _disturbed(
+    name: str, config: Config, level: Level, kinds: Sequence[str], number: int, inherited: Mapping[str, str]
+) -> Planned:
+    """A run disturbed in what `level` says must not matter."""
+    changes: dict[str, Any] = {}
+    environment: dict[str, str | None] = {ROW_GROUPS: None, **PATIENT}
+    words: list[str] = []
+    invariant = level in INVARIANT
+    steps = config.total_env_steps
+    for kind in kinds:
+        if kind == HASH_SEED:
+            if config.determinism.hash_seed is None:
+                continue
+            other = (config.determinism.hash_seed + 7 * number) % 2**32
+            changes["determinism.hash_seed"] = other
+            kind = f"{HASH_SEED} {other}"
+        elif kind == VARIABLES:
+            for variable, choices in _OTHER_VALUES.items():
+                environment[variable] = next(c for c in choices if c != inherited.get(variable))
+            environment[PADDING] = "x" * (4096 + 1009 * number)
+        elif kind == THREADS:
+            if not invariant:
+                continue
+            other = 2 if config.num_threads == 1 else 1
+            changes["num_threads"] = other
+            kind = f"{other} {THREADS}" if other > 1 else "1 thread"
+        elif kind == GROUPS:
+            if not invariant:
+                continue
+            environment[ROW_GROUPS] = str(_ROWS_IN_A_GROUP)
+            kind = f"{GROUPS} of {_ROWS_IN_A_GROUP}"
+        elif kind == UNWATCHED:
+            changes |= {"log_every": 0, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
+        elif kind == WATCHED:
+            every = {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2)}
+            changes |= {"log_every": 1, **every, "eval_episodes": 2, **_NO_SINKS}
+            changes["logger.tensorboard"] = True
+        words.append(kind)
+    return Planned(
+        name=name,
+        changes=changes,
+        environment=environment,
+        elsewhere=ELSEWHERE in kinds,
+        cold=COLD in kinds,
+        load=LOAD in kinds,
+        disturbances=words,
+    )
+
+
+def plan_inverse(bare: Config, level: Level, inherited: Mapping[str, str]) -> list[Planned]:
+    """Two runs without what `level` adds: one left alone, the other with what would then show."""
+    logged = {"log_every": 1, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
+    kinds = (ELSEWHERE, VARIABLES, LOAD, THREADS, GROUPS)
+    other = _disturbed("inverse_1", bare, level, kinds, 1, inherited)
+    return [
+        Planned(name="inverse_0", changes=logged, environment={ROW_GROUPS: None, **PATIENT}),
+        replace(other, changes=other.changes | logged),
+    ]
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The configuration with other values, by dotted key."""
+    values = to_dict(config)
+    for key, value in changes.items():
+        *parents, leaf = key.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    return from_dict(values)
+
+
+def with_changes(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
+    """The overrides with those of `changes`, which take the place of others for the same keys."""
+    kept = [word for word in overrides if word.partition("=")[0] not in changes]
+    return [*kept, *(f"{key}={as_typed(value)}" for key, value in changes.items())]
+
+
+def as_typed(value: Any) -> str:
+    """A value as it stands in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -1,0 +1,293 @@
+"""A part of a recorded run once more, in a fresh process, with a closer look at it.
+
+`python -P -m rltemplate.rerun.replay` finds the run's job and a `Request` in its environment. It goes on
+from a checkpoint or starts at the beginning, follows the run with fingerprints up to one iteration, takes
+every step and update of that one, and keeps what it was asked for: an event's tensors, and torch's
+operations."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rltemplate.config.loading import from_dict
+from rltemplate.determinism import switches
+from rltemplate.run.checkpoint import load_checkpoint
+from rltemplate.run.faults import VARIABLE as FAULT
+from rltemplate.run.faults import Fault
+from rltemplate.run.job import Job
+from rltemplate.run.state import START, State
+from rltemplate.run.trace import Trace, digest
+from rltemplate.types import Algorithm, ConfigError, Probe, V
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MODULE = "rltemplate.rerun.replay"
+REQUEST_VARIABLE = "RLTEMPLATE_REPLAY"
+TENSORS, ITEMS, OPERATIONS = "tensors.npz", "items.json", "operations.jsonl"
+RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
+REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
+# Of what this process is told and what it leaves behind. Whoever starts it may be newer or older code, and
+# reads this number in its source; it goes up with every change of `Request`, of what a `Job` must have, of
+# the files and of the exit statuses.
+FORM = 1
+
+# Addresses of objects in memory, such as generators, in the text of an operation's arguments.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to look at.
+
+    `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is
+    traced by step and update; of its event `event` number `index`, if one is named, tensors and operations
+    are kept. The event may be RESULTS. With `since`, an earlier event of the iteration, operations are kept
+    from that one on: what makes the first item of an event may run before it opens. Everything is written
+    to `folder`.
+    """
+
+    folder: str
+    iteration: int
+    checkpoint: str | None = None
+    event: str | None = None
+    index: int = 0
+    since: tuple[str, int] | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Request:
+        """The request of this process."""
+        values = json.loads(os.environ.pop(REQUEST_VARIABLE))
+        if values["since"] is not None:
+            values["since"] = tuple(values["since"])
+        return cls(**values)
+
+
+class Keeper(Probe):
+    """Keeps the tensors of one event, and the operations that torch carries out in it."""
+
+    def __init__(self, inner: Probe, request: Request) -> None:
+        """Hands everything on to `inner`."""
+        self._inner = inner
+        self._wanted = (request.event, request.index)
+        self._since = request.since
+        self._stack = contextlib.ExitStack()
+        self._log: Any = None
+        self._state = State()
+        self._here = False  # whether the event is the one that was asked for
+        self.inside = False  # whether the iteration is the one that was asked for
+        self.items: list[dict[str, Any]] = []
+        self.tensors: list[np.ndarray] = []
+        self.operations: list[dict[str, Any]] = []
+
+    def begin(self, algorithm: Algorithm) -> None:
+        """Keep the state with which an iteration begins, if this is the event."""
+        if self._here:
+            self.end()
+        with _unobserved():
+            self._inner.begin(algorithm)
+            for item, value in self._state.begin(algorithm):
+                if self.inside and self._wanted == (START, 0):
+                    self._keep(item, value)
+        self._log_from(START, 0)
+
+    def event(self, name: str, index: int = 0) -> None:
+        """Begin or end keeping."""
+        if self._here:
+            self.end()
+        self._inner.event(name, index)
+        self._log_from(name, index)
+
+    def _log_from(self, name: str, index: int) -> None:
+        self._here = self.inside and (name, index) == self._wanted
+        if self._log is None and (self._here or (self.inside and (name, index) == self._since)):
+            self._log = self._stack.enter_context(_operations())
+
+    def __call__(self, item: str, value: V) -> V:
+        """Keep a copy, if this is the event."""
+        with _unobserved():
+            value = self._inner(item, value)
+            if self._here:
+                self._keep(item, value)
+        return value
+
+    def results(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
+        """Metrics and state at the end of the iteration."""
+        if self.inside and self._wanted[0] == RESULTS:
+            with _unobserved():
+                for item, value in (*probes.items(), *self._state.end(algorithm)):
+                    self._keep(item, value)
+
+    def _keep(self, item: str, value: Any) -> None:
+        self.items.append({"item": item, "after_operations": 0 if self._log is None else len(self._log.logs)})
+        self.tensors.append(_copied(value))
+
+    def end(self) -> None:
+        """The event is over."""
+        self._here = False
+        if self._log is not None:
+            log, self._log = self._log, None
+            self._stack.close()
+            described = [_described(call) for call in log.logs]
+            self.operations = [call for call in described if call is not None]
+            for item in self.items:
+                before = described[: item["after_operations"]]
+                item["after_operations"] = sum(call is not None for call in before)
+
+    def write(self, folder: Path) -> None:
+        """Everything that was kept."""
+        import numpy as np
+
+        (folder / ITEMS).write_text(json.dumps(self.items))
+        named: dict[str, Any] = {str(i): tensor for i, tensor in enumerate(self.tensors)}
+        np.savez(folder / TENSORS, **named)
+        with (folder / OPERATIONS).open("w") as file:
+            for call in self.operations:
+                file.write(json.dumps(call) + "\n")
+
+
+def _copied(value: Any) -> np.ndarray:
+    import numpy as np
+
+    return np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+@contextlib.contextmanager
+def _unobserved() -> Iterator[None]:
+    """Operations in the block are not the run's own, and are not logged."""
+    import torch
+
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def _operations() -> Iterator[Any]:
+    """torch's log of every operation with digests of what went in and came out, and the calling line."""
+    from torch.utils._debug_mode import DebugMode
+
+    mode = DebugMode(record_stack_trace=True, record_profiler_context=False)
+    with mode, DebugMode.log_tensor_hashes(_bits, hash_inputs=True):
+        yield mode
+
+
+def _bits(tensor: Any) -> str | None:
+    from torch._subclasses import FakeTensor
+
+    if isinstance(tensor, FakeTensor):  # of a program that is just being made, without numbers
+        return None
+    with _unobserved():
+        return digest(tensor.detach().cpu())
+
+
+def _described(call: Any) -> dict[str, Any] | None:
+    """One operation, or None for what has no result that could differ."""
+    from torch.utils._pytree import tree_leaves
+
+    if not getattr(call, "log", None) or "hash" not in call.log:
+        return None
+    given, named = call.log.get("input_hash") or ((), {})
+    read = {name: value for name, value in named.items() if name != "out"}  # that one is only written
+    return {
+        "operation": str(call.op),
+        "arguments": _ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
+        "inputs": [leaf for leaf in tree_leaves((given, read)) if leaf is not None],
+        "outputs": [leaf for leaf in tree_leaves(call.log["hash"]) if leaf is not None],
+        "source": _places(call.stack_trace),
+        "forward_source": _places(call.fwd_stack_trace),
+    }
+
+
+def _places(trace: str | None) -> list[str]:
+    """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
+    project = Path(__file__).resolve().parents[1]
+    own: list[str] = []
+    lines = (trace or "").splitlines()
+    for line, code in itertools.pairwise([*lines, ""]):
+        place = line.strip()
+        if place.startswith(f'File "{project}{os.sep}'):
+            file, _, rest = place.removeprefix('File "').partition('", line ')
+            number, _, function = rest.partition(", in ")
+            if Path(file).resolve() != Path(__file__).resolve():
+                relative = Path(file).relative_to(project.parent)
+                own.insert(0, f"{relative}:{number} in {function}: {code.strip()}")
+    return own
+
+
+class _NoStart(Exception):
+    """The checkpoint does not allow to go on from it."""
+
+
+def replay(job: Job, request: Request) -> None:
+    """Do what is asked. Raises ConfigError where the run cannot be run again here."""
+    # These load torch, which whoever only starts such processes does not need.
+    from rltemplate.envs.global_rng import seed_foreign_code
+    from rltemplate.train import build_algorithm, go_on
+
+    config = from_dict(job.config)
+    switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    if request.event is not None and not config.compile:  # the compiler would start over
+        _fill_uninitialized_memory()
+    seed_foreign_code(config.seed)
+    algorithm, _ = build_algorithm(config)
+    try:
+        first = 0
+        if request.checkpoint is not None:
+            try:
+                first = go_on(algorithm, config, load_checkpoint(Path(request.checkpoint)))
+            except ConfigError as error:
+                raise _NoStart(str(error)) from error
+        folder = Path(request.folder)
+        device = switches.resolve_device(config.device.name).type
+        trace = Trace(folder, "step", config.algo.name, device, first)
+        inner: Probe = trace
+        if FAULT in os.environ:
+            inner = Fault(trace, os.environ[FAULT], first)
+        # In front of the fault, whose own operations are none of the run's.
+        keeper = Keeper(inner, request)
+        algorithm.probe = keeper
+        for iteration in range(first, request.iteration + 1):
+            trace.step_by_step = keeper.inside = iteration == request.iteration
+            result = algorithm.train_iteration()
+            keeper.results(algorithm, result.probes)
+            keeper.end()
+            trace.end_iteration(algorithm, result.probes)
+        trace.close()
+        keeper.write(folder)
+    finally:
+        algorithm.close()
+
+
+def _fill_uninitialized_memory() -> None:
+    """Where torch allows it: operations on memory that was never written then agree between two runs."""
+    import torch
+
+    deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
+    deterministic.fill_uninitialized_memory = True  # of no effect without deterministic algorithms
+
+
+def main() -> int:
+    """The process; returns the exit status."""
+    try:
+        replay(Job.from_environment(), Request.from_environment())
+    except (ConfigError, _NoStart) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NO_START if isinstance(error, _NoStart) else REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""A run that ended early goes on in its folder: from where, what may have changed since, and what is cut off.
+
+A run that goes on must be the run that was never interrupted. So nothing that decides its bits may change
+unless it is said: the configuration never (only `total_env_steps` may grow), code and libraries with
+`accept=changes`. Another machine, processor or path is noted in the record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import yaml
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import (
+    about_added,
+    complete,
+    from_dict,
+    load_config,
+    load_recorded,
+    to_dict,
+    to_yaml,
+)
+from rltemplate.config.recorded_keys import with_present_keys
+from rltemplate.config.schema import Config
+from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import Checkpoint, forget_after, newest_checkpoint
+from rltemplate.run.git.changes import files_between
+from rltemplate.run.git.snapshot import GitRecord, Snapshot
+from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.run.job import Job
+from rltemplate.run.lines import replace_text
+from rltemplate.run.lock import RunLock
+from rltemplate.run.logger import cut_metrics
+from rltemplate.run.read import leaves, read_config, value_of
+from rltemplate.run.record import RUNNING, read_record
+from rltemplate.run.sinks.registry import rows_so_far
+from rltemplate.types import ASIDE, MEANS, ConfigError, may_decide
+
+ACCEPT = "changes"
+
+
+@dataclass(slots=True, kw_only=True)
+class Continuation:
+    """What is left of a run, and what is different now."""
+
+    record: dict[str, Any]
+    checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
+    changed: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)  # of metrics.jsonl, after `cut_back`
+
+    @property
+    def run_state(self) -> dict[str, Any] | None:
+        """Where the observers of the run stood."""
+        return None if self.checkpoint is None else self.checkpoint.state["run"]
+
+    @property
+    def env_steps(self) -> int:
+        """From where the run goes on."""
+        return 0 if self.checkpoint is None else int(self.checkpoint.state["env_steps"])
+
+    def facts(self) -> dict[str, Any]:
+        """What the record says about this part of the run."""
+        ended = self.record["status"]
+        return {
+            "env_steps": self.env_steps,
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.path.name,
+            # Whoever is killed has no time to say so.
+            "interruption": "killed" if ended == RUNNING else ended,
+            "error": self.record.get("error"),
+            "interrupted_at": self.record.get("ended_at"),
+            "changed": self.changed,
+            "notes": list(self.notes),
+        }
+
+
+def recorded_config(run_dir: Path) -> Config:
+    """The configuration of a run in a folder that may be damaged or older than this code.
+
+    Raises ConfigError in a line, also for a record that cannot be read.
+    """
+    read_record(run_dir)
+    where = f"{run_dir.name}: {paths.CONFIG}"
+    value_of(read_config(run_dir)[1], "algo.name", where)
+    try:
+        return load_config(run_dir / paths.CONFIG)
+    except ConfigError as error:
+        raise ConfigError(f"{where} does not fit this version of the code: {error}") from error
+
+
+def take(lock: RunLock, run_dir: Path) -> None:
+    """Have the folder of a run for this process, or raise ConfigError with one line."""
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot be written: {error.strerror}") from error
+
+
+def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
+    """From where the run of a job goes on, and what is different now.
+
+    Raises ConfigError if it must not. Changes nothing.
+    """
+    run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
+    record = read_record(run_dir)
+    value_of(record, "git.commit", f"{run_dir.name}: {paths.RECORD}")
+    checkpoint = newest_checkpoint(run_dir, lambda text: notes.append(f"{text}; an older one is taken"))
+    if checkpoint is None:
+        _check_beginning(run_dir, record, config.checkpoint_every)
+        notes.append("no checkpoint was finished, so the run starts again from its beginning")
+    elif "progress" not in checkpoint.state or "run" not in checkpoint.state:
+        raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
+    else:
+        check_same_run(checkpoint.config, config, checkpoint.path.name)
+    code, libraries = changed_code(record, snapshot), changed_libraries(record)
+    recorded, added = load_recorded(run_dir / paths.CONFIG)
+    if added:
+        notes.append(about_added(run_dir.name, recorded, added))
+    if not job.accept:
+        keys = [key for key in added if may_decide(key) and key not in ASIDE]
+        for what, found in (("code", code), ("libraries", libraries), ("configuration", keys)):
+            if found:
+                raise ConfigError(
+                    f"{run_dir.name}: the {what} changed since the run began: {few(found)}\n"
+                    f"bring back {how_back(what, record)}, or go on all the same with accept={ACCEPT}"
+                )
+    changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
+    changed |= _changed_machine(record)
+    then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
+    changed |= {key: [then[key], now[key]] for key in MEANS if then[key] != now[key]}
+    before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
+    if before != config.total_env_steps:
+        changed["total_env_steps"] = [before, config.total_env_steps]
+        notes += [
+            f"{setting}: from here on it follows from total_env_steps={config.total_env_steps}, as in no "
+            "uninterrupted run"
+            for setting in config.algo.tied_to_total()
+        ]
+    changed = {key: value for key, value in changed.items() if value}
+    return Continuation(record=record, checkpoint=checkpoint, changed=changed, notes=notes)
+
+
+def _check_beginning(run_dir: Path, record: Mapping[str, Any], every: int) -> None:
+    """Raise ConfigError unless a run that has no checkpoint may start again in its folder."""
+    rows = rows_so_far(run_dir)
+    reached = int(rows[-1]["env_steps"]) if rows else 0
+    if reached > 0 and (record["status"] == "finished" or every == 0 or reached >= 2 * every):
+        why = "it was told to keep none" if every == 0 else "they are gone"
+        raise ConfigError(
+            f"{run_dir.name}: has no checkpoint after {reached:,} environment steps, {why}; starting again "
+            "would overwrite what it has shown; begin a new run instead"
+        )
+    # Of the text as it lies there: the code that wrote it may have had other keys.
+    recorded = yaml.safe_load((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
+    written = [start.get("config_digest") for start in (record, *record.get("resumed", []))]
+    if any(written) and config_digest(recorded) not in written:
+        raise ConfigError(f"{run_dir.name}: {paths.CONFIG} was changed since the run began; bring it back")
+
+
+def config_digest(values: Mapping[str, Any]) -> str:
+    """Of all values of a configuration (nested) that decide a run, but for how long it is."""
+    values = {key: value for key, value in _deciding(values) if key != "total_env_steps"}
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
+
+
+def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless a checkpoint made with the values `before` fits `config`.
+
+    `free` names root keys that may differ beside those that say where a run lies and by what means.
+    """
+    before, now = with_present_keys(before), to_dict(config)
+    algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
+    if algorithms[0] != algorithms[1]:
+        known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
+        raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
+    left, right = dict(leaves(before)), dict(leaves(now))
+    if right.keys() - left.keys():
+        left = dict(leaves(to_dict(complete(before)[0])))
+    for key in {**left, **right}:
+        if key.partition(".")[0] in (*ASIDE, *free) or key in MEANS or left.get(key) == right.get(key):
+            continue
+        if key == "total_env_steps" and right[key] > left[key]:
+            continue
+        raise ConfigError(
+            f"{key}={right.get(key)}: {name} was made with {left.get(key)}; a run goes on with the "
+            "configuration that it had"
+        )
+
+
+def deciding(config: Config) -> dict[str, Any]:
+    """What decides a run, by dotted key: all but where it lies, what it is for and by what means."""
+    return dict(_deciding(to_dict(config)))
+
+
+def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in leaves(values) if key not in (*ASIDE, *MEANS))
+
+
+def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+    """Files that may change what a run computes and are not what they were."""
+    before = GitRecord.from_dict(record["git"]) if record.get("git") else None
+    if before is None or None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
+        return []  # without git nobody knows
+    now = {"tree": snapshot.tree}
+    changed = None if snapshot.top is None else files_between(Path(snapshot.top), asdict(before), now)
+    if changed is None:
+        return ["what it was is not in this repository"]
+    return [path for path in changed if file_matters(path)]
+
+
+def how_back(what: str, record: Mapping[str, Any]) -> str:
+    """What to bring back, code or libraries, so that a run can go on; of code, how."""
+    ref = (record.get("git") or {}).get("ref")
+    recorded = what == "code" and ref is not None
+    return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
+
+
+def changed_libraries(record: Mapping[str, Any]) -> list[str]:
+    """Packages that may compute and are not of the version that a record names, with both versions."""
+    before, now = record.get("versions") or {}, package_versions()
+    return [
+        f"{name} {version} -> {now.get(name)}"
+        for name, version in before.items()
+        if package_matters(name) and version != now.get(name)
+    ]
+
+
+def _changed_machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    before, now = record.get("machine") or {}, machine_facts(with_gpus=False)
+    named = ("cpu", "python", "libc") if before else ()
+    return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
+    """Take from the folder what lies beyond the checkpoint, so that it can be written again.
+
+    Whatever is cut off here follows from what stays: a run that dies in the middle of this loses nothing.
+    """
+    replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
+    state = continuation.run_state
+    limit = -1 if state is None else continuation.env_steps
+    continuation.rows, damaged = cut_metrics(run_dir / paths.METRICS, limit)
+    last = int(continuation.rows[-1]["env_steps"]) if continuation.rows else 0
+    if damaged or (state is not None and last < state["logged_steps"]):
+        continuation.notes.append(
+            f"{paths.METRICS} lacks rows of the time before the checkpoint, which are lost; it goes on"
+        )
+    forget_after(run_dir, limit)
+    for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
+        leftover.unlink()  # of writers that were killed

@@ -1,0 +1,100 @@
+"""The job that the process of a run is told to do, and the folder that it works in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rltemplate.config.loading import to_dict
+from rltemplate.config.schema import Config
+from rltemplate.run import paths
+from rltemplate.types import ConfigError
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+JOB_VARIABLE = "RLTEMPLATE_JOB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The sweep that a run belongs to: its id, its folder and the number of the job."""
+
+    id: str
+    dir: str
+    job: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that the process of a run is told.
+
+    `snapshot` is the text of `Snapshot.to_json`. In a sweep it stays behind in the index until the run's
+    process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
+
+    With `resume` the run of the folder goes on; `accept` says that it may with changed code and libraries.
+    With `journal` the run has an entry of its own there: one that somebody asked for, and not a part of a
+    sweep, a proof or a measurement.
+    """
+
+    config: dict[str, Any]
+    run_id: str
+    run_dir: str
+    command: list[str]
+    overrides: list[str]
+    sweep: Membership | None = None
+    snapshot: str | None = None
+    resume: bool = False
+    accept: bool = False
+    journal: bool = False
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The job that `to_json` wrote."""
+        values = json.loads(text)
+        if values["sweep"] is not None:
+            values["sweep"] = Membership(**values["sweep"])
+        return cls(**values)
+
+    @classmethod
+    def from_environment(cls) -> Job:
+        """The job of this process, taken out of the environment so that its children do not see it."""
+        text = os.environ.pop(JOB_VARIABLE, None)
+        if text is None:
+            raise ConfigError("no job given: start runs with scripts/train.py, which prepares their process")
+        job = cls.from_json(text)
+        if job.sweep is None or job.snapshot is not None:
+            return job
+        index = json.loads((Path(job.sweep.dir) / paths.SWEEP_INDEX).read_text(encoding="utf-8"))
+        return replace(job, snapshot=json.dumps(index["snapshot"]))
+
+
+def run_folder(config: Config, run_id: str, env_name: str) -> Path:
+    """Where the run goes, absolute: `run_dir` as it is, else `<runs_dir>/<algo>-<env>/<run_id>`."""
+    if config.run_dir is not None:
+        return Path(config.run_dir).expanduser().absolute()
+    group = paths.safe_name(f"{config.algo.name}-{env_name}")
+    return Path(config.runs_dir).expanduser().absolute() / group / run_id
+
+
+def new_job(
+    config: Config, command: Sequence[str], *, env_name: str, overrides: Sequence[str], **further: Any
+) -> Job:
+    """The job of a new run; `further` are other fields of `Job`."""
+    run_id = paths.new_id(f"seed{config.seed}")
+    return Job(
+        config=to_dict(config),
+        run_id=run_id,
+        run_dir=str(run_folder(config, run_id, env_name)),
+        command=list(command),
+        overrides=list(overrides),
+        **further,
+    )

@@ -1,0 +1,1 @@
+"""Receivers of metrics: console, TensorBoard, Weights & Biases."""

@@ -1,0 +1,209 @@
+"""Proximal policy optimisation, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+from torch.nn.utils import clip_grad_norm_, vector_to_parameters
+
+from references.surroundings import Copies, Outcome, Statistics, adam_state, flat, network
+from rltemplate.config.algorithms import PPOConfig
+from rltemplate.rng import Streams
+
+
+class ActorCritic(nn.Module):
+    """Policy and value."""
+
+    def __init__(self, config: PPOConfig, obs_size: int, space: spaces.Space[Any]) -> None:
+        super().__init__()
+        if isinstance(space, spaces.Box):
+            self.choices: list[int] = []
+            out = space.shape[0]
+            self.log_std = nn.Parameter(torch.zeros(out))
+        else:
+            self.choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
+            out = sum(self.choices)
+        activation = config.activation.name
+        self.actor = network([obs_size, *config.hidden_sizes, out], activation)
+        self.critic = network([obs_size, *config.hidden_sizes, 1], activation)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """(B,)."""
+        return self.critic(obs)[:, 0]  # type: ignore[no-any-return]
+
+    def sample(self, obs: Tensor, stream: torch.Generator) -> Tensor:
+        """Actions (B, A)."""
+        out = self.actor(obs)
+        if not self.choices:
+            return out + self.log_std.exp() * torch.randn(out.shape, generator=stream)  # type: ignore[no-any-return]
+        uniform = torch.rand(out.shape, generator=stream).clamp(1e-20, 1.0 - 1e-7)
+        perturbed = out - (-uniform.log()).log()  # Gumbel noise makes the argmax a sample
+        return torch.stack([part.argmax(1) for part in perturbed.split(self.choices, 1)], 1)
+
+    def log_prob_and_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) each."""
+        out = self.actor(obs)
+        if not self.choices:
+            normal = Normal(out, self.log_std.exp().expand_as(out))
+            return normal.log_prob(action).sum(1), normal.entropy().sum(1)
+        parts = [Categorical(logits=logits) for logits in out.split(self.choices, 1)]
+        log_prob = sum(part.log_prob(action[:, i]) for i, part in enumerate(parts))
+        return log_prob, sum(part.entropy() for part in parts)
+
+
+class ReferencePPO:
+    """The algorithm over N environments."""
+
+    def __init__(
+        self, config: PPOConfig, envs: Copies, streams: Streams, total_env_steps: int, weights: Tensor
+    ) -> None:
+        self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
+        self.obs = envs.reset()
+        self.net = ActorCritic(config, self.obs.shape[1], envs.space)
+        vector_to_parameters(weights, self.net.parameters())
+        self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
+        self.obs_norm = Statistics(config.obs_clip, self.obs.shape[1])
+        self.return_norm = Statistics(config.reward_clip, 1)
+        self.running = [0.0 for _ in envs.envs]  # discounted return of each environment's episode
+        self.env_steps = 0
+
+    def normalized(self, obs: Tensor) -> Tensor:
+        """Observations as the networks see them."""
+        return self.obs_norm.shifted(obs) if self.config.normalize_obs else obs
+
+    def train_iteration(self) -> dict[str, float]:
+        """One rollout and the passes over it; the metrics."""
+        config = self.config
+        rate = config.learning_rate
+        if config.learning_rate_schedule.name == "linear":
+            rate *= max(0.0, 1.0 - self.env_steps / self.total)
+        self.adam.param_groups[0]["lr"] = rate
+        raw, obs, actions, outcomes = self.collect()
+        reward = self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
+        with torch.no_grad():
+            log_prob, _ = self.net.log_prob_and_entropy(obs.flatten(0, 1), actions.flatten(0, 1))
+        metrics = self.learn(obs, actions.flatten(0, 1), log_prob, reward, outcomes)
+        if config.normalize_obs:
+            self.obs_norm.see(list(raw.flatten(0, 1)))
+        return {**metrics, "optim/learning_rate": rate}
+
+    def collect(self) -> tuple[Tensor, Tensor, Tensor, list[list[Outcome]]]:
+        """Observations as they came (T, N, O) and as they were seen, actions (T, N, A) and what followed."""
+        stream = self.streams.torch("action")
+        raw, seen, actions, outcomes = [], [], [], []
+        for _ in range(self.config.num_steps):
+            raw.append(self.obs)
+            seen.append(self.normalized(self.obs))
+            with torch.no_grad():
+                actions.append(self.net.sample(seen[-1], stream))
+            outcomes.append(self.envs.step(actions[-1]))
+            self.obs = torch.stack([one.obs for one in outcomes[-1]])
+            self.env_steps += len(self.envs.envs)
+        return torch.stack(raw), torch.stack(seen), torch.stack(actions), outcomes
+
+    def scaled(self, reward: Tensor, outcomes: list[list[Outcome]]) -> Tensor:
+        """Rewards (T, N) over the deviation of all discounted returns so far."""
+        if not self.config.normalize_reward:
+            return reward
+        returns = []
+        for step in outcomes:
+            for n, one in enumerate(step):
+                self.running[n] = self.config.gamma * self.running[n] + one.reward
+                returns.append(torch.tensor([self.running[n]]))
+                if one.terminated or one.truncated:
+                    self.running[n] = 0.0
+        self.return_norm.see(returns)
+        return self.return_norm.scaled(reward)
+
+    @torch.no_grad()
+    def targets(self, obs: Tensor, reward: Tensor, outcomes: list[list[Outcome]]) -> tuple[Tensor, Tensor]:
+        """Advantages and values (T, N)."""
+        gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
+        value, advantage = torch.zeros_like(reward), torch.zeros_like(reward)
+        for n in range(reward.shape[1]):
+            following = torch.tensor(0.0)
+            for t in reversed(range(len(reward))):
+                one = outcomes[t][n]
+                value[t, n] = self.net.value(obs[t, n][None])
+                delta = reward[t, n] - value[t, n]
+                if not one.terminated:
+                    delta += gamma * self.net.value(self.normalized(one.next_obs)[None])[0]
+                if one.terminated or one.truncated:
+                    following = torch.tensor(0.0)
+                following = delta + gamma * gae_lambda * following
+                advantage[t, n] = following
+        return advantage, value
+
+    def learn(
+        self, obs: Tensor, action: Tensor, old: Tensor, reward: Tensor, outcomes: list[list[Outcome]]
+    ) -> dict[str, float]:
+        """All passes over the rollout: metrics, averaged over updates."""
+        config, total = self.config, reward.numel()
+        size = total // config.num_minibatches
+        advantage, value = self.targets(obs, reward, outcomes)
+        ret = advantage + value
+        explained = 1.0 - float((ret - value).var() / (ret.var() + 1e-8))
+        updates: list[dict[str, float]] = []
+        for epoch in range(config.update_epochs):
+            if config.recompute_advantage and epoch:
+                advantage, value = self.targets(obs, reward, outcomes)
+                ret = advantage + value
+            order = torch.randperm(total, generator=self.streams.torch("minibatch", device="cpu"))
+            for i in range(config.num_minibatches):
+                rows = order[i * size : (i + 1) * size]
+                parts = (x.flatten()[rows] for x in (old, advantage, ret, value))
+                updates.append(self.update(obs.flatten(0, 1)[rows], action[rows], *parts))
+            recent = [update["policy/approx_kl"] for update in updates[-config.num_minibatches :]]
+            if config.target_kl is not None and sum(recent) / len(recent) > config.target_kl:
+                break
+        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        return {**metrics, "value/explained_variance": explained}
+
+    def update(
+        self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, ret: Tensor, old_value: Tensor
+    ) -> dict[str, float]:
+        """One minibatch."""
+        config, clip = self.config, self.config.clip_coef
+        log_prob, entropy = self.net.log_prob_and_entropy(obs, action)
+        value = self.net.value(obs)
+        if config.normalize_advantage:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        ratio = (log_prob - old).exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage).mean()
+        error = (value - ret) ** 2
+        if config.clip_value_loss:
+            clipped = old_value + (value - old_value).clamp(-clip, clip)
+            error = torch.maximum(error, (clipped - ret) ** 2)
+        value_loss = error.mean() / 2.0
+        self.adam.zero_grad()
+        (-gain + config.vf_coef * value_loss - config.ent_coef * entropy.mean()).backward()
+        norm = clip_grad_norm_(self.net.parameters(), config.max_grad_norm)
+        self.adam.step()
+        ratio = ratio.detach()
+        return {
+            "loss/policy": -gain.item(),
+            "loss/value": value_loss.item(),
+            "policy/entropy": entropy.mean().item(),
+            "policy/approx_kl": (ratio - 1.0 - ratio.log()).mean().item(),
+            "policy/clip_fraction": ((ratio - 1.0).abs() > clip).double().mean().item(),
+            "optim/grad_norm": norm.item(),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor) -> Tensor:
+        """The most probable actions (B, A)."""
+        out = self.net.actor(self.normalized(obs))
+        if not self.net.choices:
+            return out  # type: ignore[no-any-return]
+        return torch.stack([part.argmax(1) for part in out.split(self.net.choices, 1)], 1)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that has been learned and counted, by name."""
+        state = {"params": flat(self.net.parameters()), **adam_state(self.adam, "adam")}
+        state |= self.obs_norm.state("obs_norm") | self.return_norm.state("return_norm")
+        running = [0.0 if not self.config.normalize_reward else x for x in self.running]
+        return {**state, "running_return": torch.tensor(running) * self.config.gamma}

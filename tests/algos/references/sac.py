@@ -1,0 +1,203 @@
+"""Soft actor-critic, step by step."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+from torch.nn.utils import vector_to_parameters
+
+from references.surroundings import Copies, Statistics, adam_state, flat, network
+from rltemplate.config.algorithms import SACConfig
+from rltemplate.rng import Streams
+
+
+class Transition(NamedTuple):
+    """One step of one environment, as it was."""
+
+    obs: Tensor  # (O,)
+    action: Tensor  # (A,)
+    reward: float
+    next_obs: Tensor  # (O,) before any reset
+    terminated: bool
+
+
+class Critics(nn.Module):
+    """Two estimates of one value."""
+
+    def __init__(self, sizes: list[int], activation: str) -> None:
+        super().__init__()
+        self.q1, self.q2 = network(sizes, activation), network(sizes, activation)
+
+    def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) each."""
+        both = torch.cat([obs, action], 1)
+        return self.q1(both)[:, 0], self.q2(both)[:, 0]
+
+
+class ReferenceSAC:
+    """The algorithm over N environments."""
+
+    def __init__(
+        self,
+        config: SACConfig,
+        envs: Copies,
+        streams: Streams,
+        total_env_steps: int,
+        actor: Tensor,
+        critics: Tensor,
+    ) -> None:
+        self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
+        self.obs = envs.reset()
+        obs_size, self.size, hidden = self.obs.shape[1], envs.space.shape[0], config.hidden_sizes  # type: ignore[index]
+        self.actor = network([obs_size, *hidden, 2 * self.size], config.activation.name)
+        self.critics = Critics([obs_size + self.size, *hidden, 1], config.activation.name)
+        vector_to_parameters(actor, self.actor.parameters())
+        vector_to_parameters(critics, self.critics.parameters())
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = nn.Parameter(torch.tensor(config.alpha_init).log())
+        self.optimizers = {
+            name: torch.optim.Adam(parameters, eps=config.adam_eps, foreach=False)
+            for name, parameters in (
+                ("actor", list(self.actor.parameters())),
+                ("critic", list(self.critics.parameters())),
+                ("alpha", [self.log_alpha]),
+            )
+        }
+        self.obs_norm = Statistics(config.obs_clip, obs_size)
+        self.replay: dict[int, Transition] = {}  # by place
+        self.added = self.env_steps = self.updates = 0
+        self.due = 0.0
+
+    def normalized(self, obs: Tensor) -> Tensor:
+        """Observations as the networks see them."""
+        return self.obs_norm.shifted(obs) if self.config.normalize_obs else obs
+
+    def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (B, A) and their log-densities (B,)."""
+        mean, raw = self.actor(obs).chunk(2, 1)
+        low, high = self.config.log_std_min, self.config.log_std_max
+        deviation = (low + (high - low) * (raw.tanh() + 1.0) / 2.0).exp()
+        squash = TanhTransform(cache_size=1)  # remembers what an action was before it was squashed
+        action = squash(mean + deviation * noise)
+        density = TransformedDistribution(Normal(mean, deviation), squash)
+        return action, density.log_prob(action).sum(1)
+
+    def train_iteration(self) -> dict[str, float]:
+        """Environment steps, each followed by its updates; the metrics, averaged over updates."""
+        config, num = self.config, len(self.envs.envs)
+        left = 1.0
+        if config.learning_rate_schedule.name == "linear":
+            left = max(0.0, 1.0 - self.env_steps / self.total)
+        for name, optimizer in self.optimizers.items():
+            optimizer.param_groups[0]["lr"] = left * getattr(config, f"{name}_learning_rate")
+        raw: list[Tensor] = []
+        seen: list[dict[str, float]] = []
+        for _ in range(max(1, config.steps_per_iteration // num)):
+            raw += list(self.obs)
+            action = self.explore()
+            outcomes = self.envs.step(action)
+            for obs, chosen, one in zip(self.obs, action, outcomes, strict=True):
+                transition = Transition(obs, chosen, one.reward, one.next_obs, one.terminated)
+                self.replay[self.added % config.buffer_size] = transition
+                self.added += 1
+            self.obs = torch.stack([one.obs for one in outcomes])
+            self.env_steps += num
+            if self.env_steps > config.learning_starts:
+                self.due += config.updates_per_step * num
+            while self.due >= 1.0:
+                self.due -= 1.0
+                seen += self.update()
+        if config.normalize_obs:
+            self.obs_norm.see(raw)
+        names = {name for update in seen for name in update}
+        means = {name: [update[name] for update in seen if name in update] for name in names}
+        metrics = {name: sum(values) / len(values) for name, values in means.items()}
+        return {**metrics, "optim/learning_rate": left * config.actor_learning_rate}
+
+    def explore(self) -> Tensor:
+        """Actions (N, A)."""
+        shape = len(self.envs.envs), self.size
+        if self.env_steps < self.config.learning_starts:
+            return torch.rand(shape, generator=self.streams.torch("warmup", device="cpu")) * 2.0 - 1.0
+        noise = torch.randn(shape, generator=self.streams.torch("action"))
+        with torch.no_grad():
+            return self.sample(self.normalized(self.obs), noise)[0]
+
+    def update(self) -> list[dict[str, float]]:
+        """One update of the critics, and as many of policy and temperature as are due; their metrics."""
+        config, stream = self.config, self.streams.torch("update")
+        self.updates += 1
+        places = torch.randint(
+            len(self.replay), (config.batch_size,), generator=self.streams.torch("replay")
+        ).tolist()
+        batch = [self.replay[place] for place in places]
+        obs = self.normalized(torch.stack([one.obs for one in batch]))
+        times = config.policy_delay if self.updates % config.policy_delay == 0 else 0
+        shape = config.batch_size, self.size
+        noises = [torch.randn(shape, generator=stream) for _ in range(times)]
+        seen = [self.update_critics(obs, batch, torch.randn(shape, generator=stream))]
+        return seen + [self.update_actor(obs, noise) for noise in noises]
+
+    def update_critics(self, obs: Tensor, batch: list[Transition], noise: Tensor) -> dict[str, float]:
+        """Both critics, and then their targets."""
+        config = self.config
+        next_obs = self.normalized(torch.stack([one.next_obs for one in batch]))
+        with torch.no_grad():
+            next_action, log_prob = self.sample(next_obs, noise)
+            soft = torch.minimum(*self.targets(next_obs, next_action)) - self.log_alpha.exp() * log_prob
+            target = torch.tensor([one.reward for one in batch])
+            target += config.gamma * torch.where(torch.tensor([one.terminated for one in batch]), 0.0, soft)
+        q1, q2 = self.critics(obs, torch.stack([one.action for one in batch]))
+        loss = nn.functional.mse_loss(q1, target) + nn.functional.mse_loss(q2, target)
+        self.descend("critic", loss)
+        with torch.no_grad():
+            for slow, fast in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+                slow.mul_(1.0 - config.tau).add_(config.tau * fast)
+        return {"loss/critic": loss.item(), "critic/q_mean": (q1.mean() + q2.mean()).item() / 2.0}
+
+    def update_actor(self, obs: Tensor, noise: Tensor) -> dict[str, float]:
+        """The policy, and then the temperature."""
+        action, log_prob = self.sample(obs, noise)
+        alpha = self.log_alpha.exp().detach()
+        loss = (alpha * log_prob - torch.minimum(*self.critics(obs, action))).mean()
+        self.descend("actor", loss)
+        chosen = self.config.target_entropy
+        excess = log_prob.detach().mean() + (-float(self.size) if chosen is None else chosen)
+        loss_alpha = -self.log_alpha.exp() * excess
+        if self.config.learn_alpha:
+            self.descend("alpha", loss_alpha)
+        return {
+            "loss/policy": loss.item(),
+            "policy/entropy": -log_prob.mean().item(),
+            "loss/alpha": loss_alpha.item(),
+            "alpha/value": alpha.item(),
+        }
+
+    def descend(self, name: str, loss: Tensor) -> None:
+        """One step of one optimiser."""
+        self.optimizers[name].zero_grad()
+        loss.backward()
+        self.optimizers[name].step()
+
+    @torch.no_grad()
+    def act(self, obs: Tensor) -> Tensor:
+        """Actions (B, A) without noise."""
+        return self.actor(self.normalized(obs)).chunk(2, 1)[0].tanh()  # type: ignore[no-any-return]
+
+    def state(self) -> dict[str, Tensor]:
+        """All that has been learned and counted, by name."""
+        state = {
+            "actor": flat(self.actor.parameters()),
+            "critic": flat(self.critics.parameters()),
+            "target": flat(self.targets.parameters()),
+            "log_alpha": flat([self.log_alpha]),
+            "updates": torch.tensor(float(self.updates)),
+            **self.obs_norm.state("obs_norm"),
+        }
+        for name, optimizer in self.optimizers.items():
+            state |= adam_state(optimizer, f"{name}_adam")
+        return state

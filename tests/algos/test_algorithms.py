@@ -1,0 +1,253 @@
+"""What holds for every algorithm: each environment, each flag, acting, state. A new one is tested unasked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, Configure, Scripted, small
+from gymnasium import spaces
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.learning import engine
+from rltemplate.run.checkpoint import Checkpoints
+from rltemplate.run.paths import CONFIG
+from rltemplate.train import build_algorithm
+from rltemplate.types import ConfigError
+
+ENVS = sorted(path.stem for path in (ROOT / "conf" / "env").glob("[A-Z]*.yaml"))
+CONTINUOUS = "Pendulum"
+COMMON = {"optim/learning_rate", "loss/policy", "policy/entropy"}
+PROMISED = {
+    "ppo": {
+        "loss/value",
+        "policy/approx_kl",
+        "policy/clip_fraction",
+        "value/explained_variance",
+        "optim/grad_norm",
+        "policy/first_ratio_max_error",
+    },
+    "sac": {"loss/critic", "alpha/value", "loss/alpha", "critic/q_mean"},
+}
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure, algo: str, env: str) -> None:
+    config = configure(f"algo={algo}", f"env={env}", *SHRUNK[algo])
+    discrete = isinstance(gym.make(config.env.id, **config.env.kwargs).action_space, spaces.Discrete)
+    if ALGORITHMS[algo].needs_bounded_box and discrete:
+        with pytest.raises(ConfigError, match="use algo=ppo"):
+            build_algorithm(config)
+        return
+    algorithm, _ = build_algorithm(config)
+    before = {name: value.clone() for name, value in flat_tensors(algorithm.state_dict()).items()}
+    result = algorithm.train_iteration()
+    after = flat_tensors(algorithm.state_dict())
+    assert COMMON | PROMISED.get(algo, set()) <= set(result.metrics)
+    assert all(metric.dim() == 0 and not metric.requires_grad for metric in result.metrics.values())
+    assert all(bool(torch.isfinite(metric)) for metric in result.metrics.values())
+    assert any(not torch.equal(before[name], after[name]) for name in before if "norm" not in name)
+    algorithm.close()
+
+
+def flat_tensors(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Tensors of a nested state by their path."""
+    if isinstance(state, torch.Tensor):
+        return {prefix: state}
+    items: Any = (
+        state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    )
+    return {k: v for key, value in items for k, v in flat_tensors(value, f"{prefix}/{key}").items()}
+
+
+def flags() -> list[tuple[str, str]]:
+    """Every boolean, enum and optional value of every algorithm, set to what it is not by default."""
+    cases = []
+    for name, entry in ALGORITHMS.items():
+        hints = get_type_hints(entry.config)
+        for spec in dataclasses.fields(entry.config):
+            kind = hints[spec.name]
+            if kind is bool:
+                cases += [(name, f"algo.{spec.name}={value}") for value in ("true", "false")]
+            elif isinstance(kind, type) and issubclass(kind, Enum):
+                cases += [(name, f"algo.{spec.name}={member.name}") for member in kind]
+            elif kind == float | None:
+                cases += [(name, f"algo.{spec.name}=0.05"), (name, f"algo.{spec.name}=null")]
+    return cases
+
+
+@pytest.mark.parametrize(("algo", "override"), flags())
+def test_every_flag_runs_both_ways(configure: Configure, algo: str, override: str) -> None:
+    config = configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], override)
+    algorithm, _ = build_algorithm(config)
+    metrics = algorithm.train_iteration().metrics
+    metrics = {**metrics, **algorithm.train_iteration().metrics}
+    assert all(bool(torch.isfinite(metric)) for metric in metrics.values())
+    algorithm.close()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_acting_changes_nothing_that_training_depends_on(configure: Configure, algo: str) -> None:
+    states = []
+    for disturb in (False, True):
+        algorithm, envs = build_algorithm(configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo]))
+        algorithm.train_iteration()
+        if disturb:
+            obs = np.zeros((5, envs.codec.obs_size), np.float32)
+            algorithm.act(obs)
+            first, second = algorithm.act(obs, deterministic=False), algorithm.act(obs, deterministic=False)
+            assert not np.array_equal(first, second)
+        algorithm.train_iteration()
+        states.append(flat_tensors(algorithm.state_dict()))
+        algorithm.close()
+    learned = [name for name in states[0] if not name.endswith("streams/act")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in learned)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_seed_decides_everything(configure: Configure, algo: str) -> None:
+    """Equal seeds give equal bits, and another seed does not (or the comparison could not fail)."""
+    runs = []
+    for seed in (3, 3, 4):
+        overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], f"seed={seed}"]
+        algorithm, _ = build_algorithm(configure(*overrides))
+        for _ in range(3):
+            algorithm.train_iteration()
+        runs.append(flat_tensors(algorithm.state_dict()))
+        algorithm.close()
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert any(not torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_compiled_updates_repeat_and_are_near_the_plain_ones(
+    configure: Configure, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, start, made, compiled = [], {}, [], engine.compiled
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return compiled(*given)
+
+    monkeypatch.setattr(engine, "compiled", counted)
+    for compiles in ("false", "true", "true"):
+        config = configure(*small(algo, f"compile={compiles}", "algo.hidden_sizes=[8]", env=CONTINUOUS))
+        algorithm, _ = build_algorithm(config)
+        start = flat_tensors(algorithm.state_dict())
+        algorithm.train_iteration()
+        assert bool(made) == config.compile
+        states.append(flat_tensors(algorithm.state_dict()))
+        algorithm.close()
+    plain, first, second = states
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    learned = [name for name in plain if plain[name].is_floating_point()]
+    moved = max(float((plain[name] - start[name]).abs().max()) for name in learned)
+    apart = max(float((plain[name] - first[name]).abs().max()) for name in learned)
+    assert apart < 1e-2 * moved
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_four_environments_are_stepped_together(configure: Configure, algo: str) -> None:
+    overrides = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], "env.num_envs=4"]
+    algorithm, envs = build_algorithm(configure(*overrides))
+    algorithm.train_iteration()
+    assert envs.num_envs == 4
+    assert algorithm.env_steps % 4 == 0
+    algorithm.close()
+
+
+SPACES = {
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "Discrete from -1": spaces.Discrete(3, start=-1),
+    "Box of two dimensions": spaces.Box(-2.0, 5.0, (2, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_ppo_acts_within_every_kind_of_action_space(configure: Configure, name: str) -> None:
+    """Every part of the space is taken, and nothing outside of it."""
+    taken: list[Any] = []
+
+    class Listening(Scripted):
+        def step(self, action: Any) -> Any:
+            taken.append(np.array(action))
+            return super().step(action)
+
+    gym.register("Listening-v0", entry_point=lambda **kwargs: Listening(action_space=SPACES[name], **kwargs))
+    algorithm, _ = build_algorithm(configure("algo=ppo", "env.id=Listening-v0", *SHRUNK["ppo"]))
+    for _ in range(4):
+        algorithm.train_iteration()
+    algorithm.close()
+    gym.registry.pop("Listening-v0")
+    space = SPACES[name]
+    assert len(taken) == 4 * 2 * 16
+    assert all(space.contains(action.astype(space.dtype)) for action in taken)
+    if isinstance(space, spaces.Box):
+        assert np.stack(taken).min() < -1.0
+        assert np.stack(taken).max() > 4.0
+    else:
+        choices = 6 if isinstance(space, spaces.MultiDiscrete) else 3
+        assert len({tuple(np.atleast_1d(action).tolist()) for action in taken}) == choices
+
+
+def test_discrete_observations_are_learned_from(configure: Configure) -> None:
+    algorithm, envs = build_algorithm(configure("algo=ppo", "env.id=FrozenLake-v1", *SHRUNK["ppo"]))
+    probes = algorithm.train_iteration().probes
+    assert envs.codec.obs_size == 16
+    assert probes["obs"].shape == (16, 2, 16)
+    algorithm.close()
+
+
+ACT_ELSEWHERE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from rltemplate.train import load_policy
+for run_dir in sys.argv[1:]:
+    _, algorithm, envs = load_policy(Path(run_dir))
+    obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+    print(json.dumps(algorithm.act(obs).tolist()))
+"""
+
+
+def test_a_saved_policy_acts_like_the_live_one_in_a_fresh_process(
+    configure: Configure, tmp_path: Path
+) -> None:
+    """Observation statistics are part of the policy; without them the actions must differ."""
+    live = []
+    for algo in ALGORITHMS:
+        config = configure(*small(algo, "algo.normalize_obs=true", env=CONTINUOUS))
+        algorithm, envs = build_algorithm(config)
+        for _ in range(3):
+            algorithm.train_iteration()
+        run_dir = tmp_path / algo
+        run_dir.mkdir()
+        (run_dir / CONFIG).write_text(to_yaml(config))
+        Checkpoints(run_dir, to_dict(config), 1).save(
+            algorithm.env_steps, algorithm.state_dict(), lambda _: None
+        )
+        obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
+        live.append(algorithm.act(obs))
+        state = algorithm.state_dict()
+        if "obs_norm" in state:
+            state["obs_norm"] = {**state["obs_norm"], "mean": state["obs_norm"]["mean"] + 1.0}
+            algorithm.load_state_dict(state)
+            assert not np.allclose(algorithm.act(obs), live[-1])
+        algorithm.close()
+    command = [sys.executable, "-c", ACT_ELSEWHERE, *(str(tmp_path / algo) for algo in ALGORITHMS)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    elsewhere = [np.array(json.loads(line), np.float32) for line in done.stdout.splitlines()]
+    for here, there in zip(live, elsewhere, strict=True):
+        np.testing.assert_allclose(there, here, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,114 @@
+"""PPO's advantages by hand, its first weights and ratio, and that its update means the same compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import SHRUNK, Configure, unreadable
+
+from rltemplate.algos.ppo import PPO, Minibatch, compute_gae
+from rltemplate.config.schema import Config
+from rltemplate.train import build_algorithm
+
+
+def build(config: Config) -> PPO:
+    algorithm, _ = build_algorithm(config)
+    assert isinstance(algorithm, PPO)
+    return algorithm
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values)[:, None]
+
+
+def test_advantages_by_hand_with_a_truncated_and_a_terminated_step() -> None:
+    advantage = compute_gae(
+        reward=column(1.0, 2.0, 3.0, 4.0),
+        value=column(0.5, 0.6, 0.7, 0.8),
+        next_value=column(0.6, 0.9, 123.0, 0.4),  # 0.9 is the final observation's, 123 must not matter
+        terminated=column(0.0, 0.0, 1.0, 0.0),
+        done=column(0.0, 1.0, 1.0, 0.0),
+        gamma=0.9,
+        gae_lambda=0.8,
+    )
+    last = 4.0 + 0.9 * 0.4 - 0.8
+    ended = 3.0 - 0.7
+    cut = 2.0 + 0.9 * 0.9 - 0.6
+    first = 1.0 + 0.9 * 0.6 - 0.5 + 0.9 * 0.8 * cut
+    torch.testing.assert_close(advantage, column(first, cut, ended, last))
+
+
+def pendulum(configure: Configure, *overrides: str) -> PPO:
+    return build(configure("algo=ppo", "env=Pendulum", *SHRUNK["ppo"], *overrides))
+
+
+def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:
+    ppo = pendulum(configure)
+    assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-4
+    collect = ppo._collect
+
+    def stale() -> Any:
+        rollout, raw, episodes = collect()
+        return rollout._replace(log_prob=rollout.log_prob + 0.01), raw, episodes
+
+    ppo._collect = stale  # type: ignore[method-assign]
+    assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
+    ppo.close()
+
+
+def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
+    ppo = pendulum(configure, "algo.log_std_init=-0.7")
+    for network, gain in ((ppo.agent.actor, 0.01), (ppo.agent.critic, 1.0)):
+        *_, last = [p for p in network.parameters() if p.dim() == 2]
+        torch.testing.assert_close(last @ last.T, gain**2 * torch.eye(len(last)), atol=1e-6, rtol=1e-4)
+    assert ppo.agent.log_std is not None
+    assert ppo.agent.log_std.tolist() == [pytest.approx(-0.7)]
+    ppo.close()
+
+
+def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
+    """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
+    ppo = pendulum(configure)
+    rows = torch.zeros(6)
+    mb = Minibatch(torch.zeros(6, 3), torch.zeros(6, 1), rows, rows, rows, rows)
+    flat, _, report = ppo._one_update(*unreadable((ppo.net.flat, ppo.adam, mb, torch.tensor(0.1))))
+    assert flat.device.type == report.device.type == "meta"
+    assert report.shape == (7,)
+    scaling = (torch.zeros(3), torch.ones(3))
+    decision = ppo._one_decision(*unreadable((ppo.net.flat, scaling, torch.zeros(2, 3), torch.zeros(2, 1))))
+    assert decision[-2].shape == (2, 1)
+    ppo.close()
+
+
+def test_eager_and_compiled_updates_agree(configure: Configure) -> None:
+    """After eight updates from the same rollout, weights agree to a thousandth of what Adam moved them."""
+    flats, start = [], None
+    for flag in ("false", "true"):
+        ppo = pendulum(configure, f"compile={flag}")
+        start = ppo.net.flat.clone()
+        ppo.train_iteration()
+        flats.append(ppo.net.flat.clone())
+        ppo.close()
+    assert start is not None
+    moved = (flats[0] - start).abs().max()
+    assert moved > 1e-3
+    assert (flats[0] - flats[1]).abs().max() < 1e-3 * moved
+
+
+@pytest.mark.slow
+def test_at_full_size_compiled_updates_compute_what_plain_ones_do(configure: Configure) -> None:
+    """Two rollouts of the recipe, 640 updates. In a third, a last bit may end an episode a step earlier."""
+    flats = []
+    for flag in ("false", "true"):
+        algorithm, _ = build_algorithm(configure("algo=ppo", "env=Hopper", f"compile={flag}"))
+        assert isinstance(algorithm, PPO)
+        start = algorithm.net.flat.clone()
+        for _ in range(2):
+            algorithm.train_iteration()
+        flats.append(algorithm.net.flat.clone())
+        algorithm.close()
+    # Adam divides by how much gradients vary, so that last bits grow with every update.
+    torch.testing.assert_close(flats[1], flats[0], rtol=0, atol=1e-5)
+    assert (flats[0] - start).abs().max() > 1e-2

@@ -1,0 +1,219 @@
+"""Both algorithms agree in every weight, moment, statistic and metric with plain ones, in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from conftest import Configure
+from references.ppo import ReferencePPO
+from references.sac import ReferenceSAC
+from references.surroundings import Copies
+from torch import Tensor
+
+from rltemplate.algos.ppo import PPO
+from rltemplate.algos.sac import SAC
+from rltemplate.config.algorithms import Activation, Schedule
+from rltemplate.config.schema import Config
+from rltemplate.rng import Streams, env_seeds
+from rltemplate.train import build_algorithm
+
+# Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
+BASE = {
+    "ppo": [
+        *("env.num_envs=3", "total_env_steps=100", "algo.num_steps=20", "algo.num_minibatches=4"),
+        *("algo.update_epochs=3", "algo.learning_rate=0.01", "algo.learning_rate_schedule=constant"),
+        *("algo.gamma=0.9", "algo.gae_lambda=0.8", "algo.clip_coef=0.1", "algo.ent_coef=0.01"),
+        *("algo.max_grad_norm=0.7", "algo.obs_clip=1.5", "algo.reward_clip=1.0", "algo.hidden_sizes=[6,5]"),
+        *("algo.normalize_obs=true", "algo.normalize_reward=true"),
+    ],
+    "sac": [
+        *("env.num_envs=3", "total_env_steps=80", "algo.steps_per_iteration=42", "algo.batch_size=8"),
+        *("algo.buffer_size=50", "algo.learning_starts=30", "algo.actor_learning_rate=0.003"),
+        *("algo.critic_learning_rate=0.005", "algo.alpha_learning_rate=0.008", "algo.tau=0.05"),
+        *("algo.hidden_sizes=[6,5]", "algo.activation=tanh", "algo.alpha_init=0.5", "algo.gamma=0.9"),
+        *("algo.normalize_obs=true", "algo.obs_clip=1.5"),
+    ],
+}
+# What one case has that the others have not, by its name.
+Cases = dict[str, dict[str, Any]]
+PPO_CASES: Cases = {
+    "base": {},
+    "discrete": {"actions": "discrete"},
+    "several": {"actions": "several", "ent_coef": 0.2},
+    "num_envs": {"num_envs": 1},
+    "learning_rate": {"learning_rate": 0.003},
+    "learning_rate_schedule": {"learning_rate_schedule": Schedule.linear},
+    "adam_eps": {"adam_eps": 0.01},
+    "num_steps": {"num_steps": 8},
+    "update_epochs": {"update_epochs": 1},
+    "num_minibatches": {"num_minibatches": 1},
+    "gamma": {"gamma": 1.0},
+    "gae_lambda": {"gae_lambda": 1.0},
+    "clip_coef": {"clip_coef": 0.01},
+    "clip_value_loss": {"clip_value_loss": True},
+    "ent_coef": {"ent_coef": 0.2},
+    "vf_coef": {"vf_coef": 2.0},
+    "max_grad_norm": {"max_grad_norm": 0.05},
+    "target_kl": {"target_kl": 0.01},
+    "normalize_advantage": {"normalize_advantage": False},
+    "recompute_advantage": {"recompute_advantage": True},
+    "normalize_obs": {"normalize_obs": False},
+    "obs_clip": {"obs_clip": 0.5},
+    "normalize_reward": {"normalize_reward": False},
+    "reward_clip": {"reward_clip": 0.5},
+    "hidden_sizes": {"hidden_sizes": [7]},
+    "activation": {"activation": Activation.elu},
+    "relu": {"activation": Activation.relu},
+    "orthogonal_init": {"orthogonal_init": False},
+    "log_std_init": {"log_std_init": -0.7},
+}
+SAC_CASES: Cases = {
+    "base": {},
+    "num_envs": {"num_envs": 1},
+    "actor_learning_rate": {"actor_learning_rate": 0.001},
+    "critic_learning_rate": {"critic_learning_rate": 0.001},
+    "alpha_learning_rate": {"alpha_learning_rate": 0.001},
+    "learning_rate_schedule": {"learning_rate_schedule": Schedule.linear},
+    "adam_eps": {"adam_eps": 0.001},
+    "steps_per_iteration": {"steps_per_iteration": 40},
+    "gamma": {"gamma": 0.5},
+    "tau": {"tau": 1.0},
+    "batch_size": {"batch_size": 3},
+    "buffer_size": {"buffer_size": 1000},
+    "learning_starts": {"learning_starts": 70},
+    "updates_per_step": {"updates_per_step": 0.45},
+    "policy_delay": {"policy_delay": 1},
+    "policy_delay_3": {"policy_delay": 3},
+    "learn_alpha": {"learn_alpha": False},
+    "alpha_init": {"alpha_init": 0.05},
+    "target_entropy": {"target_entropy": 0.3},
+    "log_std_min": {"log_std_min": -1.0},
+    "log_std_max": {"log_std_max": 0.0},
+    "hidden_sizes": {"hidden_sizes": [7]},
+    "activation": {"activation": Activation.relu},
+    "normalize_obs": {"normalize_obs": False},
+    "obs_clip": {"obs_clip": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def base(configure: Configure) -> dict[str, Config]:
+    """What the cases of each algorithm differ from."""
+    return {algo: configure(f"algo={algo}", "env.id=Noisy-v0", *words) for algo, words in BASE.items()}
+
+
+def varied(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with these values."""
+    mine = dict(values)
+    kwargs = {"actions": mine.pop("actions")} if "actions" in mine else {}
+    num_envs = mine.pop("num_envs", config.env.num_envs)
+    env = dataclasses.replace(config.env, num_envs=num_envs, kwargs=kwargs)
+    return dataclasses.replace(config, env=env, algo=dataclasses.replace(config.algo, **mine))
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Iterator[None]:
+    """Both compute in float64, where rounding is far below every mistake; for this, torch's default type."""
+    gym.register("Noisy-v0", entry_point="references.surroundings:Noisy")
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+    gym.registry.pop("Noisy-v0")
+
+
+def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Equal names, and values that differ by no more than rounding."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            torch.as_tensor(found[name]),
+            torch.as_tensor(value),
+            rtol=1e-12,
+            atol=1e-12,
+            msg=lambda text, name=name: f"{name}: {text}",  # type: ignore[misc]
+        )
+
+
+def moments(name: str, adam: Any) -> dict[str, Tensor]:
+    return dict(zip((f"{name}/mu", f"{name}/nu", f"{name}/steps"), adam, strict=True))
+
+
+def statistics(name: str, norm: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}/{key}": value for key, value in norm.items()}
+
+
+def ppo_state(ppo: PPO) -> dict[str, Tensor]:
+    """What the reference calls its state."""
+    state = ppo.state_dict()
+    norms = statistics("obs_norm", state["obs_norm"]) | statistics("return_norm", state["return_norm"])
+    known = {"params": state["net"], "running_return": state["running_return"]}
+    return known | moments("adam", state["adam"]) | norms
+
+
+def sac_state(sac: SAC) -> dict[str, Tensor]:
+    """What the reference calls its state."""
+    state = sac.state_dict()
+    found = {"updates": torch.tensor(float(state["num_updates"]))} | statistics("obs_norm", state["obs_norm"])
+    for name, value in state["learner"].items():
+        found |= moments(name, value) if isinstance(value, list) else {name: value}
+    return found
+
+
+def agree(config: Config, iterations: int) -> None:
+    """Both go so many iterations, and agree after each."""
+    algorithm, envs = build_algorithm(config)
+    seeds = env_seeds(config.seed, "env", config.env.num_envs)
+    copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
+    state = ppo_state if isinstance(algorithm, PPO) else sac_state
+    reference: ReferencePPO | ReferenceSAC
+    if isinstance(algorithm, PPO):
+        first = algorithm.state_dict()["net"]
+        reference = ReferencePPO(algorithm.config, copies, streams, config.total_env_steps, first)
+    else:
+        assert isinstance(algorithm, SAC)
+        both = [algorithm.state_dict()["learner"][name] for name in ("actor", "critic")]
+        reference = ReferenceSAC(algorithm.config, copies, streams, config.total_env_steps, *both)
+    for _ in range(iterations):
+        metrics = dict(algorithm.train_iteration().metrics)
+        # How far acting and learning are apart: rounding, and nothing of the algorithm.
+        if "policy/first_ratio_max_error" in metrics:
+            assert float(metrics.pop("policy/first_ratio_max_error")) < 1e-12
+        assert_same(metrics, reference.train_iteration())
+        assert_same(state(algorithm), reference.state())  # type: ignore[arg-type]
+    assert algorithm.env_steps == reference.env_steps
+    obs = torch.randn(9, envs.codec.obs_size, generator=torch.Generator().manual_seed(0)) * 4.0
+    assert_same({"action": algorithm.act(obs.numpy())}, {"action": reference.act(obs)})
+    algorithm.close()
+
+
+@pytest.mark.parametrize("case", PPO_CASES)
+def test_ppo(base: dict[str, Config], case: str) -> None:
+    agree(varied(base["ppo"], PPO_CASES[case]), 3)
+
+
+@pytest.mark.parametrize("case", SAC_CASES)
+def test_sac(base: dict[str, Config], case: str) -> None:
+    agree(varied(base["sac"], SAC_CASES[case]), 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", SAC_CASES)
+def test_sac_over_hundreds_of_updates(base: dict[str, Config], case: str) -> None:
+    agree(varied(base["sac"], SAC_CASES[case]), 8)
+
+
+@pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES), ("sac", SAC_CASES)])
+def test_every_hyperparameter_has_a_case_of_another_value(
+    base: dict[str, Config], algo: str, cases: Cases
+) -> None:
+    config = base[algo].algo
+    names = {spec.name for spec in dataclasses.fields(config)} - {"name"}
+    tried = {(name, str(value)) for values in cases.values() for name, value in values.items()}
+    assert names <= {name for name, value in tried}
+    same = {(name, str(getattr(config, name))) for name in names} & tried
+    assert not same

@@ -1,0 +1,103 @@
+"""SAC's programs, what it refuses, and that an update means the same eagerly and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import SHRUNK, Configure, unreadable
+
+from rltemplate.algos.sac import SAC
+from rltemplate.learning.engine import Flat, flatten, traced
+from rltemplate.learning.optim import gradient
+from rltemplate.learning.replay_buffer import Batch
+from rltemplate.train import build_algorithm
+from rltemplate.types import ConfigError
+
+
+def build(configure: Configure, *overrides: str) -> SAC:
+    algorithm, _ = build_algorithm(configure("algo=sac", "env=Pendulum", *SHRUNK["sac"], *overrides))
+    assert isinstance(algorithm, SAC)
+    return algorithm
+
+
+def batch(size: int = 6) -> Batch:
+    g = torch.Generator().manual_seed(0)
+    obs, next_obs = torch.randn(2, size, 3, generator=g)
+    action = torch.rand(size, 1, generator=g) * 2 - 1
+    ended = torch.tensor([1.0, 0.0] * (size // 2))
+    return Batch(obs, action, torch.randn(size, generator=g), next_obs, ended)
+
+
+def test_nothing_in_an_update_is_scattered(configure: Configure) -> None:
+    """A compiled program leaves that to torch where it has to repeat, and joins nothing across it."""
+
+    def operations(function: Any, *args: Any) -> list[str]:
+        program = traced(Flat(function, args), flatten(args))
+        return [str(node.target) for node in program.graph.nodes if "scatter" in str(node.target)]
+
+    sac = build(configure)
+    noise = torch.zeros(6, 1)
+    args = (sac.learner, batch(), noise, [noise], sac.rates())
+    assert operations(sac._update_both, *args) == []
+    least = operations(lambda x: gradient(lambda q: (q.min(0).values.sum(), ()), x)[:1], torch.rand(2, 6))
+    assert least != []
+    sac.close()
+
+
+@pytest.mark.parametrize("env", ["CartPole", "LunarLander"])
+def test_discrete_actions_are_refused_with_what_to_use_instead(configure: Configure, env: str) -> None:
+    with pytest.raises(ConfigError, match="use algo=ppo"):
+        build_algorithm(configure("algo=sac", f"env={env}"))
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_programs_are_made_before_anything_is_learned_and_fit(configure: Configure, delay: int) -> None:
+    words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", f"algo.policy_delay={delay}"]
+    sac = build(configure, *words, "algo.learning_starts=20", "algo.steps_per_iteration=12")
+    before = sac.learner.critic.clone()
+    made = []
+    for _ in range(3):
+        sac.train_iteration()
+        made.append(sac.programs.made)
+        assert torch.equal(sac.learner.critic, before) == (sac.env_steps <= 20)
+    assert made == [1 + delay] * 3  # to act and to learn; none was made again for rows that have a meaning
+    sac.close()
+
+
+def test_nothing_is_compiled_where_nothing_is_learned(configure: Configure) -> None:
+    sac = build(configure, "compile=true", "algo.learning_starts=100000000")
+    sac.train_iteration()
+    assert sac.programs.made == 0
+    sac.close()
+
+
+def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
+    """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
+    sac = build(configure, "algo.policy_delay=2")
+    noise = torch.zeros(6, 1)
+    given = unreadable((sac.learner, batch(), noise, [noise, noise], sac.rates()))
+    learner, report, actor_report = sac._one_full_update(*given)
+    assert learner.critic.device.type == report.device.type == actor_report.device.type == "meta"
+    decided = sac._one_decision(*unreadable((sac.learner.actor, (), torch.zeros(1, 3), torch.zeros(1, 1))))
+    assert decided[2].shape == (1, 1)
+    with pytest.raises(RuntimeError):  # that it would be noticed
+        report.mean().item()
+    sac.close()
+
+
+def test_eager_and_compiled_updates_agree(configure: Configure) -> None:
+    """After twenty updates the weights agree to a hundredth of what Adam moved them."""
+    learners, start = [], None
+    for flag in ("false", "true"):
+        sac = build(configure, f"compile={flag}", "algo.hidden_sizes=[16,16]", "algo.batch_size=32")
+        start = sac.learner.critic.clone()
+        sac.train_iteration()
+        learners.append(sac.learner)
+        sac.close()
+    assert start is not None
+    moved = (learners[0].critic - start).abs().max()
+    assert moved > 1e-3
+    assert (learners[0].critic - learners[1].critic).abs().max() < 1e-2 * moved
+    torch.testing.assert_close(learners[0].log_alpha, learners[1].log_alpha, atol=1e-4, rtol=0)

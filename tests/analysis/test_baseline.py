@@ -1,0 +1,242 @@
+"""A run with a baseline begins only if it changes one thing, and nothing is left of one that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import SHRUNK, git, run_train
+
+from rltemplate.analysis.baseline import check_baseline, difference
+from rltemplate.analysis.runs import load_run
+from rltemplate.run import paths
+from rltemplate.types import ConfigError
+
+WORDS = ["total_env_steps=64", "eval_every=0", "video_every=0", "logger=none", *SHRUNK["ppo"]]
+CODE = "rltemplate/learning/optim.py"
+
+
+@pytest.fixture(scope="module")
+def begun(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A project and the folder of a run that was made with it."""
+    root = tmp_path_factory.mktemp("baseline")
+    project = Path(shutil.copytree(fork, root / "project"))
+    done = run_train(project, root, *WORDS)
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (root / "runs" / "ppo-CartPole").iterdir()
+    return project, run_dir
+
+
+@pytest.fixture
+def place(begun: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of both, to be changed."""
+    project, run_dir = begun
+    shutil.copytree(run_dir, tmp_path / "runs" / "ppo-CartPole" / run_dir.name)
+    copied = shutil.copytree(project, tmp_path / "project")
+    return Path(copied), tmp_path / "runs" / "ppo-CartPole" / run_dir.name
+
+
+def edit(file: Path, **facts: Any) -> None:
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | facts))
+
+
+def job(run_dir: Path, **values: Any) -> dict[str, Any]:
+    """The configuration of the baseline with other values of root keys, and of the algorithm with `algo_`."""
+    config: dict[str, Any] = yaml.safe_load((run_dir / paths.CONFIG).read_text())
+    config |= {"baseline": run_dir.name, "runs_dir": str(run_dir.parents[1])}
+    for key, value in values.items():
+        group, _, name = key.partition("_")
+        if group == "algo":
+            config["algo"][name] = value
+        else:
+            config[key] = value
+    return config
+
+
+def test_one_change_is_said_in_a_line(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    against = f"against {run_dir.name}: "
+    for values, expected in (
+        ({}, "same experiment"),
+        ({"seed": 7}, "same experiment, another seed"),
+        ({"algo_gamma": 0.9, "seed": 7}, "algo.gamma 0.98 -> 0.9"),
+        ({"note": "why", "trace": "step"}, "same experiment"),
+    ):
+        assert check_baseline(project, [job(run_dir, **values)], [WORDS]) == [f"{against}{expected}"]
+    (project / CODE).write_text((project / CODE).read_text() + "# another thought\n")
+    assert check_baseline(project, [job(run_dir)], [WORDS]) == [f"{against}code (1 file)"]
+
+
+def test_no_baseline_asks_nothing(tmp_path: Path) -> None:
+    assert check_baseline(tmp_path, [{"baseline": None, "runs_dir": "nowhere"}], [[]]) == []
+    assert check_baseline(tmp_path, [], []) == []
+
+
+def test_more_than_one_change_is_refused_with_a_way_on(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    two = job(run_dir, algo_gamma=0.9, num_threads=2)
+    with pytest.raises(ConfigError) as refused:
+        check_baseline(project, [two], [WORDS])
+    assert str(refused.value).splitlines() == [
+        f"baseline={run_dir.name}: 2 things differ: algo.gamma 0.98 -> 0.9; num_threads 1 -> 2",
+        "change one thing at a time, or start all the same with baseline_check=warn",
+    ]
+    (warning,) = check_baseline(project, [two | {"baseline_check": "warn"}], [WORDS])
+    assert warning.startswith(
+        f"warning: against {run_dir.name}: 2 things differ: algo.gamma 0.98 -> 0.9; num_th"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"versions": {"torch": "1.0"}}, "versions (torch 1.0 -> "),
+        ({"machine": {"cpu": "abacus"}}, "hardware (cpu abacus -> "),
+    ],
+)
+def test_this_machine_and_its_packages_are_compared(
+    place: tuple[Path, Path], facts: dict[str, Any], named: str
+) -> None:
+    project, run_dir = place
+    record = json.loads((run_dir / paths.RECORD).read_text())
+    edit(run_dir / paths.RECORD, **{key: record[key] | value for key, value in facts.items()})
+    (line,) = check_baseline(project, [job(run_dir)], [WORDS])
+    assert named in line
+    with pytest.raises(ConfigError, match=r"2 things differ: algo\.gamma"):
+        check_baseline(project, [job(run_dir, algo_gamma=0.9)], [WORDS])
+
+
+def test_a_sweep_over_one_key_is_fine_and_over_two_is_not(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    jobs = [(gamma, seed) for gamma in (0.9, 0.95) for seed in (1, 2)]
+    configs = [job(run_dir, algo_gamma=gamma, seed=seed) for gamma, seed in jobs]
+    words = [[*WORDS, f"algo.gamma={gamma}", f"seed={seed}"] for gamma, seed in jobs]
+    assert check_baseline(project, configs, words) == [
+        f"against {run_dir.name}: algo.gamma 0.98 -> 0.9 (2 jobs)",
+        f"against {run_dir.name}: algo.gamma 0.98 -> 0.95 (2 jobs)",
+    ]
+    # With the baseline's own values among them, only the last job changes two things.
+    grid = [(gamma, steps) for gamma in (0.98, 0.9) for steps in (64, 96)]
+    configs = [job(run_dir, algo_gamma=gamma, total_env_steps=steps) for gamma, steps in grid]
+    words = [[*WORDS[1:], f"algo.gamma={gamma}", f"total_env_steps={steps}"] for gamma, steps in grid]
+    with pytest.raises(
+        ConfigError, match=r"2 things differ \(in the job algo\.gamma=0\.9 total_env_steps=96\): "
+    ):
+        check_baseline(project, configs, words)
+    # Of a long sweep only some jobs are looked at, in which each value occurs.
+    assert len(check_baseline(project, configs[:3], words[:3])) == 3
+    with pytest.raises(ConfigError, match=r"differ in some of the jobs: total_env_steps, algo\.gamma"):
+        check_baseline(project, configs[:3], words[:3], every_job=False)
+    few = check_baseline(project, configs[:2], words[:2], every_job=False)
+    assert few[0] == "note: baseline: compared with 2 jobs, and there are others"
+
+
+def test_all_jobs_have_one_baseline(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    configs = [job(run_dir), job(run_dir) | {"baseline": "another"}]
+    with pytest.raises(ConfigError, match=f"baseline={run_dir.name},another: all jobs of a sweep have one"):
+        check_baseline(project, configs, [WORDS, WORDS])
+
+
+def test_baselines_that_are_not_whole_are_noted(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    against = f"against {run_dir.name}: algo.gamma 0.98 -> 0.9"
+    config = job(run_dir, algo_gamma=0.9)
+    edit(run_dir / paths.RECORD, status="running", git=None)
+    assert check_baseline(project, [config], [WORDS]) == [
+        f"note: baseline: {run_dir.name} is still running",
+        f"note: baseline: the code cannot be compared: {run_dir.name} has no snapshot",
+        against,
+    ]
+    edit(run_dir / paths.RECORD, status="failed", git={"tree": "f" * 40, "commit": "e" * 40})
+    failed, unknown, line = check_baseline(project, [config], [WORDS])
+    assert failed == f"note: baseline: {run_dir.name} ended failed"
+    assert "this repository does not have both snapshots" in unknown
+    assert line == against
+    (run_dir / paths.CONFIG).write_text("algo: {name: ppo}\n")
+    with pytest.raises(ConfigError, match=rf"^baseline={run_dir.name}: .*config.yaml has no env.id$"):
+        check_baseline(project, [config], [WORDS])
+
+
+def test_a_baseline_is_found_as_runs_are(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    for name in (run_dir.name[-6:], str(run_dir), f"refs/runs/{run_dir.name}"):
+        (line,) = check_baseline(project, [job(run_dir) | {"baseline": name}], [WORDS])
+        assert line.startswith(f"against {run_dir.name}: ")
+    with pytest.raises(
+        ConfigError, match=f"^baseline=nope: no such run under .*the newest is {run_dir.name}"
+    ):
+        check_baseline(project, [job(run_dir) | {"baseline": "nope"}], [WORDS])
+
+
+def test_it_takes_less_than_a_second(place: tuple[Path, Path]) -> None:
+    project, run_dir = place
+    configs = [job(run_dir, algo_gamma=i / 100) for i in range(100)]  # as many as are ever looked at
+    before, began = os.times(), time.monotonic()
+    check_baseline(project, configs, [WORDS] * 100)
+    after = os.times()
+    spent = sum(after[:4]) - sum(before[:4])
+    assert spent < 1.0, (spent, time.monotonic() - began)
+
+
+# --- As a user calls it ----------------------------------------------------------------------------------
+
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def contents(folder: Path) -> set[tuple[str, int]]:
+    return {
+        (str(path), path.lstat().st_size if path.is_file() else -1)
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+def test_two_changes_start_nothing(place: tuple[Path, Path], tmp_path: Path) -> None:
+    project, run_dir = place
+    (project / CODE).write_text((project / CODE).read_text() + "# another thought\n")
+    before = contents(tmp_path)
+    for more in (["algo.gamma=0.9"], ["algo.gamma=0.9,0.95", "seed=1,2"]):
+        done = run_train(project, tmp_path, *WORDS, *more, f"baseline={run_dir.name}")
+        assert (done.returncode, done.stdout) == (2, "")
+        first, second = done.stderr.splitlines()
+        assert first.startswith(f"error: baseline={run_dir.name}: 2 things differ")
+        assert first.endswith("algo.gamma 0.98 -> 0.9; code (1 file)")
+        assert second == "change one thing at a time, or start all the same with baseline_check=warn"
+    assert contents(tmp_path) == before
+
+
+def test_one_change_starts_and_two_do_so_with_a_warning(place: tuple[Path, Path], tmp_path: Path) -> None:
+    project, run_dir = place
+    words = [*WORDS, "algo.gamma=0.9", f"baseline={run_dir.name[-6:]}"]
+    done = run_train(project, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert f"against {run_dir.name}: algo.gamma 0.98 -> 0.9\n" in done.stderr
+    warned = run_train(project, tmp_path, *words, "num_threads=2", "baseline_check=warn")
+    assert warned.returncode == 0, warned.stderr
+    assert f"warning: against {run_dir.name}: 2 things differ: " in warned.stderr
+    runs = sorted((tmp_path / "runs" / "ppo-CartPole").iterdir())
+    assert len(runs) == 3
+    one, two = (
+        next(
+            run
+            for run in map(load_run, runs)
+            if run.value("num_threads") == n and run.value("baseline") == run_dir.name[-6:]
+        )
+        for n in (1, 2)
+    )
+    # What was said before the run is what make diff says after it.
+    found = difference(project, load_run(run_dir), one)
+    assert [factor.name for factor in found.factors] == ["algo.gamma"]
+    found = difference(project, load_run(run_dir), two)
+    assert [factor.name for factor in found.factors] == ["algo.gamma", "num_threads"]
+    assert git(project, "for-each-ref", f"refs/runs/{one.id}")

@@ -1,0 +1,508 @@
+"""What was changed between two runs is counted as a researcher would count it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SHRUNK, git, run_train
+from packaging.utils import canonicalize_name
+
+from rltemplate.analysis.compare import ABSENT
+from rltemplate.analysis.diff import compare_records, describe, report, verdict
+from rltemplate.analysis.runs import Run, load_run
+from rltemplate.config.recorded_keys import ADDED
+from rltemplate.run import paths
+from rltemplate.run.git import changes
+from rltemplate.run.git.snapshot import commit_outcome, commit_run, take_snapshot
+from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.types import ASIDE, MEANS, OBSERVING
+
+PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
+SAC = {"name": "sac", "gamma": 0.98, "tau": 0.005, "hidden_sizes": [256, 256]}
+CONFIG: dict[str, Any] = {
+    "algo": PPO,
+    "env": {"id": "Hopper-v5", "num_envs": 8, "kwargs": {}},
+    "determinism": {"level": "repeat", "products": "plain", "cpu_capability": None},
+    "logger": {"console": True},
+    "recipe": "ppo-Hopper",
+    "experiment": None,
+    "seed": 1,
+    "total_env_steps": 1_000_000,
+    "device": "cpu",
+    "num_threads": 1,
+    "trace": "iteration",
+    "note": None,
+    "runs_dir": "runs",
+}
+RECORD: dict[str, Any] = {
+    "id": "run",
+    "status": "finished",
+    "overrides": [],
+    "git": {"tree": "1" * 40, "commit": "2" * 40, "base_commit": "3" * 40, "dirty": False},
+    "determinism": {"level": "repeat", "settings": {"mkl_branch": "none", "torch_num_threads": 1}},
+    "environment": {"OMP_NUM_THREADS": "1"},
+    "versions": {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "pytest": "9.2.0"},
+    "machine": {
+        "cpu": "AMD EPYC",
+        "cpu_flags": ["avx2", "fma"],
+        "logical_cores": 8,
+        "memory_bytes": 10,
+        "affinity": "0-1",
+        "hostname": "one",
+        "python": "3.11.7",
+        "libc": "glibc 2.36",
+        "gpu_driver": "550.1",
+        "gpus": [],
+    },
+    "final_metrics": {"eval/return": 100.0},
+}
+
+
+def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **record: Any) -> Run:
+    """A run with some values by dotted key, and sections of its record in which some facts are other ones."""
+    values, facts = copy.deepcopy(CONFIG), copy.deepcopy(RECORD)
+    for key, value in (config or {}).items():
+        *above, last = key.split(".")
+        at = values
+        for part in above:
+            at = at[part]
+        at[last] = copy.deepcopy(value)
+    for section, value in record.items():
+        facts[section] = facts[section] | value if isinstance(value, dict) else value
+    return Run.planned(facts | {"id": name, "overrides": overrides.split()}, values)
+
+
+def names(a: Run, b: Run, files: list[str] | None = None) -> list[str]:
+    """The factors between two runs, by name; the same the other way round."""
+    forth, back = (compare_records(*pair, files or []).factors for pair in ((a, b), (b, a)))
+    assert sorted(factor.name for factor in forth) == sorted(factor.name for factor in back)
+    return [factor.name for factor in forth]
+
+
+SAC_VALUES = {"algo": SAC, "recipe": "sac-Hopper", "env.num_envs": 1, "num_threads": 2}
+PENDULUM = {"env.id": "Pendulum-v1", "env.num_envs": 4, "recipe": "ppo-Pendulum", "algo.gamma": 0.9}
+INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capability": "avx2"}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config", "expected"),
+    [
+        # none
+        ("", {}, []),
+        ("seed=2", {"seed": 2}, []),
+        ("note=why runs_dir=b", {"note": "why", "runs_dir": "b"}, []),
+        ("trace=step logger=none", {"trace": "step", "logger.console": False}, []),
+        # each key is one, given or not
+        ("algo.gamma=0.9", {"algo.gamma": 0.9}, ["algo.gamma"]),
+        ("", {"algo.gamma": 0.9}, ["algo.gamma"]),
+        ("", {"algo.gamma": 0.9, "num_threads": 2, "seed": 2}, ["algo.gamma", "num_threads"]),
+        ("algo.hidden_sizes=[64]", {"algo.hidden_sizes": [64]}, ["algo.hidden_sizes"]),
+        ("+env.kwargs.x=1", {"env.kwargs": {"x": 1}}, ["env.kwargs.x"]),
+        # what a level left open follows from the others
+        ("", {"algo.hidden_sizes": [63], "determinism.products": "blas"}, ["algo.hidden_sizes"]),
+        # a choice brings its values along, but for those that were given
+        ("algo=sac", SAC_VALUES, ["algo"]),
+        ("algo=sac algo.tau=0.1", SAC_VALUES, ["algo"]),
+        ("algo=sac algo.gamma=0.98", SAC_VALUES, ["algo", "algo.gamma"]),
+        ("algo=sac num_threads=2", SAC_VALUES, ["algo", "num_threads"]),
+        ("env=Pendulum", PENDULUM, ["env"]),
+        ("env=Pendulum algo.gamma=0.9", PENDULUM, ["env", "algo.gamma"]),
+        ("env=Pendulum +env.kwargs.g=9", PENDULUM | {"env.kwargs": {"g": 9}}, ["env"]),
+        ("env=Pendulum algo=sac", PENDULUM | SAC_VALUES, ["algo", "env"]),
+        ("determinism=invariant", INVARIANT, ["determinism"]),
+        (
+            "determinism=invariant determinism.products=auto",
+            INVARIANT,
+            ["determinism", "determinism.products"],
+        ),
+        ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, ["determinism", "algo.gamma"]),
+        ("determinism.products=auto", {"determinism.products": "auto"}, ["determinism.products"]),
+        ("experiment=other", {"experiment": "other", "algo.gamma": 0.9, "num_threads": 2}, ["experiment"]),
+        (
+            "env=Pendulum recipe=none",
+            PENDULUM | {"recipe": None, "num_threads": 2},
+            ["env", "recipe"],
+        ),
+        ("experiment=other", {"experiment": "other", "recipe": None, "algo.gamma": 0.9}, ["experiment"]),
+        ("experiment=other recipe=none", {"experiment": "other", "recipe": None}, ["experiment", "recipe"]),
+        ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, ["recipe"]),
+        ("debug=fast", {"total_env_steps": 2048, "algo.gamma": 0.9, "trace": "step"}, ["debug"]),
+        ("debug=fast algo=sac", SAC_VALUES | {"total_env_steps": 2048}, ["algo", "debug"]),
+        ("debug=fast total_env_steps=9", {"total_env_steps": 9}, ["total_env_steps"]),
+        # what only looks at a run is none, nor is what says where it lies or by what means it is computed,
+        # whoever is added to them
+        ("", dict.fromkeys((*ASIDE, *OBSERVING, *MEANS), "another"), []),
+    ],
+)
+def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], expected: list[str]) -> None:
+    assert names(run("a"), run("b", overrides, config)) == expected
+
+
+def test_what_came_along_is_named() -> None:
+    found = compare_records(run("a"), run("b", "algo=sac", SAC_VALUES), [])
+    (factor,) = found.factors
+    assert (factor.kind, factor.a, factor.b) == ("config", "ppo", "sac")
+    assert "algo.gamma 0.99 -> 0.98" in factor.detail
+    assert f"algo.tau {ABSENT} -> 0.005" in factor.detail
+    assert "recipe ppo-Hopper -> sac-Hopper" in factor.detail
+    assert ("algo.gamma", 0.99, 0.98) in found.config
+    assert describe(found.factors) == "algo ppo -> sac"
+
+
+def test_a_key_that_was_given_to_both_runs_stays_its_own() -> None:
+    a = run("a", "algo.gamma=0.5", {"algo.gamma": 0.5})
+    assert names(a, run("b", "algo=sac algo.gamma=0.98", SAC_VALUES)) == ["algo", "algo.gamma"]
+    assert names(a, run("b", "algo=sac", SAC_VALUES | {"algo": SAC | {"gamma": 0.5}})) == ["algo"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
+        ({"versions": {"torch": "2.14.0"}}, ["versions"]),
+        ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
+        ({"versions": {"ipython": "9"}}, []),
+        ({"versions": {"triton": "3"}}, ["versions"]),
+        ({"machine": {"python": "3.12.1"}}, ["versions"]),
+        ({"machine": {"libc": "glibc 2.41"}}, ["versions"]),
+        ({"machine": {"cpu": "Intel", "cpu_flags": ["avx2"], "logical_cores": 4}}, ["hardware"]),
+        ({"machine": {"cpu_flags": ["avx2", "fma", "avx512f"]}}, ["hardware"]),
+        ({"machine": {"memory_bytes": 20, "affinity": "2-3", "hostname": "two"}}, []),
+        ({"machine": {"gpu_driver": "560.2", "gpus": [{"name": "H100"}]}}, []),
+        ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, ["settings"]),
+        ({"determinism": {"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}}}, ["settings"]),
+        # the processor explains which branch a library takes
+        (
+            {"determinism": {"settings": {"mkl_branch": "AVX2"}}, "machine": {"cpu": "Intel"}},
+            ["hardware"],
+        ),
+        ({"determinism": None, "environment": None}, []),
+    ],
+)
+def test_factors_beside_the_configuration(record: dict[str, Any], expected: list[str]) -> None:
+    assert names(run("a"), run("b", **record)) == expected
+
+
+def test_gpus_count_where_they_are_used() -> None:
+    a, b = (
+        run(name, config={"device": "cuda"}, machine={"gpus": [{"name": gpu, "multiprocessors": 132}]})
+        for name, gpu in (("a", "H100"), ("b", "H200"))
+    )
+    assert names(a, b) == ["hardware"]
+    assert "H200" in describe(compare_records(a, b, []).factors)
+
+
+def test_code_is_one_factor_whatever_the_number_of_files() -> None:
+    a, b = run("a"), run("b", "algo.gamma=0.9", {"algo.gamma": 0.9})
+    files = ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"]
+    found = compare_records(a, b, files)
+    assert describe(found.factors) == "algo.gamma 0.99 -> 0.9; code (2 files)"
+    assert found.factors[1].detail == files[2:]
+    assert found.changed_files == files
+    assert found.many
+    assert verdict(found) == (
+        "warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what a difference of the returns "
+        "comes from cannot be told"
+    )
+
+
+def test_documentation_alone_is_said_and_counts_nothing() -> None:
+    found = compare_records(run("a"), run("b"), ["README.md", "docs/x.py"])
+    assert found.factors == []
+    assert found.notes == ["of the files only such differ as cannot change a run: README.md, docs/x.py"]
+    assert verdict(found) == "same experiment, same seed"
+
+
+def test_unknown_code_is_warned_about() -> None:
+    a, b = run("a"), run("b", git={"tree": None, "commit": None, "problem": "no git"})
+    for config, known in (({}, "nothing else differs"), ({"algo.gamma": 0.9}, "1 thing differs, algo.gamma")):
+        found = compare_records(run("a", config=config), b, None)
+        assert found.many
+        assert verdict(found).startswith(f"warning: {known}")
+        assert "the code cannot be compared" in verdict(found)
+        assert found.notes == ["the code cannot be compared: b has no snapshot (no git)"]
+    assert "does not have both snapshots" in compare_records(a, run("b"), None).notes[0]
+
+
+def test_the_same_experiment_is_called_so() -> None:
+    a = run("a")
+    assert verdict(compare_records(a, run("b"), [])) == "same experiment, same seed"
+    other = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
+    assert verdict(other) == "same experiment: only the seed differs, 1 -> 2"
+    assert not other.many
+    one = compare_records(a, run("b", config={"algo.gamma": 0.9, "seed": 2}), [])
+    assert verdict(one) == "1 thing differs: algo.gamma 0.99 -> 0.9"
+
+
+def test_a_key_that_new_code_added_is_part_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = run("a"), run("b", config={"algo.new_flag": False})
+    found = compare_records(a, b, ["rltemplate/algos/ppo.py"])
+    assert [factor.name for factor in found.factors] == ["code"]
+    assert found.notes == [f"came with the code: algo.new_flag {ABSENT} -> false"]
+    on = run("b", "algo.new_flag=true", {"algo.new_flag": True})
+    assert names(a, on, ["rltemplate/algos/ppo.py"]) == ["code"]
+    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
+    assert describe(found.factors) == f"code (1 file) with algo.new_flag {ABSENT} -> true"
+    assert found.notes == []
+    # It is no part of code that is equal or unknown, and neither is another key part of the new code.
+    assert names(a, b) == ["algo.new_flag"]
+    assert [factor.name for factor in compare_records(a, on, None).factors] == ["algo.new_flag"]
+    both = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
+    assert names(a, both, ["rltemplate/algos/ppo.py"]) == ["algo.gamma", "code"]
+    # With a value for the time before it existed, there is no difference before its first use.
+    monkeypatch.setitem(ADDED, "ppo.new_flag", False)
+    assert (compare_records(a, b, []).factors, compare_records(a, b, []).config) == ([], [])
+    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
+    assert describe(found.factors) == "code (1 file) with algo.new_flag false -> true"
+    assert describe(compare_records(b, on, []).factors) == "algo.new_flag false -> true"
+
+
+def test_what_else_is_to_be_known_is_noted() -> None:
+    a = run("a", status="running", git={"skipped": [{"path": "big.bin"}], "dirty_submodules": ["sub"]})
+    b = run("b", status="failed", resumed=[{"changed": {"code": ["x.py"]}}], versions=None)
+    assert compare_records(a, b, []).notes == [
+        "a is still running",
+        "b ended failed",
+        "b was resumed where another state was found of: code",
+        "not compared, left out of the snapshot of a: big.bin",
+        "not compared, changed submodules of a: sub",
+        "versions cannot be compared: there are none in the record of b",
+    ]
+
+
+def test_the_report_has_all_of_it() -> None:
+    changed = {"algo.gamma": 0.9, "seed": 2, "trace": "step"}
+    b = run("b", config=changed, versions={"torch": "3", "wandb": "1"}, final_metrics={"eval/length": 5.0})
+    text = report(compare_records(run("a"), b, ["rltemplate/learning/optim.py", "README.md"]))
+    for line in (
+        "  algo.gamma  0.99 -> 0.9",
+        "  seed        1 -> 2  (no factor)",
+        "  trace       iteration -> step  (no factor)",
+        "code: 2 files, 1 of which can change a run",
+        "  rltemplate/learning/optim.py",
+        "  README.md  (no factor)",
+        "  torch  2.13.0 -> 3",
+        "  wandb  0.31.0 -> 1  (no factor)",
+        "hardware: equal",
+    ):
+        assert line in text.splitlines(), text
+    assert [line.split() for line in text.splitlines() if line.startswith("  eval/")] == [
+        ["eval/return", "100", "100"],
+        ["eval/length", "-", "5"],
+    ]
+    assert text.splitlines()[-1].startswith("warning: 3 things differ: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "matters"),
+    [
+        ("rltemplate/algos/ppo.py", True),
+        ("rltemplate/analysis.py", True),
+        ("my_env.py", True),
+        ("pyproject.toml", True),
+        ("rltemplate/analysis/diff.py", False),
+        ("scripts/plot.py", False),
+        ("conf/env/Hopper.yaml", False),
+        ("confusing/env.py", True),
+        ("notes/idea.md", False),
+        (".github/workflows/ci.yml", False),
+        ("Makefile", False),
+        ("sub/Makefile", True),
+    ],
+)
+def test_which_files_can_change_a_run(path: str, matters: bool) -> None:
+    assert file_matters(path) is matters
+
+
+def test_which_packages_can_change_a_run() -> None:
+    computing = ("torch", "numpy", "gymnasium", "mujoco", "somebodys-env", "nvidia-cublas")
+    idle = ("wandb", "opentelemetry-sdk", canonicalize_name("rltemplate"), "pytest")
+    assert all(map(package_matters, computing))
+    assert not any(map(package_matters, idle))
+
+
+# --- With real git ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "a.py").write_text("x = 1\n")
+    (folder / "README.md").write_text("read\n")
+    git(folder, "init", "-q", "-b", "trunk")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def recorded(repo: Path, run_id: str, config: str = "seed: 1\n") -> dict[str, Any]:
+    """What the record of a run that began and ended now says of its code."""
+    snapshot = take_snapshot(repo)
+    record = commit_run(snapshot, run_id, config)
+    assert record.problem is None
+    assert commit_outcome(snapshot, record, "{}") is None
+    return asdict(record)
+
+
+def everything(repo: Path) -> list[str]:
+    return sorted(str(path) for path in (repo / ".git").rglob("*"))
+
+
+def test_files_and_text_between_two_runs(repo: Path) -> None:
+    one = recorded(repo, "one")
+    (repo / "pkg" / "a.py").write_text("x = 2\n")
+    (repo / "new.py").write_text("y = 1\n")
+    two = recorded(repo, "two", "seed: 2\n")
+    before = everything(repo)
+    assert changes.files_between(repo, one, two) == ["new.py", "pkg/a.py"]
+    text = changes.text_between(repo, one, two)
+    assert text is not None
+    assert "-x = 1\n+x = 2\n" in text
+    assert "seed" not in text  # the configuration is no code, and is compared by itself
+    assert "\x1b[" in (changes.text_between(repo, one, two, color=True) or "")
+    assert changes.files_between(repo, two, two) == []
+    assert everything(repo) == before
+
+
+def test_commits_alone_will_do_where_trees_are_gone(repo: Path) -> None:
+    one = recorded(repo, "one") | {"tree": "f" * 40}
+    (repo / "pkg" / "a.py").write_text("x = 2\n")
+    two = recorded(repo, "two", "seed: 2\n") | {"tree": None}
+    assert changes.files_between(repo, one, two) == ["pkg/a.py"]
+
+
+def test_what_changed_since_a_run_leaves_nothing_behind(repo: Path) -> None:
+    one = recorded(repo, "one")
+    assert changes.files_since(repo, one) == []
+    (repo / "pkg" / "a.py").write_text("x = 3\n")
+    (repo / "untracked.py").write_text("z = 1\n")
+    before = everything(repo)
+    assert changes.files_since(repo, one) == ["pkg/a.py", "untracked.py"]
+    assert everything(repo) == before
+    take_snapshot(repo)
+    assert everything(repo) != before  # so that it would have been seen
+
+
+def test_runs_of_another_clone(repo: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", str(repo), "other")
+    clean = recorded(repo, "one")
+    (repo / "pkg" / "a.py").write_text("x = 2\n")
+    edited = recorded(repo, "two")
+    other = tmp_path / "other"
+    (other / "pkg" / "a.py").write_text("x = 4\n")
+    here = recorded(other, "three")
+    # What was committed is in every clone; what was not is known where it was recorded.
+    assert changes.files_between(other, clean, here) == ["pkg/a.py"]
+    assert changes.files_between(other, edited, here) is None
+    assert changes.text_between(other, edited, here) is None
+    assert changes.files_since(other, edited) is None
+    assert changes.files_since(other, clean) == ["pkg/a.py"]
+    # What the run left out of its snapshot is not in the base commit's tree either, for all we know.
+    secret = clean | {"tree": None, "commit": None, "skipped_count": 1}
+    assert changes.files_between(other, secret, here) is None
+    git(other, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    assert changes.files_between(other, edited, here) == ["pkg/a.py"]
+
+
+def test_a_record_from_anywhere_cannot_give_git_options(repo: Path, tmp_path: Path) -> None:
+    one = recorded(repo, "one")
+    for wrong in (f"--output={tmp_path}/written", "HEAD", 7, ["x"]):
+        assert changes.files_between(repo, one, {"tree": wrong}) is None
+        assert changes.text_between(repo, {"commit": wrong}, one) is None
+    assert not (tmp_path / "written").exists()
+    assert (
+        changes.files_between(tmp_path, one, one | {"tree": None, "commit": "f" * 40, "dirty": True}) is None
+    )
+
+
+# --- The command, with recorded runs ---------------------------------------------------------------------
+
+Diff = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A project, and two runs of it between which a value, the code and the README were changed."""
+    root = tmp_path_factory.mktemp("diff")
+    project = Path(shutil.copytree(fork, root / "project"))
+    words = ["total_env_steps=64", "eval_every=0", "video_every=0", "logger=none", *SHRUNK["ppo"]]
+    for more in ([], ["algo.gamma=0.9", "seed=2"]):
+        done = run_train(project, root, *words, *more)
+        assert done.returncode == 0, done.stderr
+        with (project / "rltemplate" / "optim.py").open("a") as file:
+            file.write("# another thought\n")
+        (project / "README.md").write_text("Changes nothing.\n")
+    a, b = sorted((root / "runs" / "ppo-CartPole").iterdir())
+    return project, a, b
+
+
+def call(project: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [sys.executable, str(project / "scripts" / "diff.py"), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_command_tells_what_was_changed(two_runs: tuple[Path, Path, Path]) -> None:
+    project, a, b = two_runs
+    done = call(project, a.parents[2], f"a={a.name}", f"b={b.name}")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (1 file); what a")
+    assert "+# another thought" in done.stdout.splitlines()
+    by_name = call(project, a.parents[2], f"a={a}", f"b={b}", "code=names").stdout
+    assert "another thought" not in by_name
+    assert {"  rltemplate/learning/optim.py", "  README.md  (no factor)"} <= set(by_name.splitlines())
+    none = call(project, a.parents[2], f"a={a}", f"b={b}", "code=none").stdout
+    assert "optim.py" not in none
+    assert "code (1 file)" in none.splitlines()[-1]
+
+
+def test_the_command_for_programs(two_runs: tuple[Path, Path, Path]) -> None:
+    project, a, b = two_runs
+    found = json.loads(call(project, a.parents[2], f"a={a}", f"b={b}", "--json", "code=full").stdout)
+    assert found["things"] == 2
+    assert [factor["kind"] for factor in found["factors"]] == ["config", "code"]
+    assert ["algo.gamma", 0.98, 0.9] in found["config"]
+    assert "another thought" in found["diff"]
+    assert found["versions"] == found["hardware"] == found["settings"] == []
+    assert "episode/return" in {name for name, _, _ in found["metrics"]}
+    other = json.loads(call(project, a.parents[2], f"a={a}", f"b={a}", "--json").stdout)
+    assert (other["things"], other["diff"], other["verdict"]) == (0, None, "same experiment, same seed")
+
+
+def test_run_folders_that_were_copied_from_another_clone(
+    two_runs: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    project, a, b = two_runs
+    git(tmp_path, "clone", "-q", "--no-local", str(project), "clone")  # objects without a ref stay behind
+    for run_dir in (a, b):
+        shutil.copytree(run_dir, tmp_path / "runs" / "copied" / run_dir.name)
+    words = (f"a={a.name}", f"b={b.name}", "code=full")
+    done = call(tmp_path / "clone", tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "code: cannot be compared" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith(
+        "warning: 1 thing differs, algo.gamma 0.98 -> 0.9, but the"
+    )
+    git(tmp_path / "clone", "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    assert "2 things differ" in call(tmp_path / "clone", tmp_path, *words).stdout
+
+
+def test_real_records_of_one_machine_differ_in_nothing_else(two_runs: tuple[Path, Path, Path]) -> None:
+    _, a, b = two_runs
+    found = compare_records(load_run(a), load_run(b), [])
+    assert [factor.name for factor in found.factors] == ["algo.gamma"]
+    record = json.loads((b / paths.RECORD).read_text())
+    other = Run(b, record | {"machine": record["machine"] | {"cpu": "another"}})
+    assert names(load_run(a), other) == ["algo.gamma", "hardware"]

@@ -1,0 +1,687 @@
+"""What a user can get wrong is refused in a line or two that name the mistake and the way out."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import runpy
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import ROOT, run_train
+from hydra.plugins.sweeper import Sweeper
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.cli.composition import compose_config
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.loading import CONF
+from rltemplate.config.schema import Config
+from rltemplate.types import ConfigError
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
+
+# The words, and what the answer must contain.
+MISTAKES: list[tuple[str, list[str]]] = [
+    # keys
+    ("learning_rate=1e-3", ["learning_rate=1e-3", "did you mean algo.learning_rate?"]),
+    ("lr=1e-3", ["did you mean algo.learning_rate?"]),
+    ("algo=sac lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
+    ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
+    ("steps=1000", ["did you mean total_env_steps?"]),
+    ("total_steps=", ["did you mean total_env_steps?"]),
+    ("timesteps=", ["did you mean total_env_steps?"]),
+    ("wandb=true", ["logger=wandb"]),
+    ("algo.lerning_rate=1e-3", ["did you mean algo.learning_rate?", "allowed in algo:"]),
+    ("algo.num_envs=4", ["did you mean env.num_envs?"]),
+    ("num_envs=4", ["did you mean env.num_envs?"]),
+    ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env:"]),
+    ("enviroment=Hopper", ["did you mean env?", "allowed: "]),
+    ("algorithm=sac", ["did you mean algo?"]),
+    ("Seed=1", ["did you mean seed?"]),
+    ("total_timesteps=1000", ["did you mean total_env_steps?"]),
+    ("total-env-steps=1000", ["did you mean total_env_steps?"]),
+    ("wandb.project=x", ["did you mean logger.wandb.project?"]),
+    ("logger.wand.project=x", ["did you mean logger.wandb.project?"]),
+    ("logger.wandb.proj=x", ["did you mean logger.wandb.project?", "allowed in logger.wandb: enabled, mode"]),
+    ("threads=2", ["did you mean num_threads?"]),
+    ("clip=0.1", ["did you mean algo.clip_coef?"]),
+    ("launcher=joblib", ["did you mean hydra/launcher?"]),
+    ("xyzzy=1", ["xyzzy=1: no such key", "allowed: "]),
+    ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key", "algo=ppo has"]),
+    ("algo=ppo,sac algo.clip_coef=0.1", ["algo=sac has no such key"]),
+    ("algo.tau=0.1", ["algo=ppo has no such key, algo=sac has"]),
+    ("env.id=Hopper-v5", ["choose it with env=", "env=Hopper-v5"]),
+    ("algo.name=sac", ["choose it with algo="]),
+    ("determinism.level=fast", ["choose it with determinism="]),
+    ("note=${seed}", ["note=${seed}", "name of another value"]),
+    # groups and their options
+    ("algo=scc", ["algo=scc", "did you mean sac?", "allowed: ppo, sac"]),
+    ("algo=PPO", ["did you mean ppo?"]),
+    ("algo=null", ["allowed: ppo, sac"]),
+    ("algo=", ["allowed: ppo, sac"]),
+    ("algo={name:ppo}", ["allowed: ppo, sac"]),
+    ("algo=[ppo,sac]", ["allowed: ppo, sac"]),
+    ("algo=_ppo", ["did you mean ppo?"]),
+    ("algo=ppo,scc", ["algo=scc", "did you mean sac?"]),
+    ("algo=interval(0,1)", ["a name is needed"]),
+    ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
+    ("determinism=repat", ["did you mean repeat?", "allowed: fast"]),
+    ("logger=tensorboard", ["part of logger=local"]),
+    ("logger=wanb", ["did you mean wandb?", "allowed: local, none, wandb"]),
+    ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
+    ("experiment=ppo-Hopper", ["is no experiment", "did you mean recipe=ppo-Hopper?"]),
+    ("recipe=batch-sizes", ["is no recipe", "did you mean experiment=batch-sizes?"]),
+    ("debug=fats", ["did you mean fast?"]),
+    ("hydra/launcher=jobli", ["did you mean joblib?"]),
+    ("hydra/launcher=basic,joblib seed=1,2", ["a sweep has one launcher"]),
+    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
+    ("hydra.launcher.n_jobs=2", ["hydra/launcher=joblib"]),
+    ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
+    ("hydra.job.chdir=true", ["hydra/launcher, hydra/sweeper"]),
+    # environments
+    ("env=hopper", ["did you mean Hopper?"]),
+    ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
+    ("env=hopper-V5", ["did you mean Hopper-v5?"]),
+    ("env=Hopper-v99", ["did you mean Hopper-v"]),
+    ("env=MountainCarContinuous", ["did you mean MountainCarContinuous-v0?"]),
+    ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
+    ("env=NoSuchSpace/Pong-v5", ["no installed package provides NoSuchSpace/"]),
+    ("env=no_such_module:Pong-v5", ["cannot import no_such_module"]),
+    ("env=gymnasium:Hoper-v5", ["did you mean gymnasium:Hopper-v5?"]),
+    ("env=_gymnasium", ["no such environment"]),
+    ("env=null", ["allowed: Acrobot"]),
+    ("env=3", ["allowed: Acrobot"]),
+    ("env.kwargs.x=2", ["+env.kwargs.x=2"]),
+    ("env.kwargs={x:2}", ["+env.kwargs.x=2"]),
+    ("env=LunarLander,LunarLanderContinuous env.kwargs.continuous=true", ["+env.kwargs.continuous=true"]),
+    # values
+    ("seed=x", ["seed=x: expected a whole number"]),
+    ("seed=1.5", ["seed=1.5: expected a whole number"]),
+    ("seed=-1", ["seed=-1: must be at least 0"]),
+    ("seed=true", ["expected a whole number"]),
+    ("seed=null", ["expected a whole number"]),
+    ("seed=", ["expected a whole number"]),
+    ("seed=[1,2]", ["without brackets, as seed=1,2"]),
+    ("seed=1,x", ["seed=x: expected a whole number", "job"]),
+    ("seed=,1", ["seed=,1: expected a whole number"]),
+    ("seed=interval(0,1)", ["use choice() or range()"]),
+    ("seed=glob(*)", ["glob() is for names of files"]),
+    ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
+    ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
+    ("total_env_steps=0", ["must be at least 1"]),
+    ("algo=sac algo.buffer_size=1e14", ["algo.buffer_size=1e14: expected a whole number"]),
+    ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
+    ("algo.learning_rate=0", ["must be greater than 0"]),
+    ("algo.learning_rate=nan", ["algo.learning_rate=nan"]),
+    ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
+    ("algo.gamma=1.01", ["at most 1"]),
+    ("algo.normalize_obs=maybe", ["expected true or false"]),
+    ("algo.hidden_sizes=64", ["expected a list of whole numbers, as in algo.hidden_sizes=[64,64]"]),
+    ("algo.hidden_sizes=[64,x]", ["expected a list of whole numbers"]),
+    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one layer", "[64,64]"]),
+    ("algo.activation=rleu", ["did you mean relu?", "allowed: elu, relu, tanh"]),
+    ("algo.target_kl=x", ["expected a number or null"]),
+    ("device=gpu", ["did you mean cuda?", "allowed: auto, cpu, cuda"]),
+    ("determinism.float32_precision=banana", ["allowed: ieee, tf32"]),
+    ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :16:8, :4096:8, null"]),
+    ("logger.wandb=true", ["logger.wandb.enabled", "logger=wandb"]),
+    ("logger.wandb.mode=ofline", ["did you mean offline?"]),
+    ("logger.wandb.tags=a", ["logger.wandb.tags=[a,b]"]),
+    ("env.kwargs=3", ["+env.kwargs.name=value"]),
+    ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode=human", "video_every"]),
+    ("+env.kwargs.max_episode_steps=9", ["use env.max_episode_steps"]),
+    ("algo.num_minibatches=7", ["does not divide"]),
+    ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
+    ("recipe=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
+    ("runs_dir=", ["runs_dir: expected the name of a folder"]),
+    ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
+    ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
+    ("run_dir=a,b", ["all jobs of a sweep have one run_dir"]),
+    # form
+    ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
+    ("sac", ["did you mean algo=sac?"]),
+    ("seed", ["expected key=value", "did you mean seed=...?"]),
+    ("seed = 3", ["seed: expected key=value"]),
+    ("=3", ["a key is missing"]),
+    ("+seed=3", ["without '+', as seed=3"]),
+    ("++seed=3", ["without '+', as seed=3"]),
+    ("+debug=fast", ["without '+', as debug=fast"]),
+    ("+algo.extra=1", ["keys can be added to env.kwargs only"]),
+    ("~algo", ["nothing can be removed"]),
+    ("~recipe", ["write recipe=null"]),
+    ("~experiment", ["write experiment=null"]),
+    ("env@other=Hopper", ["'@'"]),
+    ("seed=1 seed=2", ["seed is given twice"]),
+    ("algo=ppo algo=sac", ["algo is given twice"]),
+    ("logger.wandb.project=it's", ["need quoting", 'logger.wandb.project="it']),
+    ("logger.wandb.project=a(b", ["'(' has no partner"]),
+    ("algo.hidden_sizes=[64", ["'[' has no partner", "algo.hidden_sizes=[64,64]"]),
+    ("seed=range(1,3", ["'(' has no partner", "seed=range(1,3)"]),
+    ("+env.kwargs.=3", ["a name is missing", "+env.kwargs.name=3"]),
+    ("env..id=3", ["a name is missing"]),
+    ("a;b=3", ["cannot be read as key=value"]),
+    ("algo.hidden_sizes=64]", ["']' has no partner"]),
+    # options
+    ("--seed=3", ["no such option", "seed=3"]),
+    ("--env Hopper", ["no such option"]),
+    ("--config-name=other", ["conf/"]),
+    ("--cfg everything", ["--cfg"]),
+    ("--cfg job seed=1,2", ["show one configuration"]),
+    ("--multirun --cfg job", ["only one of"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_explained(
+    words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    separated = words.split() if " = " not in words else words.split(" ")
+    with pytest.raises(ConfigError) as refusal:
+        preflight(separated)
+    message = str(refusal.value)
+    for text in expected:
+        assert text in message
+    assert len(message.splitlines()) <= 2
+    assert "Exception" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spaces_around_the_equals_sign_are_explained() -> None:
+    with pytest.raises(ConfigError, match="write seed=3"):
+        preflight(["seed =3"])
+
+
+def test_advice_about_quotes_can_be_followed() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        preflight(["logger.wandb.project=it's, here"])
+    advice = str(refusal.value).rpartition("write ")[2]
+    word = subprocess.run(
+        ["sh", "-c", f"printf %s {advice}"], capture_output=True, text=True, check=True
+    ).stdout
+    (config,) = preflight([word]).configs
+    assert config.logger.wandb.project == "it's, here"
+
+
+@pytest.mark.parametrize(
+    ("words", "num_jobs"),
+    [
+        (["seed=1,2,3"], 3),
+        (["seed=range(1,5)"], 4),
+        (["seed=choice(1,2)", "algo=ppo,sac"], 4),
+        (["env=glob(*Walker*)"], 2),
+        (["env=Hopper,MountainCarContinuous-v0", "seed=1,2,3", "algo=ppo,sac"], 12),
+        (["algo.hidden_sizes=[64,64],[32]"], 2),
+        (["debug=fast,null"], 2),
+        (["-m"], 1),
+    ],
+)
+def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
+    plan = preflight(words)
+    assert plan.sweep
+    assert plan.num_jobs == num_jobs
+    assert set(plan.argv) & {"-m", "--multirun"}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "a larger clip, as in the paper",
+        'it\'s "so" [x] {y} (z) a=b $HOME \\ end\\',
+        "1,2,3",
+        "range(1,3)",
+        "ünï",
+    ],
+)
+def test_a_note_is_prose(note: str) -> None:
+    plan = preflight([f"note={note}", "seed=1,2"])
+    assert plan.num_jobs == 2  # for the seeds alone
+    assert [config.note for config in plan.configs] == [note, note]
+    assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
+
+
+def test_a_note_in_quotes_or_without_text() -> None:
+    for word, note in (("note='one, two'", "one, two"), ('note="x"', "x"), ("note=null", None)):
+        assert preflight([word]).configs[0].note == note
+
+
+@pytest.mark.parametrize(
+    "words", [["eval_every=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "eval_every=range(0,30)"]]
+)
+def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltemplate.config.cli.preflight._COMPOSE_AT_MOST", 5)
+    with pytest.raises(ConfigError, match=r"algo\.gamma=2"):
+        preflight(words)
+    plan = preflight([word.replace("0.9,2", "0.9,1") for word in words])
+    assert plan.num_jobs == 60
+    assert len(plan.configs) == 5
+
+
+def test_of_jobs_that_differ_in_their_seed_alone_two_are_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[object] = []
+
+    def counted(words: Sequence[str], **options: Any) -> Config:
+        composed.append(words)
+        return compose_config(words, **options)
+
+    monkeypatch.setattr("rltemplate.config.cli.preflight.compose_config", counted)
+    monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
+    plan = preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
+    assert len(composed) == 4
+    nobody: Any = None
+    Sweeper.validate_batch_is_legal(nobody, plan.overrides)  # Hydra composes none of them
+    assert len(plan.configs) == plan.num_jobs == 600
+    for words, config in [*zip(plan.overrides, plan.configs, strict=True)][-2:]:
+        assert [config] == preflight(words).configs
+    composed.clear()
+    named = preflight(["seed=range(1,9)", "run_dir=null", "logger.wandb.group=of-${seed}"])
+    assert [config.logger.wandb.group for config in named.configs] == [f"of-{seed}" for seed in range(1, 9)]
+    assert len(composed) == 8
+    with pytest.raises(ConfigError, match=r"seed=-3: must be at least 0"):
+        preflight(["seed=1,2,-3"])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "algo.hidden_sizes=[256,256]",
+        "logger.wandb.project='1,2'",
+        "+env.kwargs.x={a:1}",
+        "logger.wandb.tags=[a,b]",
+    ],
+)
+def test_lists_inside_a_value_make_no_sweep(word: str) -> None:
+    plan = preflight([word])
+    assert not plan.sweep
+    assert plan.argv == [word]
+
+
+@pytest.mark.parametrize(
+    ("word", "hydra", "env_id"),
+    [
+        ("env=Hopper", "env=Hopper", "Hopper-v5"),
+        ("env=Hopper-v5", "env=Hopper", "Hopper-v5"),
+        ("env='Hopper-v5'", "env=Hopper", "Hopper-v5"),
+        ("env=Hopper-v4", "env=Hopper-v4", "Hopper-v4"),
+        ("env=LunarLander-v3", "env=LunarLander", "LunarLander-v3"),
+        ("env=MountainCarContinuous-v0", "env=MountainCarContinuous-v0", "MountainCarContinuous-v0"),
+        ("env=gymnasium:MountainCarContinuous-v0",) * 2 + ("gymnasium:MountainCarContinuous-v0",),
+    ],
+)
+def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str, env_id: str) -> None:
+    plan = preflight([word])
+    (config,) = plan.configs
+    assert plan.argv == [hydra]
+    assert config.env.id == env_id
+    assert config.env.kwargs == {}
+
+
+def test_a_sampled_sweep_has_every_algorithm_with_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltemplate.config.cli.preflight._COMPOSE_AT_MOST", 3)
+    plan = preflight(["seed=range(0,9)", "algo=ppo,sac", "env=CartPole,Pendulum"])
+    pairs = {(config.algo.name, config.env.id) for config in plan.configs}
+    assert pairs == {(algo, env) for algo in ("ppo", "sac") for env in ("CartPole-v1", "Pendulum-v1")}
+    assert len(plan.configs) == 4
+
+
+def test_an_id_with_a_namespace_is_found() -> None:
+    gymnasium.register("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
+    try:
+        plan = preflight(["env=space/Pole-v3,CartPole-v1"])
+    finally:
+        del gymnasium.registry["space/Pole-v3"]
+    assert [config.env.id for config in plan.configs] == ["space/Pole-v3", "CartPole-v1"]
+    assert plan.argv[0] == "env=space/Pole-v3,CartPole"
+
+
+def test_an_environment_whose_package_is_missing_says_so() -> None:
+    gymnasium.register("Missing-v0", "no_such_package.envs:Env")
+    try:
+        with pytest.raises(ConfigError, match=r"not installed.*no_such_package"):
+            preflight(["env=Missing-v0"])
+    finally:
+        del gymnasium.registry["Missing-v0"]
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        with pytest.raises(ConfigError, match="pip install ale-py"):
+            preflight(["env=ALE/Pong-v5"])
+
+
+def test_an_installed_package_is_to_be_imported_and_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mo_gymnasium.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"write env=mo_gymnasium:mo-gymnasium/Deep-v0$"):
+        preflight(["env=mo-gymnasium/Deep-v0"])
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        (ValueError("no data\nhere"), "ValueError in .*test_cli.py, line [0-9]+: no data$"),
+        (TypeError("no number"), "TypeError in .*test_cli.py, line [0-9]+: no number$"),
+        (SystemExit(0), "SystemExit in .*test_cli.py, line [0-9]+: 0$"),
+        (KeyError("data"), "KeyError in .*test_cli.py, line [0-9]+: data$"),
+    ],
+)
+def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseException, says: str) -> None:
+    from rltemplate.envs.envs import EnvSpec, check_env
+
+    def make(**_: object) -> gymnasium.Env[np.ndarray, np.ndarray]:
+        raise failure
+
+    gymnasium.register("Failing-v0", make)
+    try:
+        with pytest.raises(ConfigError, match=f"env.id=Failing-v0: cannot be made, {says}"):
+            check_env(EnvSpec("Failing-v0", None, {}))
+    finally:
+        del gymnasium.registry["Failing-v0"]
+
+
+def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
+    (added,) = preflight(["env=Hopper", "+env.kwargs.healthy_reward=2.0"]).configs
+    assert added.env.kwargs == {"healthy_reward": 2.0}
+    (changed,) = preflight(["env=LunarLanderContinuous", "env.kwargs.continuous=false"]).configs
+    assert changed.env.kwargs == {"continuous": False}
+
+
+def test_the_recipe_is_named_only_where_there_is_one() -> None:
+    recipes = {path.stem for path in (CONF / "recipe").glob("*.yaml")}
+    for algo in ("ppo", "sac"):
+        for env in ("CartPole", "Hopper-v5", "MountainCarContinuous-v0"):
+            (config,) = preflight([f"algo={algo}", f"env={env}"]).configs
+            name = f"{algo}-{env.removesuffix('-v5')}"
+            assert config.recipe == (name if name in recipes else None)
+    (without,) = preflight(["algo=ppo", "env=Hopper", "recipe=null"]).configs
+    assert without.recipe is None
+
+
+def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HOME": str(cwd)}
+    command = [sys.executable, str(script), *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=x"],
+        ["hopper"],
+        ["algo=scc", "seed=1,2"],
+        ["env=Hoper-v5"],
+        ["--seed", "3"],
+        ["run_dir=."],
+        ["algo=sac"],
+        ["algo=ppo,sac", "env=CartPole"],
+        ["env=CartPole,Blackjack-v1"],
+        ["+env.kwargs.nonsense=1,2"],
+    ],
+)
+def test_the_command_refuses_and_creates_nothing(words: list[str], tmp_path: Path) -> None:
+    before = []
+    if words == ["run_dir=."]:
+        (tmp_path / "mine").touch()
+        before = [tmp_path / "mine"]
+    done = run(words, tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == before
+
+
+def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(fork, copy)
+    for text, expected in {
+        "total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
+        "algo: {clip_coef: 0.1}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
+        "num_threads: many": ["num_threads=many: expected a whole number"],
+        "device: gpu": ["device=gpu: ", "allowed: auto, cpu, cuda"],
+        "runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
+    }.items():
+        (copy / "conf" / "local" / "default.yaml").write_text(f"# @package _global_\n{text}\n")
+        done = run(["algo=sac"], tmp_path, copy / "scripts" / "train.py")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: conf/local/default.yaml: ")
+        assert all(each in done.stderr for each in expected), done.stderr
+        assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], "Configuration groups"),
+        (["--cfg", "job", "algo=sac", "seed=7"], "seed: 7"),
+        (["--info", "defaults"], "_self_"),
+        (["--version"], "Hydra"),
+    ],
+)
+def test_questions_are_answered_without_a_trace(words: list[str], expected: str, tmp_path: Path) -> None:
+    done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_imports_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import runpy, sys; from rltemplate.config.cli.preflight import preflight;"
+        "plan = preflight(['seed=1,2', 'env=MountainCarContinuous-v0', 'algo=sac']);"
+        f"runpy.run_path({str(SCRIPT)!r})['check_environments'](plan.configs);"
+        "assert 'rltemplate.envs.envs' in sys.modules;"
+        "print(sorted({'torch', 'wandb', 'matplotlib', 'tensorboard'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    words = ["algo=sac", "env=Humanoid", "algo.buffer_size=400000"]
+    plan = preflight(words)
+    script["check_environments"](plan.configs)
+    monkeypatch.setattr("rltemplate.launch.process.usable_memory", lambda: 2**29)
+    plan = preflight(words)  # nobody has seen the environment yet
+    assert script["is_known"](plan) is False
+    with pytest.raises(ConfigError, match=r"buffer_size=400000: .*has 0\.5 GiB, enough for 3[0-9]{5}$"):
+        script["check_environments"](plan.configs)
+    script["check_environments"](preflight([*words[:2], "algo.buffer_size=300000"]).configs)
+
+
+def test_no_run_is_refused_for_more_than_it_needs() -> None:
+    import torch
+
+    from rltemplate.learning.replay_buffer import ReplayBuffer
+    from rltemplate.train import build_algorithm
+
+    for algo in ALGORITHMS:
+        (config,) = preflight([f"algo={algo}", "env=Pendulum", "env.num_envs=2"]).configs
+        algorithm, envs = build_algorithm(config)
+        needs = config.algo.memory(2, envs.codec.obs_size, envs.codec.action_size)
+        weights = [v for v in tensors(algorithm.state_dict()) if v.ndim > 0 and v.dtype == torch.float32]
+        assert 0 < needs["algo.hidden_sizes"] <= 4 * sum(v.nbytes for v in weights)
+        algorithm.close()
+    (config,) = preflight(["algo=sac", "env=Pendulum", "algo.buffer_size=1000"]).configs
+    buffer = ReplayBuffer(1000, 3, 1, torch.device("cpu"), 1)
+    assert 0 < config.algo.memory(1, 3, 1)["algo.buffer_size"] <= buffer.nbytes
+
+
+def tensors(node: object) -> Iterator[Any]:
+    """All tensors in a nested state."""
+    if isinstance(node, dict | list):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from tensors(value)
+    elif hasattr(node, "nbytes"):
+        yield node
+
+
+def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
+    from rltemplate.config.algorithms import check_actions
+    from rltemplate.envs.envs import Codec
+    from rltemplate.train import build_algorithm
+
+    unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    (config,) = preflight(["algo=sac", "env=CartPole"]).configs
+    with pytest.raises(ConfigError) as refusal:
+        build_algorithm(config)
+    with pytest.raises(ConfigError, match="needs continuous actions") as checked:
+        check_actions("sac", Codec("CartPole-v1", box, discrete))
+    assert str(checked.value) == str(refusal.value)
+    with pytest.raises(ConfigError, match=r"needs finite action bounds.*wrappers\.TransformAction\)"):
+        check_actions("sac", Codec("x", box, unbounded))
+    # The wrapper that it names does what is needed.
+    pendulum = gymnasium.make("Pendulum-v1")
+    wrapped = gymnasium.wrappers.TransformAction(pendulum, lambda action: action, box)
+    check_actions("sac", Codec("x", box, wrapped.action_space))
+    check_actions("sac", Codec("x", box, box))
+    for space in (box, unbounded, discrete):
+        check_actions("ppo", Codec("x", box, space))
+    assert [ALGORITHMS[name].needs_bounded_box for name in ("ppo", "sac")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("algo=sac total_env_steps=5000", True),
+        ("algo=sac total_env_steps=4999 env.num_envs=300", False),  # ends at 5100, after the first updates
+        ("algo=sac total_env_steps=5001", False),
+        ("algo=sac total_env_steps=3000 algo.learning_starts=1000", False),
+        ("algo=sac debug=fast", False),
+        ("algo=ppo total_env_steps=10", False),
+    ],
+)
+def test_a_run_that_would_learn_nothing_is_noted(words: str, noted: bool) -> None:
+    (config,) = preflight([*words.split(), "env=Hopper"]).configs
+    notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
+    expected = "algo.learning_starts=5000 is not below total_env_steps=5000: this run collects random actions"
+    assert [note.startswith(expected) for note in notes] == [True] * noted
+
+
+# --- completion ----------------------------------------------------------------------------------------
+
+BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder in which make and bash find this project, its interpreter and a run."""
+    for name in ("Makefile", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    for run in ("an-id", "$(touch touched)"):
+        (tmp_path / "runs" / "ppo-CartPole" / run).mkdir(parents=True)
+    return tmp_path
+
+
+@BASH
+def test_bash_completes_the_words_of_make(project: Path) -> None:
+    wanted = {
+        "make tr": "train",
+        "make train algo=s": "sac",
+        "make train algo=sac algo.ac": "algo.activation= algo.actor_learning_rate=",
+        "make evaluate run=": "$(touch touched) an-id",
+        "make lint x": "",
+    }
+    script = "source scripts/completion.bash\n" + "".join(
+        f"COMP_LINE='{line}' COMP_POINT={len(line)}; _rltemplate_make; echo \"${{COMPREPLY[*]}}\"\n"
+        for line in wanted
+    )
+    done = subprocess.run(["bash", "--norc"], input=script, cwd=project, capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(wanted.values()), done.stderr
+    assert not (project / "touched").exists()
+
+
+@BASH
+def test_the_tab_key_completes_in_a_real_bash(project: Path) -> None:
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=project, close_fds=True
+    )
+    os.close(theirs)
+    os.write(ours, b"source scripts/completion.bash\nmake tra\talgo=s\tenv=Pendu\t")
+    seen, limit = "", time.monotonic() + 60
+    while "make train algo=sac env=Pendulum " not in seen and time.monotonic() < limit:
+        if select.select([ours], [], [], 1)[0]:
+            seen += os.read(ours, 4096).decode()
+    shell.kill()
+    shell.wait()
+    os.close(ours)
+    assert "make train algo=sac env=Pendulum " in seen
+
+
+@BASH
+def test_completion_of_hydra_can_be_installed(project: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = """
+        eval "$(python scripts/train.py -sc install=bash)"
+        complete -p python
+        COMP_LINE="python scripts/train.py env=Pendu" COMP_POINT=33 COMP_CWORD=2; hydra_bash_completion
+        echo "${COMPREPLY[*]}"
+        eval "$(python scripts/train.py -sc uninstall=bash)"
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=project,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    installed, choices = done.stdout.splitlines()
+    assert "hydra_bash_completion" in installed
+    assert choices == "env=Pendulum"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["install=tcsh"], "install=tcsh: did you mean zsh? allowed: bash, fish, zsh"),
+        (["installs=bash"], "did you mean install?"),
+        ([], "takes one word such as install=bash"),
+        (["install=bash", "seed=1"], "takes one word such as install=bash"),
+    ],
+)
+def test_other_words_of_completion_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        preflight(["-sc", *words])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("# @package _global_\nrecipe: ppo-Hopper\n", "has no effect as a value; write it below 'defaults:'"),
+        ("gamma: 0.9\n", "conf/experiment/mine.yaml: its first line has to be '# @package _global_'"),
+    ],
+)
+def test_an_experiment_that_would_not_do_what_it_says_is_refused(
+    fork: Path, tmp_path: Path, content: str, says: str
+) -> None:
+    file = fork / "conf" / "experiment" / "mine.yaml"
+    file.write_text(content)
+    try:
+        done = run_train(fork, tmp_path, "env=CartPole", "experiment=mine")
+    finally:
+        file.unlink()
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,464 @@
+"""Every value is written and explained once, has a type, and fits the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+import gymnasium
+import pytest
+import yaml
+
+from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.loading import (
+    CONF,
+    about_added,
+    complete,
+    from_dict,
+    load_config,
+    load_recorded,
+    to_dict,
+    to_yaml,
+)
+from rltemplate.config.recorded_keys import ADDED
+from rltemplate.config.schema import Config, Level
+from rltemplate.run.continuation import check_same_run, config_digest
+from rltemplate.run.read import read_config
+from rltemplate.types import ConfigError, number
+
+FILES = sorted(CONF.rglob("*.yaml"))
+SHARED = [path for path in FILES if path.relative_to(CONF) != Path("local/default.yaml")]
+ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]
+RECIPES = [
+    path.stem for path in FILES if path.parent.name == "recipe" and path.stem.partition("-")[0] in ALGORITHMS
+]
+
+
+@functools.cache  # several tests look at the same configurations, and none writes to them
+def compose(*words: str) -> Config:
+    # A developer's own conf/local/default.yaml must not decide about the tests.
+    (config,) = preflight([*words, "local=null"]).configs
+    return config
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a configuration with the type of each."""
+    hints = get_type_hints(type(node))
+    for spec in fields(node):
+        value = getattr(node, spec.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{spec.name}.")
+        else:
+            yield prefix + spec.name, hints[spec.name]
+
+
+# --------------------------------------------------------------------------------------------- comments
+
+
+def unexplained(text: str) -> list[str]:
+    """Keys that set a value without a comment on their line, or above it where a comment spans lines.
+
+    A file of one value or of a named choice explains itself in its first line; Hydra's own block is Hydra's.
+    """
+    missing: list[str] = []
+    inside: str | None = None
+    for line in text.splitlines():
+        match = re.match(r"( *)([A-Za-z_]\w*):(.*)$", line)
+        if not match:
+            continue
+        indent, key, rest = match.groups()
+        if not indent:
+            inside = key
+        if inside in ("defaults", "hydra") or not rest.strip():
+            continue
+        if not re.search(r"\s#\s*\S", rest):
+            missing.append(key)
+    return missing
+
+
+# Said by the comment above the file or by its neighbour, in the words of that file.
+EXPLAINED_TOGETHER = {
+    "algo": {"name", "log_std_max"},
+    "env": {"id", "continuous"},
+    "determinism": {"level", "cudnn_deterministic"},
+    "logger": {"console", "journal", "tensorboard", "enabled"},
+}
+
+
+@pytest.mark.parametrize("path", SHARED, ids=[str(path.relative_to(CONF)) for path in SHARED])
+def test_every_value_is_explained_where_it_is_set(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    group = path.relative_to(CONF).parts[0]
+    assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(group, set())
+    assert text.lstrip().startswith("#"), "the file does not say what it is"
+
+
+def test_a_missing_explanation_is_found() -> None:
+    assert unexplained("a: 1 # one\nb: 2\nc:\n  d: 3\n  e: '#4' # four\n") == ["b", "d"]
+    assert unexplained("a: '#1'\n") == ["a"]
+
+
+# ----------------------------------------------------------------------------------------------- values
+
+
+def set_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value and key != "kwargs":
+            yield from set_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def keys_set_by(name: str) -> list[str]:
+    """Dotted keys to which a file of conf/ gives a value, where they end up."""
+    path = CONF / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    content = {k: v for k, v in yaml.safe_load(text).items() if k not in ("defaults", "hydra")}
+    rooted = "@package _global_" in text or "/" not in name
+    return list(set_keys(content, "" if rooted else f"{name.partition('/')[0]}."))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_has_exactly_one_default(algo: str) -> None:
+    sources = [
+        "config",
+        f"algo/{algo}",
+        "env/_gymnasium",
+        "env/CartPole",
+        "determinism/repeat",
+        "logger/local",
+    ]
+    given = [key for name in sources for key in keys_set_by(name)]
+    assert sorted(given) == sorted(key for key, _ in leaves(compose(f"algo={algo}")))
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_files_of_environments_are_registered_environments(env: str) -> None:
+    module, _, name = compose(f"env={env}").env.id.rpartition(":")
+    if module:  # package:Name-v0 is one of one's own
+        importlib.import_module(module)
+    assert name in gymnasium.registry
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_all_pairs_compose(algo: str) -> None:
+    for env in ENVS:
+        config = compose(f"algo={algo}", f"env={env}")
+        assert config.algo.name == algo
+        assert config.recipe == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_change_something_for_an_existing_pair(recipe: str) -> None:
+    algo, _, env = recipe.partition("-")
+    words = [f"algo={algo}", f"env={env}"]
+    with_recipe = compose(*words)
+    assert with_recipe.recipe == recipe
+    assert to_dict(with_recipe) != to_dict(compose(*words, "recipe=null")) | {"recipe": recipe}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_debugging_runs_are_short_and_learn(algo: str) -> None:
+    for env in ENVS:
+        config = compose(f"algo={algo}", f"env={env}", "debug=fast")
+        assert config.total_env_steps <= 5000
+        assert 0 < config.log_every <= config.total_env_steps / 2
+        assert 0 < config.eval_every <= config.total_env_steps
+        assert 0 < config.video_every <= config.total_env_steps
+        # What comes before the first update, in environment steps, by key.
+        before = {"learning_starts": 1, "num_steps": config.env.num_envs}
+        steps = [
+            each * getattr(config.algo, key) for key, each in before.items() if hasattr(config.algo, key)
+        ]
+        assert max(steps, default=0) <= config.total_env_steps / 2
+        assert list(config.algo.notes(config.env.num_envs, config.total_env_steps)) == []
+
+
+@pytest.mark.parametrize("level", [level.name for level in Level])
+@pytest.mark.parametrize("logger", ["local", "none", "wandb"])
+def test_levels_and_loggers_compose(level: str, logger: str) -> None:
+    config = compose(f"determinism={level}", f"logger={logger}")
+    assert config.determinism.level.name == level
+    assert config.logger.wandb.enabled == (logger == "wandb")
+
+
+def value_of(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_switch_and_choice_can_be_flipped(algo: str) -> None:
+    plain = compose(f"algo={algo}")
+    others: dict[str, list[str]] = {}
+    for key, hint in leaves(plain):
+        value = value_of(plain, key)
+        if key == "determinism.level":  # chosen through its group
+            continue
+        if isinstance(value, bool):
+            others[key] = [str(not value).lower()]
+        elif isinstance(hint, type) and issubclass(hint, Enum):
+            others[key] = [name for name in hint.__members__ if name != value.name]
+    assert len(others) > 10
+    # All at once, and as often as the longest list of choices is long.
+    for turn in range(max(map(len, others.values()))):
+        chosen = {key: names[turn % len(names)] for key, names in others.items()}
+        # These two exclude each other, so they take turns.
+        chosen |= {"compile": "false"} if turn else {"determinism.products": "plain"}
+        changed = compose(f"algo={algo}", *(f"{key}={name}" for key, name in chosen.items()))
+        for key, name in chosen.items():
+            value = value_of(changed, key)
+            assert (value.name if isinstance(value, Enum) else str(value).lower()) == name, key
+
+
+# ------------------------------------------------------------------------------------------------ types
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_refuses_a_value_of_another_type(algo: str) -> None:
+    values = to_dict(compose(f"algo={algo}"))
+    for key, hint in leaves(from_dict(values)):
+        is_text = hint is str or (str in get_args(hint) and get_origin(hint) not in (list, dict))
+        wrong: Any = ["a", "list"] if is_text else "neither a number nor a name"
+        with pytest.raises(ConfigError):
+            from_dict(with_value(values, key, wrong))
+        if NoneType not in get_args(hint):
+            with pytest.raises(ConfigError):
+                from_dict(with_value(values, key, None))
+
+
+def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    return {**values, head: with_value(values[head], rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 1.5),
+        ("seed", -1),
+        ("algo.learning_rate", "abc"),
+        ("algo.learning_rate", float("inf")),
+        ("algo.learning_rate", 0.0),
+        ("algo.gamma", 1.5),
+        ("algo.hidden_sizes", []),
+        ("algo.hidden_sizes", [64, 0]),
+        ("determinism.float32_precision", "banana"),
+        ("determinism.cublas_workspace", ":8:8"),
+        ("env.kwargs", {"render_mode": "human"}),
+        ("algo.num_minibatches", 7),
+        ("algo.name", "scc"),
+        ("env.num_envs", 0),
+        ("env.num_workers", -1),
+        ("env.num_workers", 9),
+        ("unknown", 1),
+        ("algo.unknown", 1),
+    ],
+)
+def test_a_recorded_configuration_is_checked_like_a_new_one(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        from_dict(with_value(to_dict(compose()), key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"), [("env.backend", "gymnasium", "envpool"), ("seeds", None, [1, 2])]
+)
+def test_a_recorded_key_that_was_removed_counts_only_where_it_decided(
+    tmp_path: Path, key: str, neutral: Any, other: Any
+) -> None:
+    config = compose()
+    before = with_value(to_dict(config), key, neutral)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    assert load_config(path) == config
+    assert read_config(tmp_path)[1] == to_dict(config)
+    check_same_run(before, config, "step_1.pt")
+    with pytest.raises(ConfigError, match=f"^{key}=.*: this version no longer has it"):
+        from_dict(with_value(to_dict(config), key, other))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> None:
+    words = [f"algo={algo}", "env=LunarLanderContinuous", "+env.kwargs.wind_power=3.5", "seed=0"]
+    config = compose(*words, "logger.wandb.tags=[a,'1']", "trace=step")
+    assert from_dict(to_dict(config)) == config
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+    assert config_digest(yaml.safe_load(path.read_text(encoding="utf-8"))) == config_digest(to_dict(config))
+    path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
+    assert load_config(path) != config
+
+
+# ------------------------------------------------------------------------------------------ texts are data
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:SECRET}", r"\${oc.env:SECRET}", r"a\\${b", "${x", r"ends with \\", "1e3"]
+)
+def test_a_recorded_text_stays_what_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "the value of a variable")
+    values = to_dict(compose())
+    values["note"] = values["logger"]["wandb"]["project"] = text
+    values["logger"]["wandb"]["tags"] = [text]
+    values["env"]["kwargs"] = {"name": text, "more": [text, {"deep": text}]}
+    config = from_dict(values)
+    assert to_dict(config) == values
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_a_variable_in_a_recorded_number_is_refused_without_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "71")
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^seed: ") as refused:
+        load_config(path)
+    assert "71" not in str(refused.value)
+
+
+def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIABLE", "${oc.env:SECRET}")
+    monkeypatch.setenv("SECRET", "the value of a variable")
+    words = [r"logger.wandb.project='\${oc.env:SECRET}'", "logger.wandb.entity=${oc.env:VARIABLE}"]
+    wandb = compose(*words).logger.wandb
+    assert (wandb.project, wandb.entity) == ("${oc.env:SECRET}", "${oc.env:SECRET}")
+
+
+def test_an_experiment_comes_on_top_of_the_recipe_of_the_pair() -> None:
+    recipe, both = compose("env=CartPole"), compose("env=CartPole", "experiment=seven-runs")
+    assert (both.recipe, both.experiment) == ("ppo-CartPole", "seven-runs")
+    assert to_dict(both.algo) == to_dict(recipe.algo)
+    assert both.total_env_steps != recipe.total_env_steps
+    alone = compose("env=CartPole", "experiment=seven-runs", "recipe=null")
+    assert (alone.recipe, alone.experiment) == (None, "seven-runs")
+    assert to_dict(alone.algo) != to_dict(recipe.algo)
+    # An experiment may take the place of the recipe as well, unless the command names one.
+    stories = ["env=Pendulum", "experiment=batch-sizes"]
+    assert compose(*stories).recipe is None
+    assert compose(*stories, "recipe=ppo-CartPole").recipe == "ppo-CartPole"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "recipe", "experiment"),
+    [("ppo-CartPole", "ppo-CartPole", None), ("my-idea", None, "my-idea"), (None, None, None)],
+)
+def test_recipes_recorded_as_experiments_are_read(
+    recorded: str | None, recipe: str | None, experiment: str | None, tmp_path: Path
+) -> None:
+    now = compose()
+    before = to_dict(now) | {"experiment": recorded}
+    del before["recipe"]
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    config = load_config(path)
+    assert (config.recipe, config.experiment) == (recipe, experiment)
+    assert read_config(tmp_path)[1] == to_dict(config)
+    check_same_run(before, config, "a checkpoint")
+    if recorded != "ppo-CartPole":
+        with pytest.raises(ConfigError, match="a checkpoint was made with"):
+            check_same_run(before, now, "a checkpoint")
+
+
+def test_every_number_has_a_range() -> None:
+    """Nothing is accepted that can mean nothing, such as a learning rate of 1e300."""
+
+    def without_range(node: type[Any], prefix: str = "") -> Iterator[str]:
+        hints = get_type_hints(node)
+        for spec in fields(node):
+            kinds = {hints[spec.name], *get_args(hints[spec.name])}
+            bounds = [spec.metadata.get(name, math.inf) for name in ("low", "high")]
+            if {int, float, list[int]} & kinds and not all(map(math.isfinite, bounds)):
+                yield prefix + spec.name
+            for kind in kinds:
+                if is_dataclass(kind):
+                    yield from without_range(cast("type[Any]", kind), f"{prefix}{spec.name}.")
+
+    found = [key for entry in ALGORITHMS.values() for key in without_range(entry.config, "algo.")]
+    assert [*without_range(Config), *found] == []
+
+
+# ------------------------------------------------------------------------------- keys that came afterwards
+
+
+@pytest.fixture
+def before_aux_coef(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `config.yaml` recorded before PPO got the key `algo.aux_coef`, with 0.25 in conf/."""
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose()), encoding="utf-8")
+    conf = shutil.copytree(CONF, tmp_path / "conf")
+    with (conf / "algo" / "ppo.yaml").open("a") as file:
+        file.write("  aux_coef: 0.25\n")
+    monkeypatch.setattr("rltemplate.config.loading.CONF", conf)
+    entry = dataclasses.replace(ALGORITHMS["ppo"], config=WithAux)
+    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    return path
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WithAux(PPOConfig):
+    aux_coef: float = number(0.0)
+
+
+def test_a_key_that_came_afterwards_takes_the_value_of_conf(before_aux_coef: Path) -> None:
+    config, added = load_recorded(before_aux_coef)
+    assert added == {"algo.aux_coef": 0.25}
+    assert isinstance(config.algo, WithAux)
+    assert config.algo.aux_coef == 0.25
+    told = about_added("a-run", config, added)
+    assert told == "a-run was recorded without keys that exist now; it takes algo.aux_coef=0.25 (conf/)"
+    # Once it is written down, nothing has to be added, and what a process is told must be whole.
+    whole = to_dict(config)
+    before_aux_coef.write_text(to_yaml(config), encoding="utf-8")
+    assert load_recorded(before_aux_coef) == (config, {})
+    del whole["algo"]["aux_coef"]
+    with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
+        from_dict(whole)
+
+
+def test_a_key_that_came_afterwards_takes_the_value_declared_for_the_time_before(
+    before_aux_coef: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ADDED, "ppo.aux_coef", 0.0)
+    monkeypatch.setitem(ADDED, "sac.aux_coef", 1.0)
+    config, added = load_recorded(before_aux_coef)
+    assert added == {"algo.aux_coef": 0.0}
+    assert "algo.aux_coef=0.0 (ADDED in rltemplate/config/recorded_keys.py)" in about_added(
+        "a-run", config, added
+    )
+
+
+@pytest.mark.parametrize("level", [level.name for level in Level])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_could_have_come_afterwards(algo: str, level: str) -> None:
+    now = compose(f"algo={algo}", f"determinism={level}", "recipe=null")
+    values = to_dict(now)
+    kept = {key: values[key] for key in ("env", "seed", "total_env_steps")}
+    bare = {"algo": {"name": algo}, "determinism": {"level": level}, "logger": {"wandb": {}}}
+    config, added = complete({**kept, **bare})
+    assert config == now
+    assert len(added) > 30
+
+
+@pytest.mark.parametrize("key", ["env.id", "determinism.level", "seed", "total_env_steps"])
+def test_a_configuration_without_what_every_run_has_is_damaged(key: str) -> None:
+    values = to_dict(compose())
+    group, _, name = key.rpartition(".")
+    del (values[group] if group else values)[name]
+    with pytest.raises(ConfigError, match=f"^no value for {re.escape(key)}:"):
+        complete(values)

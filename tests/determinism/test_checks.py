@@ -1,0 +1,250 @@
+"""A row's result depends on that row alone where the level says so, and the check can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, SHRUNK, Command, Configure, small
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.determinism import kernels
+from rltemplate.determinism.checks import (
+    Trial,
+    check_repeats,
+    check_rows,
+    choose_products,
+    differing_rows,
+)
+from rltemplate.determinism.machine import cpu_identity
+from rltemplate.train import build_algorithm
+from rltemplate.types import Algorithm, ConfigError, ForwardPass
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def plain_afterwards() -> Iterator[None]:
+    yield
+    kernels.use("plain")
+    kernels.group_rows(0)
+
+
+def built(configure: Configure, algo: str) -> Algorithm:
+    words = small(algo, "algo.hidden_sizes=[256,256]", env="Pendulum")
+    return build_algorithm(configure(*words))[0]
+
+
+@pytest.mark.parametrize("products", ["padded", "tiled"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
+    configure: Configure, algo: str, products: str
+) -> None:
+    algorithm = built(configure, algo)
+    kernels.use(products)
+    facts = check_rows(algorithm.forward_passes(), CPU, products)
+    assert facts["threads"] == [1, 2]
+    assert set(facts["networks"]) == set(algorithm.forward_passes())
+    kernels.use("plain")
+    if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
+        with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
+            check_rows(algorithm.forward_passes(), CPU, "plain")
+    algorithm.close()
+
+
+def test_grouping_changes_nothing_with_filled_up_batches_and_something_without() -> None:
+    generator = torch.Generator().manual_seed(0)
+    net = kernels.Rows(kernels.Linear(11, 64), kernels.Tanh(), kernels.Linear(64, 1))
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    rows = torch.randn(100, 11, generator=generator)
+    with torch.no_grad():
+        for products, expected in (("padded", True), ("tiled", True), ("plain", False)):
+            kernels.use(products)
+            whole = net(rows)
+            same = []
+            for size in (1, 3, 7, 16, 33):
+                with kernels.grouped(size):
+                    same.append(torch.equal(net(rows), whole))
+            assert all(same) is expected
+
+
+def test_a_gradient_is_the_gradient_of_the_whole_batch(configure: Configure) -> None:
+    """Filling up must leave no trace in what is learned."""
+    net = kernels.Rows(kernels.Linear(5, 8), kernels.Elu(), kernels.Linear(8, 2))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    rows = torch.randn(21, 5, generator=generator)
+    gradients = []
+    for products in ("plain", "padded", "tiled"):
+        kernels.use(products)
+        gradients.append(torch.autograd.grad(net(rows).square().sum(), list(net.parameters())))
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_elu_is_torchs_elu_up_to_rounding() -> None:
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64, requires_grad=True)
+    ours, torchs = kernels.Elu()(x), torch.nn.functional.elu(x)
+    torch.testing.assert_close(ours, torchs)
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, torchs)]
+    away = x.detach().abs() > 1e-9  # at the kink the two take different sides
+    torch.testing.assert_close(grads[0][away], grads[1][away])
+
+
+def test_a_sum_has_one_order_where_the_level_asks_for_it() -> None:
+    x = torch.randn(100_003, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    sums: dict[str, set[float]] = {"plain": set(), "padded": set()}
+    for products, seen in sums.items():
+        kernels.use(products)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            seen.add(kernels.total(x).item())
+    torch.set_num_threads(before)
+    assert len(sums["padded"]) == 1
+    assert len(sums["plain"]) == 2, "torch's own sum depends on the number of threads"
+    assert sums["padded"].pop() == pytest.approx(x.double().sum().item(), rel=1e-4)
+
+
+def test_a_network_that_does_not_repeat_is_found() -> None:
+    calls = iter(range(1000))
+
+    def drifting(rows: torch.Tensor) -> torch.Tensor:
+        return rows + next(calls) * 1e-6
+
+    with pytest.raises(ConfigError, match="the drifting network gives different bits for equal inputs"):
+        check_repeats({"drifting": ForwardPass(drifting, 3, (4,))}, CPU, "repeat")
+    facts = check_repeats({"steady": ForwardPass(lambda rows: rows * 2, 3, (4,))}, CPU, "repeat")
+    assert "the steady network" in facts["tried"]
+
+
+def test_a_network_that_looks_at_its_neighbours_is_found() -> None:
+    def centred(rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0)
+
+    assert differing_rows(ForwardPass(centred, 3, (4,)), CPU)
+    assert differing_rows(ForwardPass(torch.tanh, 3, (4,)), CPU) == []
+
+
+def train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *words, "logger=none", "video_every=0"]
+    # Two threads that wait for each other by spinning take minutes where another program has their core.
+    patient = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | environment
+    return subprocess.run([*command, f"run_dir={folder}"], env=patient, capture_output=True, text=True)
+
+
+def first_ratios(folder: Path) -> set[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {json.loads(line)["policy/first_ratio_max_error"] for line in lines}
+
+
+@pytest.mark.parametrize("env", ["CartPole", "Pendulum", "Hopper"])
+def test_the_first_ratio_is_exactly_one_at_invariant_and_not_at_repeat(tmp_path: Path, env: str) -> None:
+    """Rollouts with two rows, updates with other numbers of rows."""
+    words = ["algo=ppo", f"env={env}", "env.num_envs=2", "algo.num_steps=64", "algo.num_minibatches=2"]
+    words += ["total_env_steps=640", "log_every=1", "eval_every=0"]
+    for threads in (1, 2):
+        done = train(tmp_path / f"{threads}", *words, "determinism=invariant", f"num_threads={threads}")
+        assert done.returncode == 0, done.stderr
+        assert first_ratios(tmp_path / f"{threads}") == {0.0}
+    assert train(tmp_path / "repeat", *words).returncode == 0
+    assert max(first_ratios(tmp_path / "repeat")) > 0.0
+
+
+def test_threads_and_grouping_change_no_bit_of_a_run_at_invariant(tmp_path: Path) -> None:
+    words = ["algo=ppo", "env=Hopper", "env.num_envs=3", "total_env_steps=1536", "algo.num_steps=256"]
+    traces: dict[str, set[str]] = {}
+    for level in ("invariant", "repeat"):
+        for name, threads, groups in (("one", 1, "0"), ("two", 2, "0"), ("groups", 1, "7")):
+            folder = tmp_path / f"{level}-{name}"
+            given = [*words, f"determinism={level}", f"num_threads={threads}"]
+            done = train(folder, *given, RLTEMPLATE_ROW_GROUPS=groups)
+            assert done.returncode == 0, done.stderr
+            traces.setdefault(level, set()).add((folder / "trace.jsonl").read_text())
+    assert len(traces["invariant"]) == 1
+    assert len(traces["repeat"]) > 1
+
+
+def test_what_padding_does_not_mend_is_left_to_blas(tmp_path: Path) -> None:
+    """Layers of odd width, for which padding is not enough on CPUs that have no strict branch of MKL."""
+    words = ["env=CartPole", "determinism=invariant", "algo.hidden_sizes=[31,31]", *SHRUNK["ppo"]]
+    words += ["total_env_steps=128", "log_every=1", "eval_every=0"]
+    for name, threads, groups in (("one", 1, "0"), ("two", 2, "7")):
+        done = train(tmp_path / name, *words, f"num_threads={threads}", RLTEMPLATE_ROW_GROUPS=groups)
+        assert done.returncode == 0, done.stderr
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        if cpu_identity()[0] == "GenuineIntel":
+            assert config["determinism"]["products"] == "strict"
+            continue
+        assert re.search(
+            r"products=auto: with products=padded the \w+ network .*; blas is taken", done.stderr
+        )
+        assert config["determinism"]["products"] == "blas"
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        assert record["determinism"]["settings"]["products"] == "blas"
+        assert first_ratios(tmp_path / name) == {0.0}
+    assert (tmp_path / "one" / "trace.jsonl").read_text() == (tmp_path / "two" / "trace.jsonl").read_text()
+
+
+def test_the_usual_way_is_kept_where_it_holds(configure: Configure) -> None:
+    def centred(rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0)
+
+    def chosen(network: Callable[[torch.Tensor], torch.Tensor]) -> tuple[str, bool]:
+        passes = {"policy": ForwardPass(network, 3, (4,))}
+        way, problem = choose_products(Trial(switches, passes, CPU, "padded", physics=False))
+        return way, problem is None
+
+    switches = configure("determinism=invariant").determinism
+    kernels.use("padded")
+    kernels.group_rows(7)  # is not to decide anything
+    assert chosen(torch.tanh) == ("padded", True)
+    assert chosen(centred) == ("blas", False)
+    for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
+        with pytest.raises(ConfigError, match=f"use {instead}"):
+            check_rows({"policy": ForwardPass(centred, 3, (4,))}, CPU, products)
+
+
+@pytest.mark.long
+def test_a_sweep_goes_on_where_a_level_left_products_open(train_command: Command, tmp_path: Path) -> None:
+    words = ["env=CartPole", "determinism=invariant", "seed=1,2", *SHRUNK["ppo"], "total_env_steps=64"]
+    words += ["eval_every=0", "video_every=0", "logger=none"]
+    first = train_command(*words)
+    assert first.returncode == 0, first.stderr
+    (index,) = tmp_path.glob("runs/*/*/sweep.json")
+    left = json.loads(index.read_text())
+    left["status"], left["jobs"][1]["status"] = "interrupted", "failed"
+    index.write_text(json.dumps(left))
+    again = train_command(*words, "sweep=resume")
+    assert again.returncode == 0, again.stderr
+    assert "#1" in again.stdout, "nothing went on"
+
+
+def test_what_cannot_be_had_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    """Strict branches of MKL exist on Intel CPUs; elsewhere the library gives another one back."""
+    done = train(tmp_path / "run", "determinism=invariant", "determinism.products=strict", *SHRUNK["ppo"])
+    if cpu_identity()[0] == "GenuineIntel":
+        pytest.skip("this CPU has the branch")
+    assert done.returncode == 2
+    assert "mkl_branch should be" in done.stderr
+    assert "use determinism.products=padded" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("groups", ["-1", "many"])
+def test_a_wrong_number_of_rows_is_refused(tmp_path: Path, groups: str) -> None:
+    done = train(tmp_path / "run", *SHRUNK["ppo"], RLTEMPLATE_ROW_GROUPS=groups)
+    assert done.returncode == 2
+    assert "expected a number of rows" in done.stderr

@@ -1,0 +1,310 @@
+"""The way `blas` agrees with torch in values, gradients and corner cases; a row depends on itself alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from conftest import ROOT, Configure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltemplate.determinism import kernels
+from rltemplate.determinism.switches import prepared
+from rltemplate.learning.networks import mlp
+from rltemplate.learning.optim import FlatModule, gradient
+
+ELEMENTARY = ("exp", "log", "sqrt", "tanh")
+BATCHES = (1, 2, 7, 8, 9, 64, 300, 305, 700)
+
+
+@pytest.fixture
+def blas() -> Iterator[None]:
+    kernels.use("blas")
+    yield
+    kernels.use("plain")
+
+
+def network(*sizes: int, activation: str = "tanh", double: bool = False) -> kernels.Rows:
+    net = mlp(sizes, activation, torch.Generator().manual_seed(3))
+    return net.double() if double else net
+
+
+def numbers(*shape: int, double: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(shape, generator=generator, dtype=torch.float64 if double else torch.float32)
+
+
+def values_and_gradients(net: nn.Module, x: Tensor) -> list[Tensor]:
+    leaf = x.clone().requires_grad_()
+    y = net(leaf)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *net.parameters()])]
+
+
+def in_both_ways(compute: Callable[[], list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """What `compute` gives in the way `plain` and in the way `blas`."""
+    kernels.use("plain")
+    plain = compute()
+    kernels.use("blas")
+    return list(zip(plain, compute(), strict=True))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("rows", BATCHES)
+def test_networks_and_their_gradients_agree_with_torch(blas: None, activation: str, rows: int) -> None:
+    for double, close in ((False, 2e-5), (True, 1e-12)):
+        net, x = (
+            network(11, 40, 33, 3, activation=activation, double=double),
+            numbers(rows, 11, double=double),
+        )
+        for plain, ours in in_both_ways(partial(values_and_gradients, net, x)):
+            assert ours.shape == plain.shape
+            assert ours.dtype == plain.dtype
+            scale = plain.abs().max().item()
+            assert torch.allclose(ours, plain, rtol=0.0, atol=close * max(scale, 1e-3))
+
+
+@pytest.mark.parametrize(("size_in", "size_out"), [(4, 64), (64, 1), (1, 1), (376, 34), (17, 320), (1, 5)])
+def test_layers_of_all_shapes_agree_with_torch(blas: None, size_in: int, size_out: int) -> None:
+    net = network(size_in, size_out)
+    for rows in (1, 8, 333):
+        for plain, ours in in_both_ways(partial(values_and_gradients, net, numbers(rows, size_in))):
+            assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-5 * (1.0 + plain.abs().max().item()))
+
+
+@pytest.mark.parametrize("last", [None, kernels.Tanh(), nn.ReLU(), kernels.Elu()])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_the_derivatives(blas: None, last: nn.Module | None, bias: bool) -> None:
+    layers: list[nn.Module] = []
+    for size_in, size_out, activation in ((3, 5, kernels.Tanh()), (5, 1, kernels.Elu()), (1, 4, last)):
+        layer = kernels.Linear(size_in, size_out, bias=bias, dtype=torch.float64)
+        for i, parameter in enumerate(layer.parameters()):
+            parameter.data.copy_(
+                numbers(size_out + i, size_in, double=True)[i:]
+                .reshape(-1)[: parameter.numel()]
+                .view_as(parameter)
+            )
+        layers += [layer] if activation is None else [layer, activation]
+    net = kernels.Rows(*layers)
+    named = dict(net.named_parameters())
+
+    def call(x: Tensor, *parameters: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(net, dict(zip(named, parameters, strict=True)), (x,))
+        return result
+
+    given = [numbers(6, 3, double=True), *(p.detach().clone() for p in named.values())]
+    assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in given])
+
+
+@pytest.mark.parametrize("name", ELEMENTARY)
+def test_elementary_functions_agree_with_torch(blas: None, name: str) -> None:
+    function: Callable[[Tensor], Tensor] = getattr(kernels, name)
+    for double in (False, True):
+        base = numbers(30, 14, double=double).abs() + 0.1
+        for x in (base, base.T, base[:, ::3], base[2, 2], base[:1].expand(5, 14), base[:0]):
+
+            def compute(x: Tensor = x) -> list[Tensor]:
+                leaf = x.detach().requires_grad_()
+                y = function(leaf)
+                assert torch.equal(function(x), y.detach()), "the gradient changes the value"
+                return [y.detach(), *torch.autograd.grad(y.sum(), leaf)]
+
+            for plain, ours in in_both_ways(compute):
+                assert ours.shape == plain.shape == x.shape
+                assert torch.allclose(ours, plain, rtol=1e-6, atol=1e-14 if double else 2e-7)
+                assert ours.dtype == plain.dtype
+    assert torch.autograd.gradcheck(function, [(numbers(9, double=True).abs() + 0.1).requires_grad_()])
+
+
+def test_infinities_are_no_errors(blas: None) -> None:
+    x = torch.tensor([-torch.inf, -1.0, 0.0, 200.0, torch.inf, torch.nan])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for plain, ours in in_both_ways(lambda: [getattr(kernels, name)(x) for name in ELEMENTARY]):
+            assert torch.equal(plain.isnan(), ours.isnan())
+            assert torch.allclose(plain.nan_to_num(), ours.nan_to_num())
+        net = network(6, 20, 2)
+        assert net(x[None]).isnan().all()
+
+
+def test_inputs_of_any_rank_and_no_rows(blas: None) -> None:
+    net, x = network(5, 17, 2), numbers(4, 3, 5)
+    assert torch.equal(net(x), net(x.reshape(-1, 5)).view(4, 3, 2))
+    assert torch.equal(net(x[0, 0]), net(x[0])[0])
+    assert net(x[:0, 0]).shape == (0, 2)
+    assert torch.autograd.grad(net(x[:0, 0]).sum(), list(net.parameters()))[0].abs().max() == 0.0
+
+
+def test_a_chain_is_its_layers_one_by_one(blas: None) -> None:
+    """Layers among others of a kind that the chain does not know give the same bits as the chain."""
+    chain = network(7, 40, 40, 3, activation="elu")
+    loose = kernels.Rows(nn.Identity(), *chain)
+    x = numbers(50, 7)
+    for a, b in zip(values_and_gradients(chain, x), values_and_gradients(loose, x), strict=True):
+        assert torch.equal(a, b)
+    with_gradient = chain(x).detach()
+    with torch.no_grad():
+        assert torch.equal(chain(x), with_gradient)
+
+
+def test_only_wanted_gradients_are_made(blas: None) -> None:
+    net, x = network(4, 16, 2), numbers(9, 4).requires_grad_()
+    first, second = net[0], net[2]
+    assert isinstance(first, kernels.Linear)
+    assert isinstance(second, kernels.Linear)
+    everything = dict(
+        zip(
+            ["x", *dict(net.named_parameters())],
+            torch.autograd.grad(net(x).sum(), [x, *net.parameters()]),
+            strict=True,
+        )
+    )
+    first.weight.requires_grad_(False)
+    second.bias.requires_grad_(False)
+    net(x).sum().backward()
+    assert first.weight.grad is None
+    assert second.bias.grad is None
+    assert x.grad is not None
+    assert torch.equal(x.grad, everything["x"])
+    assert first.bias.grad is not None
+    assert torch.equal(first.bias.grad, everything["0.bias"])
+    assert second.weight.grad is not None
+    assert torch.equal(second.weight.grad, everything["2.weight"])
+
+
+def test_flat_parameters_have_the_gradient_of_the_module(blas: None) -> None:
+    net, x = network(4, 16, 2), numbers(9, 4)
+    wanted = torch.cat([g.reshape(-1) for g in values_and_gradients(net, x)[2:]])
+    flat = FlatModule(net)
+    with torch.no_grad():
+        found, _ = gradient(lambda leaf: (flat.call(leaf, x).square().sum(), None), flat.flat)
+    assert torch.equal(found, wanted)
+
+
+def test_weights_changed_before_the_gradient_are_noticed(blas: None) -> None:
+    net, x = network(4, 16, 2), numbers(9, 4)
+    y = net(x)
+    with torch.no_grad():
+        next(iter(net.parameters())).add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_does_not_fit_is_refused(blas: None) -> None:
+    net = network(4, 2)
+    with pytest.raises(TypeError, match="does not fit"):
+        net(numbers(3, 4, double=True))
+    with pytest.raises(TypeError, match="does not fit"):
+        net(numbers(3, 5))
+
+
+def test_sums_agree_with_torch(blas: None) -> None:
+    for size in (3, 5000, 40_000):
+        x = numbers(size)
+        assert torch.allclose(kernels.total(x), x.sum(dtype=torch.float64).float(), rtol=1e-5, atol=1e-4)
+    leaf = numbers(5000).requires_grad_()
+    assert torch.equal(torch.autograd.grad(kernels.total(leaf), leaf)[0], torch.ones(5000))
+
+
+def test_one_thread_is_enough_for_the_blas() -> None:
+    library = kernels.blas_library()
+    if library is None:
+        pytest.skip("numpy has another BLAS here")
+    library.scipy_openblas_set_num_threads64_(2)
+    assert kernels.blas_threads() == 2
+    kernels.use("blas")
+    try:
+        assert kernels.blas_threads() == 1
+    finally:
+        kernels.use("plain")
+
+
+def test_plain_is_torch_itself() -> None:
+    net, x = network(11, 64, 1), numbers(33, 11)
+    first, last = net[0], net[2]
+    assert isinstance(first, kernels.Linear)
+    assert isinstance(last, kernels.Linear)
+    hidden = torch.tanh(F.linear(x, first.weight, first.bias))
+    assert torch.equal(net(x), F.linear(hidden, last.weight, last.bias))
+    for name in ELEMENTARY:
+        assert torch.equal(getattr(kernels, name)(x.abs()), getattr(torch, name)(x.abs()))
+
+
+# --- Rows, under the kernels of the profile --------------------------------------------------------------
+
+ROWS = """
+import json, sys
+import numpy as np, torch
+from rltemplate.determinism import kernels
+from rltemplate.config.loading import from_dict
+from rltemplate.determinism import switches as determinism
+config = from_dict(json.loads(sys.stdin.read()))
+determinism.apply(config.determinism, config.num_threads)
+generator = torch.Generator().manual_seed(0)
+shapes = [(4, 64), (11, 64), (64, 64), (64, 3), (64, 1), (17, 256), (256, 256), (256, 12), (256, 1)]
+shapes += [(376, 256), (256, 34), (33, 320), (64, 7), (1, 64)]
+batches = [1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 31, 32, 33, 64, 100, 255, 256, 305, 511, 512, 1000, 2048]
+plain, ours = set(), set()
+torch.set_grad_enabled(False)
+for size_in, size_out in shapes:
+    for kind in (torch.float32, torch.float64):
+        layer = kernels.Linear(size_in, size_out, dtype=kind)
+        layer.weight.data = torch.randn(size_out, size_in, generator=generator, dtype=kind)
+        layer.bias.data = torch.randn(size_out, generator=generator, dtype=kind)
+        rows = torch.randn(2100, size_in, generator=generator, dtype=kind)
+        weight = layer.weight.numpy()
+        ways = {"ours": (ours, layer), "plain": (plain, lambda x: torch.from_numpy(x.numpy() @ weight.T))}
+        for found, way in ways.values():
+            torch.set_num_threads(1)
+            whole, order = way(rows), torch.randperm(2100, generator=generator)
+            if not torch.equal(way(rows[order]), whole[order]):
+                found.add(f"{size_in}x{size_out} {kind} in another order")
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                for size in batches:
+                    for first in (0, 37):
+                        if not torch.equal(way(rows[first : first + size]), whole[first : first + size]):
+                            found.add(f"{size_in}x{size_out} {kind} {size} rows, {threads} threads")
+# The order of summation, on a layer that has all kinds of kernels in it: one chain of fused multiply-adds,
+# for which 64 bits of mantissa are enough to round but once.
+x, w = rows[:40, :1].float().repeat(1, 24), torch.randn(36, 24, generator=generator)
+x = x * torch.randn(24, generator=generator)
+layer = kernels.Linear(24, 36, bias=False)
+layer.weight.data = w
+chain = np.zeros((40, 36), np.float32)
+for k in range(24):
+    exact = x[:, k : k + 1].numpy().astype(np.longdouble) * w[:, k].numpy().astype(np.longdouble)
+    chain = (exact + chain).astype(np.float32)
+same = float((layer(x).numpy() == chain).mean())
+print(json.dumps({"ours": sorted(ours), "plain": len(plain), "chain": same}))
+"""
+
+
+def test_a_row_depends_on_that_row_alone(configure: Configure) -> None:
+    config = configure("determinism=profile")
+    from rltemplate.config.loading import to_dict
+
+    environment = prepared({**os.environ, "PYTHONPATH": str(ROOT)}, config.determinism, 1)
+    done = subprocess.run(
+        [sys.executable, "-c", ROWS],
+        input=json.dumps(to_dict(config)),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if "this machine cannot be x86-avx2" in done.stderr:
+        pytest.skip("this machine does not have the profile's instructions")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ours"] == []
+    assert found["plain"] > 100, (
+        "the library's own products are said to depend on the batch: nothing was tried"
+    )
+    assert found["chain"] == 1.0

@@ -1,0 +1,311 @@
+"""Switches take effect where they are read back, and one that does not take stops the run."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, Command, Configure
+from gymnasium import spaces
+
+from rltemplate.analysis.compare import compare_runs
+from rltemplate.determinism import golden, switches
+from rltemplate.determinism.machine import cpu_identity
+from rltemplate.determinism.switches import prepared, process_environment, resolve_device
+from rltemplate.determinism.variables import influences
+from rltemplate.envs.envs import Envs, EnvSpec
+from rltemplate.types import ConfigError
+
+# Indexed gradients with two threads give several results unless torch is told to be deterministic.
+SCRIPT = """
+import json, random, sys
+import numpy as np, torch
+from rltemplate.config.loading import from_dict
+from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.determinism import switches as determinism
+from rltemplate.types import ConfigError
+config = from_dict(json.loads(sys.stdin.read()))
+try:
+    settings = determinism.apply(config.determinism, config.num_threads, config.compile)
+    settings = determinism.confirm(settings)
+except ConfigError as error:
+    print(json.dumps({"refused": str(error)}))
+    sys.exit()
+seed_foreign_code(config.seed)
+draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+generator = torch.Generator().manual_seed(0)
+index = torch.randint(50, (200_000,), generator=generator)
+values = torch.randn(200_000, generator=generator)
+results = set()
+for i in range(2000):  # on busy cores the threads rarely meet
+    results.add(torch.zeros(50).index_put_((index,), values, accumulate=True).numpy().tobytes())
+    if i >= 40 and (len(results) > 1 or settings["deterministic_algorithms"]):
+        break
+small = torch.full((300_003,), sys.float_info.min, dtype=torch.float64)
+tiny = int((small * 0.25).count_nonzero())  # in all threads
+total = float(torch.randn(300_003, generator=generator).sum())  # each thread has a part of its own
+seen = {"results": len(results), "draws": draws, "sum": total, "tiny": tiny}
+print(json.dumps({"settings": settings, "compiler": "torch._inductor" in sys.modules, **seen}))
+"""
+
+
+def report(configure: Configure, *overrides: str, **variables: str) -> dict[str, object]:
+    """What the script sees in the process of a run; of the variables, those called X_forced are set there."""
+    from rltemplate.config.loading import to_dict
+
+    config = configure(*overrides)
+    forced = {name: value for name, value in variables.items() if name.endswith("_forced")}
+    base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    environment = prepared(base, config.determinism, config.num_threads)
+    environment |= {name.removesuffix("_forced"): value for name, value in forced.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(to_dict(config)),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen: dict[str, object] = json.loads(done.stdout)
+    return seen
+
+
+def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(configure: Configure) -> None:
+    repeat = report(configure, "determinism=repeat", "num_threads=2")
+    fast = report(configure, "determinism=fast", "num_threads=2")
+    settings = repeat["settings"]
+    assert isinstance(settings, dict)
+    assert settings["deterministic_algorithms"] is True
+    assert settings["torch_num_threads"] == 2
+    assert settings["python_hash_seed"] == "0"
+    assert repeat["results"] == 1
+    if len(os.sched_getaffinity(0)) > 1:
+        assert isinstance(fast["results"], int)
+        assert fast["results"] > 1
+    assert repeat["compiler"] is False, "importing the compiler costs every run a second"
+
+
+def test_no_variable_takes_threads_away(configure: Configure) -> None:
+    inherited = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0"}
+    one, two = (report(configure, f"num_threads={threads}") for threads in (1, 2))
+    limited = report(configure, "num_threads=2", **inherited)
+    assert two["sum"] != one["sum"], "the sum cannot tell how many threads there are"
+    assert limited["sum"] == two["sum"]
+    assert isinstance(limited["settings"], dict)
+    assert limited["settings"]["parallel_threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("OMP_DYNAMIC", "true", "openmp_dynamic should be False and is True"),
+        ("OMP_THREAD_LIMIT", "1", "parallel_threads should be 2 and is 1"),
+        pytest.param(
+            *("OMP_MAX_ACTIVE_LEVELS", "0", "parallel_threads should be 2 and is 1"), marks=pytest.mark.long
+        ),
+    ],
+)
+def test_threads_that_are_missing_stop_the_run(
+    configure: Configure, variable: str, value: str, problem: str
+) -> None:
+    seen = report(configure, "num_threads=2", **{f"{variable}_forced": value})
+    assert problem in str(seen["refused"])
+
+
+def test_the_code_of_others_draws_the_same_again(configure: Configure) -> None:
+    first, again, other = (report(configure, f"seed={seed}")["draws"] for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_switch_that_did_not_take_stops_the_run(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was not prepared: its hash seed is another one than the level asks for."""
+    config = configure()
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    threads, algorithms = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        with pytest.raises(ConfigError, match="python_hash_seed should be 0 and is 7"):
+            switches.apply(config.determinism, threads)
+    finally:
+        torch.set_deterministic_debug_mode("error" if algorithms else "default")
+
+
+@pytest.mark.parametrize(
+    ("switch", "variable", "problem"),
+    [
+        ("onednn_isa=AVX2", "ONEDNN_MAX_CPU_ISA=SSE41", "onednn_isa should be AVX2 and is SSE41"),
+        ("onednn_isa=NONSENSE", "ONEDNN_MAX_CPU_ISA=SSE41", "cannot be read back; use one of SSE41"),
+        ("numpy_without=X86_V3", "NPY_DISABLE_CPU_FEATURES=AVX512_ICL", "numpy_instructions should be"),
+        ("products=plain", "OPENBLAS_NUM_THREADS=1", None),  # set from inside as well
+    ],
+)
+def test_every_level_reads_its_switches_back(
+    configure: Configure, switch: str, variable: str, problem: str | None
+) -> None:
+    if not {"avx2", "fma"} <= cpu_identity()[1]:
+        pytest.skip("this CPU has none of it")
+    name, value = variable.split("=")
+    seen = report(configure, f"determinism.{switch}", "num_threads=2", **{f"{name}_forced": value})
+    if problem is not None:
+        assert problem in str(seen["refused"])
+    else:
+        assert isinstance(seen["settings"], dict)
+        assert seen["settings"]["blas_threads"] == 2
+
+
+def test_a_level_names_what_its_process_needs(configure: Configure) -> None:
+    repeat, fast = (configure(f"determinism={level}").determinism for level in ("repeat", "fast"))
+    assert process_environment(repeat, 3)["OMP_NUM_THREADS"] == "3"
+    assert process_environment(repeat, 1)["PYTHONHASHSEED"] == "0"
+    assert process_environment(fast, 1)["PYTHONHASHSEED"] is None
+
+
+def test_threads_that_wait_soon_sleep_unless_somebody_says_otherwise(configure: Configure) -> None:
+    switches = configure().determinism
+    assert 0 < int(prepared({}, switches, 2)["GOMP_SPINCOUNT"]) <= 10_000
+    for name, value in (("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "7")):
+        kept = prepared({name: value}, switches, 2)
+        assert {key: kept[key] for key in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if key in kept} == {
+            name: value
+        }
+    assert influences(prepared({}, switches, 2)).keys().isdisjoint({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+
+
+def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="use device=cpu"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto").type == "cuda"
+
+
+# --- The compiler ----------------------------------------------------------------------------------------
+
+
+def test_a_compiled_run_says_which_compiler_it_has(configure: Configure, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++ (made up) 99.1'\necho 'more of it'\n")
+    compiler.chmod(0o755)
+    settings = report(configure, "compile=true", CXX=str(compiler))["settings"]
+    assert isinstance(settings, dict)
+    assert settings["cpp_compiler"] == "g++ (made up) 99.1"
+
+
+@pytest.mark.long
+def test_what_compiled_runs_differ_in_is_named(train_command: Command, tmp_path: Path) -> None:
+    words = ["env=CartPole", "compile=true", "total_env_steps=64", "eval_every=0", *SHRUNK["ppo"]]
+    told = {"TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG": "1", "DNNL_DEFAULT_FPMATH_MODE": "BF16"}
+    idle = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "MKL_DOMAIN_NUM_THREADS": "MKL_DOMAIN_BLAS=1"}
+    for name, variables in (("a", {}), ("b", told | idle)):
+        done = train_command(*words, "logger=none", "video_every=0", f"run_dir={name}", **variables)
+        assert done.returncode == 0, done.stderr
+    found = compare_runs(tmp_path / "a", tmp_path / "b").differences
+    assert {one.key for one in found if one.section in ("environment", "settings")} == set(told)
+    record = json.loads((tmp_path / "a" / "record.json").read_text())
+    assert record["determinism"]["settings"]["cpp_compiler"]
+
+
+# --- Denormal numbers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast_math(tmp_path: Path) -> Iterator[Path]:
+    """A library that switches flushing on when it is loaded, as everything linked with -ffast-math may."""
+    compiler = shutil.which("cc")
+    if compiler is None or os.uname().machine != "x86_64":
+        pytest.skip("needs a C compiler, and a library for x86-64")
+    source, library = tmp_path / "fast.c", tmp_path / "fast.so"
+    # GCC 13 and later link the same without being asked into programs only.
+    source.write_text(
+        "#include <xmmintrin.h>\n"
+        "__attribute__((constructor)) static void fast(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }\n"
+    )
+    subprocess.run([compiler, "-O2", "-ffast-math", "-shared", "-fPIC", source, "-o", library], check=True)
+    yield library
+    torch.set_flush_denormal(False)
+
+
+def flushes() -> bool:
+    return not sys.float_info.min * float("0.5") > 0.0
+
+
+class Hasty(gym.Env[np.ndarray, Any]):
+    """Loads a library when it is made, reset or stepped."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, library: str, when: str, render_mode: str | None = None) -> None:
+        self.library, self.when = library, when
+        self._load("make")
+
+    def _load(self, now: str) -> None:
+        if now == self.when:
+            ctypes.CDLL(self.library)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode."""
+        self._load("reset")
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        """Give 1 for denormal numbers that stay what they are."""
+        kept = float(not flushes())
+        self._load("step")
+        return np.zeros(1), kept, False, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("when", ["make", "reset", "step"])
+def test_a_library_of_an_environment_flushes_nothing(fast_math: Path, when: str, num_workers: int) -> None:
+    gym.register("Hasty-v0", entry_point="test_determinism:Hasty")
+    spec = EnvSpec("Hasty-v0", None, {"library": str(fast_math), "when": when})
+    envs = Envs(spec, 1, [0], num_workers)
+    try:
+        envs.reset()
+        rewards = [envs.step(np.zeros((1, 1), np.int64)).reward[0] for _ in range(3)]
+        assert rewards == [1.0, 1.0, 1.0]
+        assert not flushes()
+    finally:
+        envs.close()
+        del gym.registry["Hasty-v0"]
+
+
+def test_a_preloaded_library_flushes_nothing(configure: Configure, fast_math: Path) -> None:
+    seen = report(configure, "num_threads=2", LD_PRELOAD=str(fast_math))
+    assert seen["tiny"] == 300_003
+    assert isinstance(seen["settings"], dict)
+    assert seen["settings"]["flush_to_zero"] is False
+
+
+def test_flushing_that_stays_on_is_refused_and_changes_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str:
+        monkeypatch.setattr(golden, "PARTS", {"denormals": golden.PARTS["denormals"]})
+        return golden.digests(physics=False)["denormals"]
+
+    kept, switch = digest(), torch.set_flush_denormal
+    settings = switches.read_back()
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
+    try:
+        switch(True)
+        assert digest() != kept
+        with pytest.raises(ConfigError, match="flush_to_zero should be False and is True after the env"):
+            switches.confirm(settings)
+        with pytest.raises(ConfigError, match="cannot be switched off here"):
+            Envs(EnvSpec("CartPole-v1", None, {}), 1, [0])
+    finally:
+        switch(False)

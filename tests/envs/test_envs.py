@@ -1,0 +1,171 @@
+"""What algorithms see of environments: spaces, seeding, episode ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rltemplate.envs.envs import (
+    Codec,
+    Envs,
+    EnvSpec,
+    make_env,
+)
+from rltemplate.rng import env_seeds
+from rltemplate.types import ConfigError, Episode
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def scripted(num: int = 2, **kwargs: Any) -> Envs:
+    return Envs(EnvSpec("Scripted-v0", None, kwargs), num, list(range(num)))
+
+
+def codec(obs: spaces.Space[Any] = BOX, action: spaces.Space[Any] = BOX) -> Codec:
+    return Codec("Some-v0", obs, action)
+
+
+def test_box_observations_of_any_shape_are_flattened() -> None:
+    shaped = codec(spaces.Box(-1, 1, (2, 3, 2), np.float64))
+    raw = np.arange(24.0).reshape(2, 2, 3, 2)
+    assert shaped.obs_size == 12
+    assert shaped.encode_obs(raw).dtype == np.float32
+    assert shaped.encode_obs(raw).tolist() == raw.reshape(2, 12).tolist()
+
+
+def test_discrete_observations_become_one_hot_from_their_start() -> None:
+    assert codec(spaces.Discrete(3, start=5)).encode_obs([5, 7]).tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_actions_reach_the_bounds_exactly_and_never_pass_them() -> None:
+    low, high = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 7.3, -1.1], np.float32)
+    wide = codec(action=spaces.Box(low, high))
+    native = wide.decode_action(np.array([[-1, -1, -1], [1, 1, 1], [-9, 9, 0]], np.float32))
+    np.testing.assert_array_equal(native[0], low)
+    np.testing.assert_array_equal(native[1], high)
+    np.testing.assert_allclose(native[2], [-0.4, 7.3, -2.05], rtol=1e-6)
+    assert all(wide.action_space.contains(row) for row in native)
+
+
+def test_unbounded_action_components_pass_unscaled() -> None:
+    free = codec(action=spaces.Box(np.array([-np.inf, -2.0]), np.array([np.inf, 2.0]), dtype=np.float64))
+    assert free.decode_action(np.array([[5.0, 0.5]])).tolist() == [[5.0, 1.0]]
+    assert not free.bounded
+
+
+def test_integer_actions_start_where_the_space_starts() -> None:
+    one = codec(action=spaces.Discrete(3, start=-1))
+    several = codec(action=spaces.MultiDiscrete([3, 2]))
+    assert one.decode_action(np.array([[0], [2]])).tolist() == [-1, 1]
+    assert several.decode_action(np.array([[2, 1]])).tolist() == [[2, 1]]
+    assert (one.nvec, several.nvec) == ((3,), (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "words"),
+    [
+        (BOX, spaces.Box(1.0, 1.0, (2,)), ["action space Box(1.0, 1.0", "nothing to choose"]),
+        (BOX, spaces.Box(-1.0, 1.0, (0,)), ["action space", "holds no numbers"]),
+        (BOX, spaces.MultiDiscrete([]), ["action space MultiDiscrete([])", "holds no numbers"]),
+        (spaces.Box(-1.0, 1.0, (0, 3)), BOX, ["observation space", "holds no numbers"]),
+        (spaces.Dict({"a": BOX}), BOX, ["Dict", "FlattenObservation"]),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX, ["images", "(84, 84, 3)"]),
+        (BOX, spaces.Tuple([BOX]), ["action space", "Tuple"]),
+        (BOX, spaces.MultiBinary(3), ["action space", "MultiBinary"]),
+    ],
+)
+def test_spaces_that_do_not_fit_are_refused_in_a_line(
+    obs: spaces.Space[Any], action: spaces.Space[Any], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        codec(obs, action)
+    message = str(refusal.value)
+    assert all(word in message for word in ["Some-v0", *words])
+    assert "\n" not in message
+
+
+def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:
+    envs = scripted(num=2, length=2, truncate=True)
+    assert envs.reset().tolist() == [[0, 0], [0, 0]]
+    first = envs.step(np.zeros((2, 1), np.int64))
+    assert first.episodes == []
+    assert first.obs is first.next_obs
+    end = envs.step(np.zeros((2, 1), np.int64))
+    assert end.truncated.tolist() == [True, True]
+    assert end.terminated.tolist() == [False, False]
+    assert end.next_obs.tolist() == [[0, 2], [0, 2]]
+    assert end.obs.tolist() == [[1, 0], [1, 0]]
+    assert end.episodes == [Episode(3.0, 2), Episode(3.0, 2)]
+    again = envs.step(np.zeros((2, 1), np.int64))
+    assert again.obs.tolist() == [[1, 1], [1, 1]]  # no phantom step in between
+    assert again.reward.tolist() == [1.0, 1.0]
+    envs.close()
+
+
+def test_only_ended_environments_are_reset() -> None:
+    envs = Envs(EnvSpec("CartPole-v1", 5, {}), 3, env_seeds(1, "env", 3))
+    envs.reset()
+    for _ in range(4):
+        step = envs.step(np.array([[0], [1], [0]]))
+        assert step.obs is step.next_obs
+    step = envs.step(np.array([[0], [1], [0]]))
+    assert step.truncated.all()
+    assert not np.array_equal(step.obs, step.next_obs)
+    envs.close()
+
+
+def test_workers_give_the_same_as_one_process() -> None:
+    results = []
+    for async_envs in (False, True):
+        envs = Envs(EnvSpec("CartPole-v1", 12, {}), 2, [5, 6], async_envs)
+        trail = [envs.reset().tolist()]
+        for t in range(40):
+            step = envs.step(np.array([[t % 2], [(t // 2) % 2]]))
+            trail.append([step.obs.tolist(), step.next_obs.tolist(), step.reward.tolist(), step.episodes])
+        envs.close()
+        results.append(trail)
+    assert results[0] == results[1]
+
+
+def test_environments_of_one_run_start_differently() -> None:
+    envs = Envs(EnvSpec("CartPole-v1", None, {}), 4, env_seeds(1, "env", 4))
+    starts = envs.reset()
+    assert len({tuple(row) for row in starts.tolist()}) == 4
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (EnvSpec("Hoper-v5", None, {}), ["Hoper", "Hopper-v5"]),
+        (EnvSpec("ALE/Pong-v5", None, {}), ["ALE"]),
+        (EnvSpec("CartPole-v1", None, {"wheels": 4}), ["env.kwargs", "wheels"]),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_a_line(spec: EnvSpec, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_env(spec)
+    assert all(word in str(refusal.value) for word in words)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(**_: Any) -> gym.Env[Any, Any]:
+        raise gym.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
+
+    gym.register("NeedsPackage-v0", entry_point=missing)
+    with pytest.raises(ConfigError, match="pip install pygame"):
+        make_env(EnvSpec("NeedsPackage-v0", None, {}))
+    gym.registry.pop("NeedsPackage-v0")
+
+
+def test_mujoco_warnings_leave_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make_env(EnvSpec("HalfCheetah-v5", None, {}))
+    env.reset(seed=1)
+    env.close()
+    assert list(tmp_path.iterdir()) == []

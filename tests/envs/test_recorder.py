@@ -1,0 +1,590 @@
+"""Environments go on exactly from a file: in another process, and only where they can."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rltemplate.envs.envs import Envs, EnvSpec, make_env
+from rltemplate.envs.recorder import Recorder
+from rltemplate.rng import env_seeds
+from rltemplate.types import ConfigError
+
+HERE = Path(__file__).resolve().parent
+FURTHER = 200  # steps after the snapshot
+
+# The time limit ends episodes of those that never fall over.
+LIMITS = {
+    "CartPole-v1": None,
+    "Pendulum-v1": 70,
+    "LunarLander-v3": None,
+    "BipedalWalker-v3": 60,
+    "Hopper-v5": None,
+    "HalfCheetah-v5": 60,
+    "Humanoid-v5": None,
+    "Ant-v5": 60,
+    "Walker2d-v5": None,
+    "Swimmer-v5": 60,
+    "Pusher-v5": 60,
+    "Reacher-v5": None,
+    "InvertedPendulum-v5": None,
+    "InvertedDoublePendulum-v5": None,
+}
+MOMENTS = ("first episode", "mid-episode", "just ended")
+
+
+class Case(NamedTuple):
+    """One run that is saved at one moment."""
+
+    env_id: str
+    num_envs: int
+    moment: str
+    save_workers: int = 0
+    load_workers: int = 0
+
+    @property
+    def file(self) -> str:
+        return "-".join(map(str, self)).replace(" ", "_") + ".pt"
+
+    def envs(self, num_workers: int, seed: int) -> Envs:
+        spec = EnvSpec(self.env_id, LIMITS[self.env_id], {})
+        return Envs(spec, self.num_envs, env_seeds(seed, "env", self.num_envs), num_workers)
+
+
+def action(envs: Envs, t: int) -> np.ndarray:
+    """The actions of step `t`, which depend on nothing else."""
+    rng = np.random.default_rng(t)
+    if envs.codec.continuous:
+        return rng.uniform(-1, 1, (envs.num_envs, envs.codec.action_size)).astype(np.float32)
+    return rng.integers(0, envs.codec.nvec, (envs.num_envs, envs.codec.action_size))
+
+
+def play(envs: Envs, start: int, steps: int) -> list[list[Any]]:
+    """All that steps `start` to `start + steps` give, to the last bit."""
+    trail = []
+    for t in range(start, start + steps):
+        step = envs.step(action(envs, t))
+        episodes = [[e.episode_return.hex(), e.length] for e in step.episodes]
+        trail.append([*(array.tobytes().hex() for array in step[:5]), episodes])
+    return trail
+
+
+def reach(envs: Envs, moment: str) -> int:
+    """Start, go to a moment of that kind, and return the number of steps it took."""
+    envs.reset()
+    if moment == "first episode":
+        assert not any(episodes for *_, episodes in play(envs, 0, 2))
+        return 2
+    t, ended = 0, 0
+    while ended < 2 * envs.num_envs + 1:  # at least one of them is in its third episode or beyond
+        ended += len(play(envs, t, 1)[0][-1])
+        t += 1
+    if moment == "just ended":
+        return t
+    while play(envs, t, 7)[-1][-1]:
+        t += 7
+    return t + 7
+
+
+def save(case: Case, folder: Path) -> None:
+    """Write the state at the case's moment."""
+    envs = case.envs(case.save_workers, seed=1)
+    t = reach(envs, case.moment)
+    torch.save({"t": t, "envs": envs.state_dict()}, folder / case.file)
+    envs.close()
+
+
+def go_on(folder: Path, cases: list[Case]) -> None:
+    """What the other process does: load, step on and write what came."""
+    for case in cases:
+        state = torch.load(folder / case.file, weights_only=True)
+        envs = case.envs(case.load_workers, seed=2)  # whose own seed leads elsewhere
+        envs.load_state_dict(state["envs"])
+        torch.save(play(envs, state["t"], FURTHER), folder / f"trail-{case.file}")
+        envs.close()
+
+
+def in_another_process(folder: Path, cases: list[Case]) -> None:
+    program = (
+        "import test_env_state as t, pathlib, sys;"
+        f"t.go_on(pathlib.Path(sys.argv[1]), [t.Case(*c) for c in {[tuple(case) for case in cases]!r}])"
+    )
+    places = os.pathsep.join([str(HERE), str(HERE.parent)])
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(folder)],
+        env=os.environ | {"PYTHONPATH": places},
+        check=True,
+    )
+
+
+def parted(case: Case, folder: Path) -> str:
+    """Where the other process first left the course of a run without interruption or snapshot."""
+    start = torch.load(folder / case.file, weights_only=True)["t"]
+    whole = case.envs(0, seed=1)
+    whole.reset()
+    expected = play(whole, 0, start + FURTHER)[start:]
+    whole.close()
+    came = torch.load(folder / f"trail-{case.file}", weights_only=True)
+    assert len(came) == FURTHER
+    assert any(episodes for *_, episodes in came)  # so that resets were among it
+    return next(
+        (
+            f"{case}, step {i}"
+            for i, pair in enumerate(zip(expected, came, strict=True))
+            if pair[0] != pair[1]
+        ),
+        "",
+    )
+
+
+def all_parted(cases: list[Case], folder: Path) -> list[str]:
+    """Where each of those cases parted that did."""
+    for case in cases:
+        save(case, folder)
+    in_another_process(folder, cases)
+    return [found for case in cases if (found := parted(case, folder))]
+
+
+def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
+    cases = [
+        *(Case("CartPole-v1", 3, moment) for moment in MOMENTS),
+        *(Case("Hopper-v5", 3, moment) for moment in MOMENTS),
+        Case("Pendulum-v1", 1, "mid-episode"),
+        Case("LunarLander-v3", 3, "mid-episode"),
+        Case("BipedalWalker-v3", 1, "just ended"),
+        Case("HalfCheetah-v5", 1, "just ended"),
+        Case("Humanoid-v5", 1, "mid-episode"),
+        Case("Ant-v5", 1, "mid-episode"),
+        Case("CartPole-v1", 3, "just ended", save_workers=3, load_workers=1),
+        Case("Hopper-v5", 3, "mid-episode", save_workers=2, load_workers=0),
+        Case("Pendulum-v1", 1, "first episode", save_workers=0, load_workers=1),
+    ]
+    assert all_parted(cases, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", LIMITS)
+def test_every_environment_goes_on_from_every_moment(env_id: str, tmp_path: Path) -> None:
+    kinds = itertools.product((1, 3), MOMENTS, ((0, 0), (1, 1)))
+    cases = [Case(env_id, num, moment, *modes) for num, moment, modes in kinds]
+    assert all_parted(cases, tmp_path) == []
+
+
+def test_the_comparison_sees_another_course(tmp_path: Path) -> None:
+    # Two environments change places: each repeats itself, and yet it is another run.
+    case = Case("CartPole-v1", 3, "mid-episode")
+    save(case, tmp_path)
+    state = torch.load(tmp_path / case.file, weights_only=True)
+    for values in (state["envs"]["states"], state["envs"]["returns"], state["envs"]["lengths"]):
+        values[0], values[1] = (
+            v.clone() if isinstance(v, torch.Tensor) else v for v in (values[1], values[0])
+        )
+    torch.save(state, tmp_path / case.file)
+    go_on(tmp_path, [case])
+    assert "step 0" in parted(case, tmp_path)
+
+
+# --- A piece that is missing or another one ----------------------------------------------------------------
+
+
+def running(env_id: str = "CartPole-v1", num: int = 2, steps: int = 75, **kwargs: Any) -> Envs:
+    envs = Envs(EnvSpec(env_id, None, kwargs), num, env_seeds(1, "env", num))
+    envs.reset()
+    play(envs, 0, steps)
+    return envs
+
+
+def restored(state: dict[str, Any], env_id: str = "CartPole-v1", num: int = 2, **kwargs: Any) -> Envs:
+    envs = Envs(EnvSpec(env_id, None, kwargs), num, env_seeds(2, "env", num))
+    envs.load_state_dict(state)
+    return envs
+
+
+def another_generator(state: dict[str, Any]) -> None:
+    state["states"][0]["generator"] = state["states"][1]["generator"]
+
+
+def no_generator(state: dict[str, Any]) -> None:
+    state["states"][0]["generator"] = None
+
+
+def generator_of_another_kind(state: dict[str, Any]) -> None:
+    state["states"][0]["generator"] = '{"bit_generator": "MT19937", "state": {}}'
+
+
+def last_action_missing(state: dict[str, Any]) -> None:
+    state["states"][1]["actions"] = state["states"][1]["actions"][:-1]
+
+
+def action_and_its_count_missing(state: dict[str, Any]) -> None:
+    last_action_missing(state)
+    state["states"][1]["lengths"][-1] -= 1
+    state["lengths"][1] -= 1
+
+
+def another_action(state: dict[str, Any]) -> None:
+    state["states"][1]["actions"][-2] ^= 1
+
+
+def earlier_episode_missing(state: dict[str, Any]) -> None:
+    recorded = state["states"][0]
+    recorded["actions"] = recorded["actions"][recorded["lengths"][0] :]
+    for name in ("options", "lengths", "outcomes"):
+        del recorded[name][0]
+
+
+def no_returns(state: dict[str, Any]) -> None:
+    state["returns"].zero_()
+
+
+def no_lengths(state: dict[str, Any]) -> None:
+    state["lengths"].zero_()
+
+
+def test_a_whole_state_is_taken() -> None:
+    envs = running()
+    assert play(restored(envs.state_dict()), 75, 50) == play(envs, 75, 50)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        another_generator,
+        no_generator,
+        generator_of_another_kind,
+        last_action_missing,
+        action_and_its_count_missing,
+        another_action,
+        earlier_episode_missing,
+        no_returns,
+        no_lengths,
+    ],
+)
+def test_a_state_without_one_of_its_pieces_is_refused(harm: Any) -> None:
+    state = running().state_dict()
+    harm(state)
+    with pytest.raises(ConfigError, match=r"CartPole-v1 does not repeat itself from its generator state and"):
+        restored(state)
+
+
+def test_workers_refuse_without_a_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    state = running().state_dict()
+    another_action(state)
+    envs = Envs(EnvSpec("CartPole-v1", None, {}), 2, [0, 1], num_workers=1)
+    with pytest.raises(ConfigError, match="does not repeat itself"):
+        envs.load_state_dict(state)
+    envs.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_state_of_something_else_is_refused_in_a_line() -> None:
+    state = running().state_dict()
+    with pytest.raises(ConfigError, match=r"env.num_envs=3: the checkpoint holds 2"):
+        restored(state, num=3)
+    with pytest.raises(ConfigError, match=r"env.id=Acrobot-v1: the checkpoint holds CartPole-v1"):
+        restored(state, "Acrobot-v1")
+
+
+def test_a_state_is_a_copy() -> None:
+    envs = running()
+    state = envs.state_dict()
+    at_once = play(restored(state), 75, 50)
+    assert play(envs, 75, 50) == at_once
+    assert play(restored(state), 75, 50) == at_once
+
+
+def test_before_the_first_reset_there_is_nothing_to_replay() -> None:
+    fresh = Envs(EnvSpec("CartPole-v1", None, {}), 2, [3, 4])
+    again = Envs(EnvSpec("CartPole-v1", None, {}), 2, [3, 4])
+    again.load_state_dict(fresh.state_dict())
+    assert again.reset().tolist() == fresh.reset().tolist()
+
+
+def test_only_training_is_recorded() -> None:
+    env: Any = make_env(EnvSpec("CartPole-v1", None, {}))
+    while env is not env.unwrapped:
+        assert not isinstance(env, Recorder)
+        env = env.env
+
+
+# --- Environments that are made in their own ways ----------------------------------------------------------
+
+
+class Walk(gym.Env[np.ndarray, Any]):
+    """A random walk of `length` steps; each kind of it keeps one more thing somewhere."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, length: int = 7, render_mode: str | None = None) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seeded(seed)
+        self.place, self.t = self.start(), 0
+        return self.place.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.place = self.place + self.np_random.normal(size=2) + self.pushed(action)
+        return self.place.copy(), self.reward(), False, self.t == self.length, {}
+
+    def seeded(self, seed: int | None) -> None:
+        """What a reset makes."""
+
+    def start(self) -> np.ndarray:
+        return self.np_random.normal(size=2)
+
+    def pushed(self, action: Any) -> Any:
+        return action
+
+    def reward(self) -> float:
+        return float(self.place[0])
+
+
+class SharedGenerator(Walk):
+    """A part made with the seed draws from the same generator."""
+
+    def seeded(self, seed: int | None) -> None:
+        if seed is not None:
+            self.part = self.np_random
+
+    def start(self) -> np.ndarray:
+        return self.part.normal(size=2)
+
+
+class TaskOfTheSeed(Walk):
+    """The seeded reset draws what all episodes share."""
+
+    def seeded(self, seed: int | None) -> None:
+        if seed is not None:
+            self.goal = self.np_random.normal()
+
+    def reward(self) -> float:
+        return float(self.place[0] - self.goal)
+
+
+class OtherGenerator(Walk):
+    """Replaces the generator that Gymnasium makes."""
+
+    kind: type[np.random.BitGenerator]
+
+    def seeded(self, seed: int | None) -> None:
+        if seed is not None:
+            self.np_random = np.random.Generator(self.kind(seed))
+
+
+class Mersenne(OtherGenerator):
+    kind = np.random.MT19937
+
+
+class Counting(OtherGenerator):
+    kind = np.random.Philox
+
+
+class SmallFast(OtherGenerator):
+    kind = np.random.SFC64
+
+
+class OlderGenerator(Walk):
+    """Has numpy's older kind of generator, as the environments of dm_control do."""
+
+    def seeded(self, seed: int | None) -> None:
+        if seed is not None:
+            self.np_random = np.random.RandomState(seed % 2**32)  # type: ignore[assignment]
+
+
+class NoGenerator(Walk):
+    """Moves by its actions alone, and never touches a generator."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.place, self.t = np.zeros(2), 0
+        return self.place.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.place = self.place + action
+        return self.place.copy(), self.reward(), False, self.t == self.length, {}
+
+
+class ChangesItsActions(Walk):
+    """Writes into the array it is given."""
+
+    def pushed(self, action: Any) -> Any:
+        action *= 0.5
+        action += self.place[0]
+        return action
+
+
+class SameArray(Walk):
+    """Gives the same array each time, and writes into it."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.given = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.given[:] = super().reset(seed=seed)[0]
+        return self.given, {}
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        self.given[:] = obs
+        return self.given, *rest
+
+
+class DiscreteKind(Walk):
+    """Moves by the type of its action as well as its value."""
+
+    action_space = spaces.Discrete(3, start=-1)
+
+    def pushed(self, action: Any) -> Any:
+        assert isinstance(action, np.int64)
+        return np.array([float(action), len(np.shape(action))])
+
+
+class SeveralDiscrete(Walk):
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def pushed(self, action: Any) -> Any:
+        assert (action.dtype, action.shape) == (np.int64, (2,))
+        return action
+
+
+class SignedZeros(Walk):
+    """Gives rewards whose sign shows only in their bits."""
+
+    def reward(self) -> float:
+        return 0.0 if self.t == 3 else -0.0
+
+
+class GeneratorOfItsOwn(Walk):
+    """Draws from a generator that nobody seeded."""
+
+    def seeded(self, seed: int | None) -> None:
+        if not hasattr(self, "own"):
+            self.own = np.random.default_rng()
+
+    def start(self) -> np.ndarray:
+        return self.own.normal(size=2)
+
+
+class CountsEpisodes(Walk):
+    """Keeps state across episodes and shows it."""
+
+    episodes = 0
+
+    def seeded(self, seed: int | None) -> None:
+        self.episodes += 1
+
+    def start(self) -> np.ndarray:
+        return np.full(2, float(self.episodes))
+
+
+class DrawsUnseen(CountsEpisodes):
+    """Keeps state across episodes that shows only in how far the generator got."""
+
+    def start(self) -> np.ndarray:
+        return np.zeros(2)
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.np_random.random(self.episodes)
+        return np.zeros(2), 0.0, False, self.t == self.length, {}
+
+
+class RewardsUnseen(CountsEpisodes):
+    """Keeps state across episodes that shows only in a reward on the way."""
+
+    def start(self) -> np.ndarray:
+        return np.zeros(2)
+
+    def reward(self) -> float:
+        return float(self.episodes) if self.t == 2 else 0.0
+
+
+class PartsLater(CountsEpisodes):
+    """Keeps state across episodes that shows only late in each of them."""
+
+    def start(self) -> np.ndarray:
+        return np.zeros(2)
+
+    def pushed(self, action: Any) -> Any:
+        return action * (self.episodes if self.t == self.length else 1)
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The id under which a class from above is registered."""
+    gym.register("Own-v0", entry_point=request.param)
+    yield "Own-v0"
+    gym.registry.pop("Own-v0")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Walk,
+        SharedGenerator,
+        TaskOfTheSeed,
+        Mersenne,
+        Counting,
+        SmallFast,
+        OlderGenerator,
+        NoGenerator,
+        ChangesItsActions,
+        SameArray,
+        DiscreteKind,
+        SeveralDiscrete,
+        SignedZeros,
+    ],
+    indirect=True,
+)
+@pytest.mark.parametrize("steps", [0, 5, 14, 25])
+def test_an_environment_that_repeats_itself_goes_on(own: str, steps: int, tmp_path: Path) -> None:
+    envs = running(own, steps=steps)
+    torch.save(envs.state_dict(), tmp_path / "state.pt")
+    again = restored(torch.load(tmp_path / "state.pt", weights_only=True), own)
+    assert play(again, steps, 30) == play(envs, steps, 30)
+
+
+@pytest.mark.parametrize(
+    "own", [GeneratorOfItsOwn, CountsEpisodes, DrawsUnseen, RewardsUnseen, PartsLater], indirect=True
+)
+def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
+    state = running(own, steps=25).state_dict()
+    with pytest.raises(ConfigError, match="the environment Own-v0 does not repeat itself") as refusal:
+        restored(state, own)
+    assert len(str(refusal.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("own", [CountsEpisodes], indirect=True)
+def test_state_across_episodes_is_no_matter_while_all_of_them_are_replayed(own: str) -> None:
+    envs = running(own, steps=12)  # in the second episode
+    assert play(restored(envs.state_dict(), own), 12, 30) == play(envs, 12, 30)
+
+
+def test_only_as_much_is_kept_as_is_replayed() -> None:
+    kept = running("CartPole-v1", num=1, steps=400).state_dict()["states"][0]
+    assert len(kept["lengths"]) == 2
+    assert len(kept["actions"]) == sum(kept["lengths"]) < 250
+    # What begins anew at every reset needs no episode before.
+    forgetful = running("Hopper-v5", num=1, steps=400).state_dict()["states"][0]
+    assert (len(forgetful["lengths"]), len(forgetful["actions"])) == (1, forgetful["lengths"][0])
+    # A Box2D world that outlives its episodes: the whole run is what led to where it is.
+    envs = Envs(EnvSpec("BipedalWalker-v3", 20, {}), 1, [1])
+    envs.reset()
+    play(envs, 0, 90)
+    assert envs.state_dict()["states"][0]["lengths"] == [20, 20, 20, 20, 10]

@@ -1,0 +1,776 @@
+"""Whole runs that are killed, interrupted, starved of disk or moved, and go on: nothing is lost.
+
+Real processes, real signals, a real file system that is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, git, small
+
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+
+OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
+TOTAL = {"ppo": 4800}  # environment steps
+WORK = {algo: small(algo, f"total_env_steps={TOTAL.get(algo, 1920)}", *OBSERVED) for algo in ALGORITHMS}
+MOMENT_S = 120.0  # as long as a busy machine may take for what takes seconds
+
+
+class Started:
+    """A process of the fork, with its standard error in a file."""
+
+    def __init__(self, fork: Path, log: Path, script: str, *words: str, **environment: str) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(fork / "scripts" / f"{script}.py"), *words],
+                cwd=log.parent,
+                env={**clean, **environment},
+                stdout=out,
+                stderr=out,
+            )
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait for something that the process does."""
+        limit = time.monotonic() + MOMENT_S
+        while not happened():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < limit, self.said
+            time.sleep(0.005)
+
+    def end(self) -> int:
+        """Its exit status, as Python gives it."""
+        return self.process.wait(timeout=MOMENT_S)
+
+    @property
+    def said(self) -> str:
+        """All that it wrote."""
+        return self.log.read_text()
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(fork: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start `scripts/<script>.py words`; what still runs at the end of the test is killed."""
+    started: list[Started] = []
+
+    def begin(script: str, *words: str, **environment: str) -> Started:
+        started.append(Started(fork, tmp_path / f"{len(started)}.log", script, *words, **environment))
+        return started[-1]
+
+    # Tests may have been started with nohup, which would let what they start ignore a closed terminal.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield begin
+    signal.signal(signal.SIGHUP, before)
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+@pytest.fixture(scope="module")
+def straight(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run that nobody interrupts, by algorithm."""
+    folder = tmp_path_factory.mktemp("straight")
+
+    def run(algo: str) -> Path:
+        if not (folder / algo).exists():
+            done = Started(fork, folder / f"{algo}.log", "train", *WORK[algo], f"run_dir={folder / algo}")
+            assert done.end() == 0, done.said
+        return folder / algo
+
+    return run
+
+
+def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
+    """Whether so many environment steps are in a checkpoint."""
+    return lambda: any(int(path.stem[5:]) >= at_least for path in list_checkpoints(run_dir))
+
+
+@pytest.fixture(scope="module")
+def killed(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+    """A copy of a run that was killed with SIGKILL after its fifth checkpoint."""
+    folder = tmp_path_factory.mktemp("killed")
+
+    def run(algo: str, copy: Path) -> Path:
+        original = folder / algo
+        if not original.exists():
+            begun = Started(fork, folder / f"{algo}.log", "train", *WORK[algo], f"run_dir={original}")
+            begun.until(saved(original, 480))
+            begun.process.kill()
+            assert begun.end() == -signal.SIGKILL
+        shutil.copytree(original, copy)
+        return copy
+
+    return run
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / paths.RECORD).read_text())  # type: ignore[no-any-return]
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Rows of metrics without what a clock says."""
+    lines = map(json.loads, (run_dir / paths.METRICS).read_text().splitlines())
+    return [{name: value for name, value in row.items() if "time" not in name} for row in lines]
+
+
+def tensors(run_dir: Path) -> list[tuple[str, bytes]]:
+    """Every tensor of the last checkpoint that a clock has no part in."""
+
+    def walk(node: Any, place: str) -> Iterator[tuple[str, bytes]]:
+        if isinstance(node, torch.Tensor):
+            yield place, node.numpy().tobytes()
+        elif isinstance(node, dict | list):
+            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+                yield from walk(value, f"{place}/{key}")
+
+    return sorted(walk(load_checkpoint(list_checkpoints(run_dir)[-1]).state, ""))
+
+
+def assert_same(run_dir: Path, straight: Path) -> None:
+    """Bit for bit the run that nobody interrupted."""
+    assert (run_dir / paths.TRACE).read_bytes() == (straight / paths.TRACE).read_bytes()
+    assert rows(run_dir) == rows(straight)
+    assert tensors(run_dir) == tensors(straight)
+    times = [json.loads(line)["wall_time_s"] for line in (run_dir / paths.METRICS).read_text().splitlines()]
+    assert times == sorted(times)
+    now, before = record(run_dir), record(straight)
+    assert now["status"] == "finished"
+    assert now["trace"] == before["trace"]
+    metrics = [
+        {name: value for name, value in each["final_metrics"].items() if "time" not in name}
+        for each in (now, before)
+    ]
+    assert metrics[0] == metrics[1]
+
+
+# --- Going on --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", WORK)
+def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
+    fork: Path,
+    start: Start,
+    straight: Callable[[str], Path],
+    killed: Callable[[str, Path], Path],
+    tmp_path: Path,
+    algo: str,
+) -> None:
+    run_dir = killed(algo, tmp_path / "moved" / "here")  # not where it began
+    before = record(run_dir)
+    assert before["status"] == "running"
+    at = [int(path.stem[5:]) for path in list_checkpoints(run_dir)][-1]
+    leftover = run_dir / paths.VIDEOS / ".step_96.mp4.01234567.part"  # of an encoder that was killed as well
+    leftover.parent.mkdir()
+    leftover.touch()
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert not leftover.exists()
+    assert_same(run_dir, straight(algo))
+    after = record(run_dir)
+    assert (after["id"], after["started_at"]) == (before["id"], before["started_at"])
+    (part,) = after["resumed"]
+    assert (part["interruption"], part["env_steps"], part["changed"]) == ("killed", at, {})
+    assert part["checkpoint"] == f"step_{at}.pt"
+    outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.rltemplate/run/outcome.json"))
+    assert outcome["status"] == "finished"
+    assert outcome["trace"] == after["trace"]
+    once_more = start("resume", f"run={run_dir}")
+    assert once_more.end() == 0
+    assert "has finished already" in once_more.said
+    assert record(run_dir) == after
+
+
+def test_tensorboard_shows_each_step_once(
+    start: Start, killed: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = killed("ppo", tmp_path / "run")
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert len(list((run_dir / paths.TENSORBOARD).glob("events*"))) == 2
+    events = EventAccumulator(str(run_dir / paths.TENSORBOARD))
+    events.Reload()
+    shown = [event.step for event in events.Scalars("loss/value")]
+    assert shown == [row["env_steps"] for row in rows(run_dir) if "loss/value" in row]
+
+
+def test_interrupted_again_and_again(start: Start, straight: Callable[[str], Path], tmp_path: Path) -> None:
+    """By each of the signals that ask a run to end, one after another."""
+    run_dir = tmp_path / "run"
+    asked = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]
+    for number, name in enumerate(asked):
+        words = [*WORK["ppo"], f"run_dir={run_dir}"] if number == 0 else [f"run={run_dir}"]
+        begun = start("train" if number == 0 else "resume", *words)
+        begun.until(saved(run_dir, 500 * (number + 1)))
+        begun.process.send_signal(name)
+        assert begun.end() == (130 if name == signal.SIGINT else 143), begun.said
+        now = record(run_dir)
+        assert now["status"] == "interrupted"
+        assert len(now["resumed"]) == number
+        # The work up to the signal is in a checkpoint, and not only up to the last that was due.
+        last = list_checkpoints(run_dir)[-1]
+        assert load_checkpoint(last).state["run"]["chain"] == now["trace"]["digest"]
+    last_part = start("resume", f"run={run_dir}")
+    assert last_part.end() == 0, last_part.said
+    assert_same(run_dir, straight("ppo"))
+    assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 5
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+    start: Start, straight: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    begun = start("train", *WORK["sac"], f"run_dir={run_dir}")
+    begun.until((run_dir / paths.RECORD).exists)
+    begun.process.kill()
+    begun.end()
+    assert list_checkpoints(run_dir) == []
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert_same(run_dir, straight("sac"))
+    assert record(run_dir)["resumed"][0]["checkpoint"] is None
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(
+    start: Start, tmp_path: Path, second: signal.Signals
+) -> None:
+    run_dir = tmp_path / "run"
+    slow = ["algo=sac", "env=Pendulum", "algo.learning_starts=1990", "algo.steps_per_iteration=2000"]
+    more = ["logger=none", "checkpoint_every=2000", "eval_every=0", "video_every=0"]
+    begun = start("train", *slow, *more, f"run_dir={run_dir}", "total_env_steps=1000000")
+    begun.until(saved(run_dir, 2000))
+    time.sleep(1.0)  # until the next iteration has begun
+    begun.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    begun.process.send_signal(signal.SIGTERM)  # a scheduler's request may come from two sides
+    time.sleep(2.5)
+    assert begun.process.poll() is None  # in the middle of an iteration of 2,000 updates
+    begun.process.send_signal(second)
+    assert begun.process.wait(timeout=10) == -second
+    assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
+
+
+@pytest.mark.parametrize(
+    "algo", [algo for algo in WORK if small(algo, "algo.hidden_sizes=[8]") != small(algo)]
+)
+def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
+    start: Start, tmp_path: Path, algo: str
+) -> None:
+    run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
+    # So large that compiling takes much longer than what is waited for; nothing of it is ever run.
+    words = [*WORK[algo], "compile=true", f"algo.hidden_sizes=[{','.join(['8'] * 20)}]", f"run_dir={run_dir}"]
+    begun = start("train", *words, **caches)
+    begun.until((run_dir / paths.RECORD).exists)
+    time.sleep(4.0)
+    asked = time.monotonic()
+    begun.process.send_signal(signal.SIGTERM)
+    assert begun.end() == 143, begun.said
+    assert time.monotonic() - asked < 10.0
+    now = record(run_dir)
+    assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
+    assert "compiling: " in begun.said
+    assert f"next: make resume run={run_dir.name}\n" in begun.said
+    again = start("resume", f"run={run_dir}", **caches)  # from its beginning
+    again.until(lambda: bool(record(run_dir)["resumed"]))
+    again.process.kill()
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_request_that_a_compiler_swallows_is_made_again(compiling: bool) -> None:
+    program = f"""
+import os, signal, time
+from rltemplate.train import Stop
+
+class Deaf:
+    def __del__(self):  # what is raised in here is lost
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+
+stop = Stop()
+with stop.listening(), stop.abandoning({compiling}):
+    Deaf()
+    began = time.monotonic()
+    while time.monotonic() - began < 3.0:
+        time.sleep(0.01)
+    print("to its end")
+print(stop.exit_status, signal.getitimer(signal.ITIMER_REAL))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [*([] if compiling else ["to its end"]), "143 (0.0, 0.0)"]
+    assert ("_Abandoned" in done.stderr) == compiling
+
+
+def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> None:
+    """As `nohup` has it: a closed terminal does not end the run."""
+    run_dir = tmp_path / "run"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by what is started now
+    try:
+        begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    begun.until(saved(run_dir, 480))
+    begun.process.send_signal(signal.SIGHUP)
+    assert begun.end() == 0, begun.said
+    assert record(run_dir)["status"] == "finished"
+
+
+def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path) -> None:
+    """With a constant rate it is the run that was meant to be longer from the start."""
+    words = [*WORK["ppo"], "algo.learning_rate_schedule=constant", "logger=none"]
+    long = start("train", *words, f"run_dir={tmp_path / 'long'}")
+    assert long.end() == 0, long.said
+    shorter = [word for word in words if not word.startswith("total_env_steps")]
+    short = start("train", *shorter, "total_env_steps=960", f"run_dir={tmp_path / 'short'}")
+    assert short.end() == 0, short.said
+    again = start("resume", f"run={tmp_path / 'short'}", "total_env_steps=4800")
+    assert again.end() == 0, again.said
+    traces = [(tmp_path / name / paths.TRACE).read_bytes() for name in ("long", "short")]
+    assert traces[0] == traces[1]
+    (part,) = record(tmp_path / "short")["resumed"]
+    assert part["changed"] == {"total_env_steps": [960, 4800]}
+    assert "total_env_steps: 4800" in (tmp_path / "short" / paths.CONFIG).read_text()
+    linear = start("train", *SHORTEST, "algo.learning_rate_schedule=linear", f"run_dir={tmp_path / 'linear'}")
+    assert linear.end() == 0, linear.said
+    more = start("resume", f"run={tmp_path / 'linear'}", "total_env_steps=128")
+    assert more.end() == 0
+    assert "learning_rate_schedule=linear" in more.said  # nothing silently
+
+
+SHORTEST = ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=64", *OBSERVED, "logger=none"]
+
+
+# --- Refusals --------------------------------------------------------------------------------------------
+
+
+def assert_refused(done: Started, message: str) -> None:
+    assert done.end() == 2, done.said
+    assert message in done.said
+    assert len(done.said.strip().splitlines()) <= 2
+    assert "Traceback" not in done.said
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    """Every file and its content."""
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != paths.LOCK
+    }
+
+
+def test_what_has_changed_is_refused_unless_it_is_accepted(
+    fork: Path, start: Start, killed: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    """Code, libraries, configuration; not documentation, not another processor."""
+    run_dir = killed("ppo", tmp_path / "run")
+    before = listing(run_dir)
+    notes = fork / "NOTES.md"
+    code = fork / "rltemplate" / "optim.py"
+    original = code.read_text()
+    try:
+        notes.write_text("thoughts\n")
+        code.write_text(original + "\n# another\n")
+        refused = start("resume", f"run={run_dir}")
+        assert_refused(refused, "the code changed since the run began: rltemplate/learning/optim.py")
+        assert "NOTES.md" not in refused.said
+        assert listing(run_dir) == before
+        accepted = start("resume", f"run={run_dir}", "accept=changes")
+        assert accepted.end() == 0, accepted.said
+    finally:
+        code.write_text(original)
+        notes.unlink()
+    after = record(run_dir)
+    assert after["resumed"][0]["changed"] == {"code": ["rltemplate/learning/optim.py"]}
+    assert git(fork, "show", f"{after['git']['ref']}:rltemplate/learning/optim.py").endswith("# another\n")
+    assert after["git"]["commit"] != json.loads(before[str(run_dir / paths.RECORD)])["git"]["commit"]
+
+    other = killed("ppo", tmp_path / "other")
+    facts = record(other)
+    facts["versions"]["torch"] = "1.0"
+    facts["machine"]["cpu"] = "an abacus"
+    (other / paths.RECORD).write_text(json.dumps(facts))
+    assert_refused(start("resume", f"run={other}"), "the libraries changed since the run began: torch 1.0 ->")
+    facts["versions"]["torch"] = torch.__version__
+    (other / paths.RECORD).write_text(json.dumps(facts))
+    config = other / paths.CONFIG
+    config.write_text(config.read_text().replace("gamma: 0.98", "gamma: 0.9"))
+    assert_refused(start("resume", f"run={other}"), "algo.gamma=0.9: step_")
+    config.write_text(config.read_text().replace("gamma: 0.9", "gamma: 0.98"))
+    moved = start("resume", f"run={other}")
+    assert moved.end() == 0, moved.said
+    assert record(other)["resumed"][0]["changed"]["cpu"][0] == "an abacus"
+
+
+def test_what_a_run_has_shown_is_not_wiped(start: Start, tmp_path: Path) -> None:
+    """Without a checkpoint there is only the beginning to go on from, and that not with other values."""
+    run_dir = tmp_path / "run"
+    unkept = [word for word in SHORTEST if not word.startswith("checkpoint_every=")]
+    begun = start("train", *unkept, "checkpoint_every=0", f"run_dir={run_dir}")
+    assert begun.end() == 0, begun.said
+    before = listing(run_dir)
+    assert_refused(start("resume", f"run={run_dir}", "total_env_steps=128"), "it was told to keep none")
+    assert listing(run_dir) == before
+    early = tmp_path / "early"
+    begun = start("train", *WORK["sac"], f"run_dir={early}")
+    begun.until((early / paths.RECORD).exists)
+    begun.process.kill()
+    begun.end()
+    config = early / paths.CONFIG
+    config.write_text(config.read_text().replace("seed: 1", "seed: 2"))
+    assert_refused(start("resume", f"run={early}"), "config.yaml was changed since the run began")
+
+
+def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    endless = [word for word in WORK["ppo"] if not word.startswith("total_env_steps")]
+    begun = start("train", *endless, "total_env_steps=100000000", f"run_dir={run_dir}")
+    begun.until(saved(run_dir, 96))
+    assert_refused(start("resume", f"run={run_dir}"), f"in use, by process {begun.process.pid} on ")
+    assert_refused(start("resume", f"run={run_dir}", "total_env_steps=200000000"), "in use")
+    begun.process.kill()
+    begun.end()
+    # Of two that go on at once, one does.
+    both = [start("resume", f"run={run_dir}") for _ in range(2)]
+    limit = time.monotonic() + MOMENT_S
+    while all(each.process.poll() is None for each in both) and time.monotonic() < limit:
+        time.sleep(0.01)
+    ended = [each for each in both if each.process.poll() is not None]
+    assert len(ended) == 1
+    assert_refused(ended[0], "in use")
+
+
+@pytest.mark.parametrize("piece", ["newest", "all", "trace", "metrics", "record"])
+def test_damage_is_named_and_as_much_as_possible_is_kept(
+    start: Start,
+    straight: Callable[[str], Path],
+    killed: Callable[[str, Path], Path],
+    tmp_path: Path,
+    piece: str,
+) -> None:
+    run_dir = killed("sac", tmp_path / "run")
+    checkpoints = list_checkpoints(run_dir)
+    for path in {"newest": checkpoints[-1:], "all": checkpoints}.get(piece, []):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content)
+    if piece == "trace":
+        (run_dir / paths.TRACE).write_text("nothing of the kind\n")
+    if piece == "metrics":
+        (run_dir / paths.METRICS).unlink()
+    if piece == "record":
+        (run_dir / paths.RECORD).write_text("{")
+    before = listing(run_dir)
+    again = start("resume", f"run={run_dir}")
+    if piece in ("all", "record"):
+        assert_refused(again, "is whole" if piece == "all" else "cannot be read")
+        assert listing(run_dir) == before
+        return
+    assert again.end() == 0, again.said
+    if piece == "newest":
+        assert f"{checkpoints[-1].name} is damaged" in again.said
+        assert "an older one is taken" in again.said
+        assert record(run_dir)["resumed"][0]["checkpoint"] == checkpoints[-2].name
+        assert_same(run_dir, straight("sac"))
+        return
+    assert tensors(run_dir) == tensors(straight("sac"))
+    assert record(run_dir)["trace"] == record(straight("sac"))["trace"]  # the chain went on all the same
+    if piece == "trace":
+        assert "a new one begins" in again.said
+
+
+# --- Trouble in mid-run ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(folder)]
+    if subprocess.run(mounting, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Take all the space that there is."""
+    with ballast.open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(
+    start: Start, straight: Callable[[str], Path], small_disk: Path
+) -> None:
+    """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
+    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    # Every step in the trace, so that no room that a file system keeps for a file suffices.
+    begun = start("train", *WORK["ppo"], "trace=step", f"run_dir={run_dir}")
+    begun.until(saved(run_dir, 480))
+    begun.process.send_signal(signal.SIGSTOP)
+    fill(ballast)
+    begun.process.send_signal(signal.SIGCONT)
+    begun.until(lambda: "could not be written" in begun.said and "lines wait in memory" in begun.said)
+    begun.process.send_signal(signal.SIGSTOP)
+    good = list_checkpoints(run_dir)[-1]
+    assert f"No space left on device; the last one is {good.name}" in begun.said
+    load_checkpoint(good)
+    ballast.unlink()
+    begun.process.send_signal(signal.SIGCONT)
+    assert begun.end() == 0, begun.said
+    assert "no line is lost" in begun.said
+    assert not list(run_dir.glob("checkpoints/*.partial"))
+    assert rows(run_dir) == rows(straight("ppo"))
+    assert tensors(run_dir) == tensors(straight("ppo"))
+    lines = (run_dir / paths.TRACE).read_text().splitlines()
+    ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
+    assert ends == list(range(150))
+    assert sum(line.startswith('["step"') for line in lines) == 150 * 16
+
+
+def test_a_disk_that_stays_full_costs_the_run_and_not_its_checkpoint(
+    start: Start, straight: Callable[[str], Path], small_disk: Path
+) -> None:
+    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
+    begun.until(saved(run_dir, 480))
+    fill(ballast)
+    assert begun.end() == 1, begun.said
+    last = begun.said.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "No space left on device" in last
+    assert "Traceback" not in begun.said
+    ballast.unlink()
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert_same(run_dir, straight("ppo"))
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_run_that_cannot_be_written_goes_on_later(
+    start: Start,
+    straight: Callable[[str], Path],
+    killed: Callable[[str, Path], Path],
+    small_disk: Path,
+    trouble: str,
+) -> None:
+    run_dir, ballast = killed("ppo", small_disk / "run"), small_disk / "ballast"
+    if trouble == "full":
+        fill(ballast)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    refused = start("resume", f"run={run_dir}")
+    assert refused.end() == (1 if trouble == "full" else 2), refused.said
+    assert "cannot be written: " in refused.said
+    assert len(refused.said.strip().splitlines()) == 1
+    new = start("train", *WORK["ppo"], f"run_dir={small_disk / 'new'}")
+    assert new.end() == (1 if trouble == "full" else 2), new.said
+    assert "Traceback" not in new.said
+    if trouble == "full":
+        ballast.unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert not (small_disk / "new").exists()
+    again = start("resume", f"run={run_dir}")
+    assert again.end() == 0, again.said
+    assert_same(run_dir, straight("ppo"))
+
+
+def test_a_disk_that_is_full_at_the_start_gets_nothing(fork: Path, start: Start, small_disk: Path) -> None:
+    refs = git(fork, "for-each-ref", "refs/runs")
+    fill(small_disk / "ballast")
+    begun = start("train", *WORK["ppo"], f"run_dir={small_disk / 'new' / 'run'}")
+    assert begun.end() == 1, begun.said
+    assert "error: " in begun.said
+    assert "No space left on device; nothing was begun" in begun.said
+    assert "Traceback" not in begun.said
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+    assert git(fork, "for-each-ref", "refs/runs") == refs
+
+
+FRAGILE = """
+import os
+from pathlib import Path
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+class Fragile(CartPoleEnv):
+    taken = 0
+    def step(self, action):
+        self.taken += 1
+        obs, *rest = super().step(action)
+        trouble = Path(__file__).with_name("trouble")
+        if self.taken == 700 and trouble.exists():
+            kind = trouble.read_text()
+            if kind == "dies":
+                os._exit(3)
+            if kind == "raises":
+                raise OSError("the pole broke")
+            if kind == "huge":  # its square is infinite in 32 bits
+                return obs, 1e25, *rest[1:]
+            obs = np.full_like(obs, np.nan) if kind == "nan" else obs[:2]
+        return obs, *rest
+gym.register("Fragile-v0", Fragile, max_episode_steps=500)
+"""
+
+
+def test_numbers_that_are_none_stop_the_run_at_once(start: Start, tmp_path: Path) -> None:
+    """A reward whose square is infinite, after forty good iterations."""
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    (tmp_path / "trouble").write_text("huge")
+    run_dir, path = tmp_path / "run", {"PYTHONPATH": str(tmp_path)}
+    words = [word for word in WORK["ppo"] if not word.startswith("env=")]
+    words += ["env=fragile:Fragile-v0", "algo.normalize_reward=false"]
+    begun = start("train", *words, f"run_dir={run_dir}", **path)
+    assert begun.end() == 1, begun.said
+    assert "Traceback" not in begun.said
+    error = begun.said[begun.said.index("error: ") :].strip().splitlines()
+    assert len(error) == 2
+    # 700 steps of two environments are in the 44th iteration, which is number 43.
+    assert " became inf at [" in error[0]
+    assert error[0].endswith("in iteration 43, environment steps 1,376 to 1,408")
+    good = list_checkpoints(run_dir)
+    assert error[1].startswith(f"the last checkpoint before it is {good[-1].name}; its fingerprints are")
+    assert all(
+        np.isfinite(np.frombuffer(content, np.float32)).all()
+        for place, content in tensors(run_dir)
+        if place == "/net"
+    )
+    assert load_checkpoint(good[-1]).state["env_steps"] <= 1376
+    failed = record(run_dir)
+    assert failed["status"] == "failed"
+    assert failed["error"] == f"RunError: {error[0].removeprefix('error: ')}"
+    assert failed["trace"]["iterations"] == 44
+    assert rows(run_dir)[-1]["env_steps"] == 1408
+    # Going on meets the cause again, and without it goes to the end.
+    again = start("resume", f"run={run_dir}", **path)
+    assert again.end() == 1
+    assert " became inf at [" in again.said
+    (tmp_path / "trouble").unlink()
+    mended = start("resume", f"run={run_dir}", **path)
+    assert mended.end() == 0, mended.said
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "message"),
+    [
+        ("nan", 0, "of its episode: the observation has nan in place 1 of 4"),
+        ("dies", 2, "its worker process died (exit status 3)"),
+        pytest.param(
+            *("shape", 2, "of its episode: the observation has the shape (2,)"), marks=pytest.mark.slow
+        ),
+        pytest.param("raises", 1, "OSError: the pole broke", marks=pytest.mark.slow),
+    ],
+)
+def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
+    start: Start, tmp_path: Path, kind: str, workers: int, message: str
+) -> None:
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    (tmp_path / "trouble").write_text(kind)
+    words = [word for word in WORK["ppo"] if not word.startswith(("env=", "total_env_steps="))]
+    words += [
+        "total_env_steps=1920",
+        "env=fragile:Fragile-v0",
+        f"env.num_workers={workers}",
+        "logger=none",
+        "algo.gamma=0.98",
+    ]
+    path = {"PYTHONPATH": str(tmp_path)}
+    run_dir = tmp_path / "run"
+    begun = start("train", *words, f"run_dir={run_dir}", **path)
+    assert begun.end() == 1, begun.said
+    assert message in begun.said
+    assert message.partition("Error: ")[2] in record(run_dir)["error"]
+    assert record(run_dir)["status"] == "failed"
+    if kind != "raises":  # that traceback is for the author of the environment
+        assert "Traceback" not in begun.said
+        assert begun.said.strip().splitlines()[-1].startswith("error: fragile:Fragile-v0, environment ")
+    assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] > 1000
+    (tmp_path / "trouble").unlink()
+    again = start("resume", f"run={run_dir}", "env.num_workers=1", **path)
+    assert again.end() == 0, again.said
+    others = {} if workers == 1 else {"env.num_workers": [workers, 1]}
+    assert record(run_dir)["resumed"][-1]["changed"] == others
+    unbroken = start("train", *words, f"run_dir={tmp_path / 'unbroken'}", **path)
+    assert unbroken.end() == 0, unbroken.said
+    assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static time_t moved(void) { const char *by = getenv("CLOCK_MOVED_BY"); return by ? atol(by) : 0; }
+int clock_gettime(clockid_t id, struct timespec *at) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, at);
+    if (id == CLOCK_REALTIME) at->tv_sec += moved();
+    return result;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+def test_a_clock_that_went_back_confuses_nobody(
+    start: Start, straight: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The second part of the run takes place a week before the first."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    (tmp_path / "clock.c").write_text(CLOCK)
+    library = tmp_path / "clock.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "clock.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    run_dir = tmp_path / "run"
+    begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
+    begun.until(saved(run_dir, 480))
+    begun.process.send_signal(signal.SIGTERM)
+    assert begun.end() == 143, begun.said
+    week = {"LD_PRELOAD": str(library), "CLOCK_MOVED_BY": str(-7 * 86400)}
+    again = start("resume", f"run={run_dir}", **week)
+    assert again.end() == 0, again.said
+    assert_same(run_dir, straight("ppo"))
+    after = record(run_dir)
+    assert after["ended_at"] < after["started_at"]  # it really did
+    assert after["duration_s"] > 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / paths.TENSORBOARD))
+    events.Reload()
+    shown = [event.step for event in events.Scalars("loss/value")]
+    assert shown == [row["env_steps"] for row in rows(run_dir) if "loss/value" in row]

@@ -1,0 +1,348 @@
+"""A run that goes on from its checkpoint is the run that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHRUNK, Command, Configure, git, small
+
+from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
+from rltemplate.config.loading import load_config, to_dict, to_yaml
+from rltemplate.config.recorded_keys import ADDED
+from rltemplate.config.schema import Config
+from rltemplate.envs.global_rng import foreign_state, restore_foreign_state, seed_foreign_code
+from rltemplate.envs.recorder import Recorder
+from rltemplate.launch.resume import resume_job
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
+from rltemplate.run.continuation import Continuation, config_digest, find_continuation
+from rltemplate.run.git.snapshot import CONFIG_PATH, Snapshot, commit_run
+from rltemplate.run.trace import Trace
+from rltemplate.train import build_algorithm, go_on
+from rltemplate.types import Algorithm, ConfigError, number
+
+SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
+
+
+def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
+    """What the training loop saves."""
+    state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
+    state["run"] = {"iterations": iterations}
+    return checkpoints.save(algorithm.env_steps, state, algorithm.experience)
+
+
+def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
+    """The trace of so many iterations, every step and update in it, without its chain."""
+    folder.mkdir()
+    trace = Trace(folder, "step", "any")
+    algorithm.probe = trace
+    for _ in range(iterations):
+        result = algorithm.train_iteration()
+        trace.end_iteration(algorithm, result.probes)
+    trace.close()
+    lines = (folder / "trace.jsonl").read_text().splitlines()
+    return [line if "iteration" not in line else line.rsplit(",", 1)[0] for line in lines]
+
+
+def interrupted(config: Config, tmp_path: Path, further: int = 3) -> tuple[list[str], Path]:
+    """What follows in a run after its third iteration, and its checkpoint from there."""
+    algorithm, _ = build_algorithm(config)
+    checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
+    for i in range(3):
+        algorithm.train_iteration()
+        last = save(checkpoints, algorithm, i + 1)
+    following = digests(algorithm, tmp_path / "straight", further)
+    algorithm.close()
+    return following, last
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_going_on_from_a_checkpoint_changes_no_bit(
+    configure: Configure, tmp_path: Path, algo: str, num_envs: int
+) -> None:
+    config = configure(*small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum"))
+    following, checkpoint = interrupted(config, tmp_path)
+    again, _ = build_algorithm(config)
+    assert go_on(again, config, load_checkpoint(checkpoint)) == 3
+    assert digests(again, tmp_path / "again", 3) == following
+    again.close()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_other_processes_go_on_with_the_same_run(configure: Configure, tmp_path: Path, algo: str) -> None:
+    words = small(algo, *SETTINGS, "env.num_envs=3", env="Pendulum")
+    following, checkpoint = interrupted(configure(*words, "env.num_workers=2"), tmp_path)
+    for workers in (0, 1):
+        config = configure(*words, f"env.num_workers={workers}")
+        again, _ = build_algorithm(config)
+        assert go_on(again, config, load_checkpoint(checkpoint)) == 3
+        assert digests(again, tmp_path / f"again{workers}", 3) == following
+        again.close()
+
+
+def leaves(node: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in a nested state."""
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from leaves(value, *place, key)
+    elif node is not None:
+        yield place
+
+
+def without(state: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
+    """A copy in which one value is another; a stream of random numbers is left out, and so begins anew."""
+    copied = copy.deepcopy(state)
+    node: Any = copied
+    *path, key = place
+    for step in path:
+        node = node[step]
+    value = node[key]
+    if path == ["streams"]:
+        del node[key]
+    elif isinstance(value, torch.Tensor):
+        node[key] = value.roll(1, 0) + 1 if value.ndim else value + 1
+    elif isinstance(value, bool):
+        node[key] = not value
+    elif isinstance(value, str):
+        node[key] = value[:-1]
+    else:
+        node[key] = value + 1
+    return copied
+
+
+# What is in a checkpoint for other reasons than these runs: nothing of theirs draws from the generators of
+# others, the first weights are drawn already, and iterations are only counted. After its warm-up SAC draws no
+# actions at random any more. The seed of an environment is in its generator's
+# state, and the number of its episode is there for messages.
+UNUSED = {("foreign",), ("run",), ("streams", "init"), ("streams", "warmup")}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: Path, algo: str) -> None:
+    """One by one: with another value in its place, what is learned next differs, or it is refused."""
+    config = configure(*small(algo, *SETTINGS, env="Pendulum"))
+    _, path = interrupted(config, tmp_path)
+    whole = load_checkpoint(path)
+
+    def learned_next(checkpoint: Checkpoint) -> list[Any]:
+        algorithm, _ = build_algorithm(config)
+        try:
+            go_on(algorithm, config, checkpoint)
+            for _ in range(2):
+                algorithm.train_iteration()
+            state = algorithm.state_dict()
+            values = [at(state, place) for place in leaves(state) if place[0] != "streams"]
+            return [v.numpy().tobytes() if isinstance(v, torch.Tensor) else v for v in values]
+        finally:
+            algorithm.close()
+
+    expected = learned_next(whole)
+    assert learned_next(whole) == expected
+    tried = 0
+    for place in leaves(whole.state):
+        if place[:1] in UNUSED or place[:2] in UNUSED or place[-1] in ("seed", "episode"):
+            continue
+        tried += 1
+        try:
+            changed = learned_next(whole._replace(state=without(whole.state, place))) != expected
+        except (ConfigError, RuntimeError, ValueError, IndexError):
+            continue  # refused: it does not fit the rest
+        assert changed, place
+    assert tried > 20
+    chunks = list(whole.chunks)
+    if chunks:
+        with pytest.raises(ConfigError, match="are gone"):
+            learned_next(whole._replace(chunks={name: whole.chunks[name] for name in chunks[1:]}))
+
+
+def at(state: Any, place: tuple[Any, ...]) -> Any:
+    """The value at a place."""
+    for key in place:
+        state = state[key]
+    return state
+
+
+@pytest.mark.parametrize("lost", ["nothing", "warm start", "elapsed steps", "velocities"])
+def test_the_hidden_state_of_a_simulator_is_noticed(
+    configure: Configure, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no observation shows: from where MuJoCo starts to solve, and the clock of the episode."""
+    lying = "+env.kwargs.terminate_when_unhealthy=false"  # on the ground, in contact with it
+    words = ["algo=ppo", "env=Walker2d", lying, "env.num_envs=1", "algo.num_minibatches=4"]
+    config = configure(*words, "algo.num_steps=64", "env.max_episode_steps=700")
+    following, path = interrupted(config, tmp_path, 12)
+    restore = Recorder.restore
+
+    def forgetful(self: Recorder, recorded: Mapping[str, Any] | None) -> tuple[bool, float]:
+        result = restore(self, recorded)
+        data: Any = self.env.unwrapped.data  # type: ignore[attr-defined]
+        if lost == "warm start":
+            assert np.abs(data.qacc_warmstart).max() > 0
+            data.qacc_warmstart[:] = 0
+        if lost == "velocities":
+            data.qvel[:] = 0
+        if lost == "elapsed steps":
+            self.env._elapsed_steps = 0  # type: ignore[attr-defined]
+        return result
+
+    monkeypatch.setattr(Recorder, "restore", forgetful)
+    again, _ = build_algorithm(config)
+    go_on(again, config, load_checkpoint(path))
+    # A lost warm start is 1e-14 at first, and takes hundreds of steps to show in 32 bits.
+    assert (digests(again, tmp_path / "again", 12) == following) is (lost == "nothing")
+    again.close()
+
+
+def test_experience_is_kept_in_chunks_as_long_as_a_checkpoint_needs_it(
+    configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(
+        "algo=sac", "env=Pendulum", *SETTINGS, *SHRUNK["sac"], "algo.buffer_size=40", "algo.learning_starts=8"
+    )
+    algorithm, _ = build_algorithm(config)
+    checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
+    for i in range(8):
+        algorithm.train_iteration()
+        last = load_checkpoint(save(checkpoints, algorithm, i + 1))
+    held = algorithm.experience(0)
+    assert held is not None
+    parts = list(load_experience(last, held.first, held.last))
+    assert len(parts) > 1
+    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    assert all(torch.equal(rows[name], value) for name, value in held.rows.items())
+    with pytest.raises(ConfigError, match="are gone"):
+        load_experience(last, 0, held.last)
+    algorithm.close()
+
+
+def test_the_generators_of_others_go_on_too() -> None:
+    seed_foreign_code(5)
+    state = foreign_state()
+
+    def draws() -> list[float]:
+        return [random.random(), random.gauss(), float(np.random.normal()), float(torch.rand(()))]  # noqa: NPY002
+
+    first = draws()
+    assert draws() != first
+    restore_foreign_state(state)
+    assert draws() == first
+
+
+@pytest.mark.long
+def test_a_text_with_dollar_and_brace_stays_itself_in_all_that_becomes_of_a_run(
+    fork: Path, train_command: Command, tmp_path: Path
+) -> None:
+    """Trained, gone on with, evaluated and reproduced: no variable of the environment gets into a file."""
+    text = "${oc.env:SECRET}"
+    run_dir = tmp_path / "run"
+    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
+    secret = "the value of a variable"
+    done = train_command(*words, rf"logger.wandb.project='\{text}'", f"run_dir={run_dir}", SECRET=secret)
+    assert done.returncode == 0, done.stderr
+    config = run_dir / paths.CONFIG
+    config.write_text(config.read_text().replace("note: null", f"note: {text}"))  # as from somebody else
+    again = tmp_path / "again"
+    for script, *more in (
+        ("reproduce", "run=" + json.loads((run_dir / paths.RECORD).read_text())["id"], f"keep={again}"),
+        ("resume", f"run={run_dir}", "total_env_steps=96"),
+        ("evaluate", f"run={run_dir}", "episodes=1"),
+    ):
+        command = [sys.executable, str(fork / "scripts" / f"{script}.py"), *more]
+        environment = {**os.environ, "SECRET": secret}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert secret not in done.stdout + done.stderr
+    assert (load_config(config).logger.wandb.project, load_config(config).note) == (text, text)
+    (made_again,) = again.rglob(paths.CONFIG)
+    assert load_config(made_again).logger.wandb.project == text
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    ref = git(fork, "for-each-ref", "--format=%(refname)", "refs/runs/").split()[-1]
+    assert secret not in git(fork, "show", f"{ref}:{CONFIG_PATH}")
+
+
+def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*SETTINGS, *SHRUNK["ppo"])
+    (tmp_path / paths.CONFIG).write_text(to_yaml(config))
+    git_record = asdict(commit_run(Snapshot(problem="there is none"), "a-run", ""))
+    record = {"schema": 1, "id": "a-run", "status": "interrupted", "git": git_record}
+    record |= {"config_digest": config_digest(to_dict(config)), "resumed": []}
+    (tmp_path / paths.RECORD).write_text(json.dumps(record))
+
+    def go_on_with(accept: bool) -> Continuation:
+        job = resume_job(tmp_path, [], accept=accept)
+        assert job is not None
+        return find_continuation(job, Snapshot())
+
+    assert go_on_with(accept=False).changed == {}
+    with_new_key = make_dataclass(
+        "WithNewKey", [("aux_coef", float, number(0.0))], bases=(PPOConfig,), kw_only=True
+    )
+    monkeypatch.setitem(ALGORITHMS, "ppo", replace(ALGORITHMS["ppo"], config=with_new_key))
+    monkeypatch.setitem(ADDED, "ppo.aux_coef", 0.0)
+    with pytest.raises(ConfigError, match=r"configuration changed .*: algo\.aux_coef\n.*accept=changes$"):
+        go_on_with(accept=False)
+    found = go_on_with(accept=True)
+    assert found.changed == {"new_keys": {"algo.aux_coef": 0.0}}
+    assert "it takes algo.aux_coef=0.0" in found.notes[-1]
+
+
+@pytest.mark.long
+def test_an_earlier_run_is_of_use_to_code_with_a_new_key(fork: Path, tmp_path: Path) -> None:
+    """Evaluated, gone on with, compared with and taken for a baseline."""
+    project = Path(shutil.copytree(fork, tmp_path / "project"))
+    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
+
+    def call(script: str, *more: str) -> tuple[int, str]:
+        command = [sys.executable, str(project / "scripts" / f"{script}.py"), *more]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    run_dir, later = tmp_path / "runs" / "earlier", tmp_path / "runs" / "later"
+    assert call("train", *words, f"run_dir={run_dir}")[0] == 0
+    types, values = project / "rltemplate" / "algos" / "__init__.py", project / "conf" / "algo" / "ppo.yaml"
+    before = "    log_std_init: float = number(-20.0, 2.0)\n"
+    types.write_text(types.read_text().replace(before, before + "    aux_coef: float = number(0.0)\n"))
+    values.write_text(values.read_text() + "  aux_coef: 0.0 # of nothing\n")
+
+    status, said = call("evaluate", f"run={run_dir}", "episodes=1")
+    told = "earlier was recorded without keys that exist now; it takes algo.aux_coef=0.0 (conf/)"
+    assert (status, said.count(told)) == (0, 1), said
+    status, said = call("train", *words, f"run_dir={later}", f"baseline={run_dir}", "algo.aux_coef=0.5")
+    assert (status, "code (1 file) with algo.aux_coef (absent) -> 0.5" in said) == (0, True), said
+    status, said = call("diff", f"a={run_dir}", f"b={later}")
+    told_once = said.splitlines()[-1] == "1 thing differs: code (1 file) with algo.aux_coef (absent) -> 0.5"
+    assert (status, told_once) == (0, True), said
+    status, said = call("resume", f"run={run_dir}", "total_env_steps=96")
+    assert (status, "accept=changes" in said) == (2, True), said
+    status, said = call("resume", f"run={run_dir}", "total_env_steps=96", "accept=changes")
+    assert (status, said.count(told)) == (0, 1), said
+    assert "  aux_coef: 0.0\n" in (run_dir / paths.CONFIG).read_text()
+
+
+def test_a_run_that_an_earlier_version_trained_with_other_seeds_names_its_code(
+    configure: Configure, tmp_path: Path
+) -> None:
+    (tmp_path / paths.CONFIG).write_text(to_yaml(configure()))
+    record = {"schema": 1, "id": "old", "status": "interrupted", "git": {"ref": "refs/runs/old"}}
+    (tmp_path / paths.RECORD).write_text(json.dumps(record))
+    assert resume_job(tmp_path, []) is not None
+    (tmp_path / paths.RECORD).write_text(json.dumps({**record, "together": {"seeds": [1, 2]}}))
+    with pytest.raises(ConfigError, match=r"trained together with other seeds.* FOLDER refs/runs/old$"):
+        resume_job(tmp_path, [])

@@ -1,0 +1,540 @@
+"""Recorded runs made again from their refs alone: equal where they must be, and different where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SHRUNK, git, run_train
+
+from rltemplate.analysis.compare import compare_runs
+from rltemplate.rerun.reproduce import (
+    DIVERGED,
+    IDENTICAL,
+    SHORTER,
+    Reproduction,
+    report,
+    reproduce,
+)
+from rltemplate.run import paths
+from rltemplate.run.git import snapshot
+from rltemplate.run.git.snapshot import (
+    CONFIG_PATH,
+    METRICS_PATH,
+    OUTCOME_PATH,
+    TRACE_PATH,
+    Snapshot,
+)
+from rltemplate.types import ConfigError
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
+ITERATIONS = 8
+# What the run was made with and the present code has not: a constant of the algorithm, and a new module.
+CHANGED = ("rltemplate/algos/ppo.py", "+ 1e-8", "+ HERE")
+NEW_MODULE = """\
+try:
+    from present_only import HERE
+except ImportError:
+    HERE = 1e-2
+"""
+
+
+@dataclass
+class Place:
+    """A clone of the project as a colleague has it: the code without changes, runs by their refs alone."""
+
+    clone: Path
+    run: str
+    runs_dir: Path
+
+    def again(self, run: str | None = None, **words: Any) -> Reproduction:
+        """Make a run again, and see that nothing is left of it."""
+        before = self.state()
+        try:
+            return reproduce(run or self.run, project=self.clone, runs_dir=self.runs_dir, **words)
+        finally:
+            assert self.state() == before
+
+    def refused(self, run: str, **words: Any) -> str:
+        """What is said about a run that cannot be made again; nothing is left of that either."""
+        with pytest.raises(ConfigError) as error:
+            self.again(run, **words)
+        assert not self.runs_dir.exists() or not list(self.runs_dir.glob("reproductions/**/*.json"))
+        text = str(error.value)
+        assert text.count("\n") <= 1
+        return text
+
+    def state(self) -> tuple[object, ...]:
+        """All that a reproduction must leave as it is."""
+        return (
+            git(self.clone, "for-each-ref"),
+            git(self.clone, "worktree", "list"),
+            git(self.clone, "status", "--porcelain", "--branch"),
+            sorted(path.name for path in (self.clone / ".git").iterdir() if path.name != "index"),
+            sorted(Path(tempfile.gettempdir()).glob("re*")),
+        )
+
+    def outcome(self, run: str | None = None) -> dict[str, Any]:
+        """How a run ended, from its ref."""
+        found: dict[str, Any] = json.loads(self.file(OUTCOME_PATH, run))
+        return found
+
+    def file(self, path: str, run: str | None = None) -> str:
+        """A file of a run's ref."""
+        return git(self.clone, "show", f"refs/runs/{run or self.run}:{path}")
+
+    def told(
+        self,
+        name: str,
+        change: Callable[[dict[str, Any]], object] = lambda outcome: None,
+        files: Mapping[str, Callable[[str], str] | None] | None = None,
+        code: str | None = None,
+    ) -> str:
+        """Another ref like the run's, of which something else is told; the id."""
+        outcome = self.outcome()
+        change(outcome)
+        ref = f"{paths.REF_PREFIX}{name}"
+        git(self.clone, "update-ref", ref, code or outcome["git"]["commit"])
+        record = snapshot.GitRecord.from_dict({**outcome["git"], "ref": ref, "commit": f"{ref}^{{commit}}"})
+        record.commit = git(self.clone, "rev-parse", ref).strip()
+        held = {}
+        for path in (TRACE_PATH, METRICS_PATH):
+            edit = (files or {}).get(path, str)
+            if edit is not None:
+                held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
+                held[path].write_text(edit(self.file(path)))
+        assert (
+            snapshot.commit_outcome(Snapshot(top=str(self.clone)), record, json.dumps(outcome), held) is None
+        )
+        return name
+
+
+@pytest.fixture(autouse=True)
+def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Temporary folders where it can be seen whether they are gone."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    yield
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run made with changed code, in a copy of the project: the repository and the run's folder."""
+    folder = tmp_path_factory.mktemp("recorded")
+    repo = Path(shutil.copytree(fork, folder / "repo"))
+    (repo / "requirements.lock").write_text("nosuch==1.0\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "a lock")
+    path, old, new = CHANGED
+    text = (repo / path).read_text()
+    assert old in text
+    (repo / path).write_text(
+        text.replace(old, new).replace(
+            "import torch\n", "import torch\nfrom rltemplate.here import HERE\n", 1
+        )
+    )
+    (repo / "rltemplate" / "here.py").write_text(NEW_MODULE)
+    done = run_train(repo, folder, *WORDS)
+    assert done.returncode == 0, done.stderr
+    (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
+    return repo, record.parent
+
+
+@pytest.fixture
+def place(recorded: tuple[Path, Path], tmp_path: Path) -> Place:
+    """A fresh clone with the run's ref, and without any run folder."""
+    repo, run_dir = recorded
+    git(tmp_path, "clone", "-q", str(repo), str(tmp_path / "clone"))
+    git(tmp_path / "clone", "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    return Place(tmp_path / "clone", run_dir.name, tmp_path / "runs")
+
+
+def test_changed_and_new_files_are_made_again_from_the_ref_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the present code is found by it, which, without them, gives another run."""
+    (place.clone / "present_only.py").write_text("HERE = 0.5\n")
+    monkeypatch.setenv("PYTHONPATH", str(place.clone))
+    outcome = place.outcome()
+    assert outcome["git"]["dirty"] is True
+    done: list[int] = []
+    found = place.again(progress=lambda now, total: done.append(now))
+    assert found.verdict == IDENTICAL, report(found)
+    assert found.headline == "identical: 8 iterations (256 environment steps); metrics equal"
+    assert (found.iterations, found.digest) == (ITERATIONS, outcome["trace"]["digest"])
+    assert found.kept is None
+    assert not place.runs_dir.exists()
+    assert done[-1] == ITERATIONS
+
+    # The inverse.
+    config = place.runs_dir.parent / "config.yaml"
+    config.write_text(place.file(CONFIG_PATH))
+    present = place.runs_dir.parent / "present"
+    command = [
+        sys.executable,
+        str(place.clone / "scripts/rerun.py"),
+        f"config={config}",
+        f"run_dir={present}",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (present / paths.TRACE).read_text() != place.file(TRACE_PATH)
+
+
+def test_a_trace_that_was_changed_is_named(place: Place) -> None:
+    """The run that was made again is kept, and can be looked at more closely."""
+
+    def edit(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        (third,) = [i for i, line in enumerate(lines) if line.startswith('["iteration",2,')]
+        values = json.loads(lines[third])
+        values[3] = "0" * 16 + values[3][16:]
+        lines[third] = json.dumps(values, separators=(",", ":")) + "\n"
+        return "".join(lines)
+
+    run = place.told("tampered", files={TRACE_PATH: edit})
+    found = place.again(run)
+    assert found.verdict == DIVERGED
+    assert found.headline.startswith("diverged in iteration 2 (environment steps 65 to 96): ")
+    assert found.comparison is not None
+    assert found.comparison.divergence is not None
+    assert found.comparison.divergence.iteration == 2
+    assert found.comparison.differences == []
+    assert found.kept is not None
+    kept = Path(found.kept)
+    assert kept.parent == place.runs_dir / "reproductions" / run
+    assert {paths.TRACE, paths.RECORD, paths.CONFIG, "rerun.log"} <= {path.name for path in kept.iterdir()}
+    assert json.loads((kept / paths.RECORD).read_text())["git"] == place.outcome()["git"]
+    text = report(found)
+    assert f"compare a={run} b={kept} zoom=true" in text
+    assert "a was recorded, b was made again" in text
+
+
+@pytest.mark.slow
+def test_a_digest_is_enough_where_the_trace_was_too_long(place: Place) -> None:
+    """And one that is not the run's is seen. Metrics are compared as well."""
+
+    def without(outcome: dict[str, Any]) -> None:
+        outcome["left_out"] = {paths.TRACE: "33,000,000 bytes, and the limit is 32,000,000"}
+
+    def other(outcome: dict[str, Any]) -> None:
+        without(outcome)
+        outcome["trace"]["digest"] = "0" * 32
+
+    digest = place.outcome()["trace"]["digest"]
+    run = place.told(
+        "long",
+        without,
+        {TRACE_PATH: None, METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)},
+    )
+    found = place.again(run, keep=place.runs_dir.parent / "kept")
+    assert found.verdict == DIVERGED
+    assert found.digest == digest
+    assert len(found.metrics) == 1
+    assert found.metrics[0].startswith("eval/return after 128 steps was 1")
+    assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
+    assert found.kept == str(place.runs_dir.parent / "kept")
+    assert "the ref holds only the digest of the trace (33,000,000 bytes" in found.notes[0]
+
+    found = place.again(place.told("other", other, {TRACE_PATH: None}))
+    assert found.verdict == DIVERGED
+    assert found.headline == f"diverged: the digest is {digest}, and was {'0' * 32}"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_is_made_again_so_far(place: Place) -> None:
+    """The child is ended there, and what the run would have done later is not looked at."""
+
+    def three(text: str) -> str:
+        head, _, _ = text.partition('["iteration",3,')
+        return head
+
+    def interrupted(outcome: dict[str, Any]) -> None:
+        outcome["status"] = "interrupted"
+        outcome["trace"] = {
+            "digest": json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1],
+            "iterations": 3,
+        }
+        outcome["resumed"] = [{"env_steps": 32, "interruption": "killed", "changed": {}}]
+
+    found = place.again(place.told("early", interrupted, {TRACE_PATH: three}))
+    assert found.verdict == IDENTICAL, report(found)
+    assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
+    assert found.status == "interrupted"
+    assert "was interrupted after 3 iterations, and is made again up to there" in found.notes
+    assert "was interrupted and went on once; it is compared with one straight run" in found.notes
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_earlier_this_time_is_no_reproduction(place: Place) -> None:
+    """Here because what it says of itself is longer than what its configuration gives."""
+
+    def more(text: str) -> str:
+        last = json.loads(text.splitlines()[-1])
+        last[1] += 1
+        return text + json.dumps(last, separators=(",", ":")) + "\n"
+
+    found = place.again(place.told("longer", files={TRACE_PATH: more}))
+    assert found.verdict == SHORTER
+    assert found.kept is not None
+
+
+# --- what cannot be made again ---------------------------------------------------------------------------
+
+
+def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
+    """Another value in an outcome."""
+
+    def change(outcome: dict[str, Any]) -> None:
+        inner = outcome
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = to
+
+    return change
+
+
+RESUMED = {"env_steps": 128, "interruption": "killed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "files", "says"),
+    [
+        (setting("versions", "numpy", to="0.9.0"), {}, ["numpy 0.9.0 -> ", "\nenv=install makes"]),
+        (setting("versions", "nosuch", to="1.0"), {}, ["nosuch 1.0 -> not installed", "env=install"]),
+        (setting("machine", "python", to="3.9.1"), {}, ["Python 3.9.1 -> 3."]),
+        (setting("trace", to=None), {TRACE_PATH: None}, ["ended before its first iteration"]),
+        (setting("schema", to=None), {}, ["recorded by another version, without its trace"]),
+        (
+            setting("resumed", to=[{**RESUMED, "changed": {"code": ["a.py"]}}]),
+            {},
+            ["went on with changed code after 128 steps (a.py)"],
+        ),
+        (
+            setting("resumed", to=[{**RESUMED, "changed": {"total_env_steps": [128, 256]}}]),
+            {},
+            ["went on with total_env_steps=256 instead of 128"],
+        ),
+        (
+            lambda outcome: None,
+            {TRACE_PATH: lambda text: text.replace("xxh3_64", "keyed_sum_64")},
+            ["was made on CUDA (device=cpu), and there is none here"],
+        ),
+        (lambda outcome: None, {TRACE_PATH: lambda text: "nonsense\n"}, ["is no trace"]),
+    ],
+    ids=["version", "missing", "python", "nothing", "schema", "code", "total", "cuda", "damaged"],
+)
+def test_what_cannot_be_is_said_in_a_line(
+    place: Place,
+    change: Callable[[dict[str, Any]], object],
+    files: Mapping[str, Callable[[str], str] | None],
+    says: list[str],
+) -> None:
+    if "CUDA" in says[0]:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("not wrong on this machine")
+    said = place.refused(place.told("odd", change, files))
+    assert said.startswith(("odd: ", "refs/runs/odd: "))
+    for text in says:
+        assert text in said
+
+
+def test_another_lock_file_is_named_with_the_versions(place: Place) -> None:
+    run = place.told("odd", setting("versions", "numpy", to="0.9.0"))
+    assert "is another one" not in place.refused(run)
+    (place.clone / "requirements.lock").write_text("numpy==0.9.0\n")
+    assert "; its requirements.lock is another one\nenv=install makes" in place.refused(run)
+
+
+@pytest.mark.slow
+def test_what_may_be_otherwise_is_noted_and_not_refused(place: Place) -> None:
+    versions = place.outcome()["versions"]
+    torch = versions["torch"].partition("+")[0] + "+elsewhere"
+
+    def change(outcome: dict[str, Any]) -> None:
+        outcome["versions"] |= {"torch": torch, "beside-it": "1.0"}
+
+    found = place.again(place.told("local", change))
+    assert found.verdict == IDENTICAL
+    assert (
+        "not installed here: beside-it 1.0, which belongs to no requirements.lock of the run" in found.notes
+    )
+    assert f"torch was {torch}, here it is {versions['torch']}" in found.notes
+
+
+def test_a_ref_that_is_no_run_that_has_ended(place: Place) -> None:
+    commit = place.outcome()["git"]["commit"]
+    git(place.clone, "update-ref", "refs/runs/begun", commit)
+    assert "does not say how the run ended" in place.refused("begun")
+    git(place.clone, "update-ref", "refs/runs/sweep", "HEAD")
+    assert "refs/runs/sweep: holds the code of a sweep or a proof, and no run" in place.refused("sweep")
+    git(place.clone, "rm", "-q", "scripts/rerun.py")
+    git(place.clone, "commit", "-qm", "older")
+    old = git(place.clone, "rev-parse", "HEAD").strip()
+    with_config = git(place.clone, "rev-parse", f"{commit}:{CONFIG_PATH}").strip()
+    git(place.clone, "update-index", "--add", "--cacheinfo", f"100644,{with_config},{CONFIG_PATH}")
+    tree = git(place.clone, "write-tree").strip()
+    git(place.clone, "update-index", "--force-remove", CONFIG_PATH)
+    older = git(place.clone, "commit-tree", tree, "-p", old, "-m", "older").strip()
+    said = place.refused(place.told("older", code=older))
+    assert "its code is older than scripts/rerun.py" in said
+
+
+def test_a_run_that_nobody_knows(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = place.refused(place.run[:-1] + "x")
+    assert f"did you mean {place.run}?" in said
+    assert "`git fetch origin 'refs/runs/*:refs/runs/*'` brings" in said
+    assert "did you mean" in place.refused(f"refs/runs/{place.run}x")
+    (tmp_path / "empty").mkdir()
+    assert "no run folder" in place.refused(str(tmp_path / "empty"))
+    assert "is not empty" in place.refused(place.run, keep=place.clone)
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in place.refused(place.run, keep=tmp_path / "file")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(ConfigError, match="is in no git repository"):
+        reproduce("some", project=tmp_path, runs_dir=tmp_path / "runs")
+
+
+@pytest.fixture
+def with_folder(place: Place, recorded: tuple[Path, Path]) -> tuple[Place, Path]:
+    """The run's folder as well."""
+    return place, Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
+
+
+def edit_record(run_dir: Path, **changes: Any) -> None:
+    """Other facts in the record of a run folder."""
+    record = json.loads((run_dir / paths.RECORD).read_text())
+    (run_dir / paths.RECORD).write_text(json.dumps(record | changes))
+
+
+def test_a_folder_whose_code_is_not_here(with_folder: tuple[Place, Path]) -> None:
+    place, run_dir = with_folder
+    git_facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
+    edit_record(run_dir, git={**git_facts, "commit": "1" * 40})
+    said = place.refused(place.run)
+    assert "is not in this repository; `git fetch origin 'refs/runs/" in said
+    edit_record(run_dir, git={**git_facts, "commit": None, "ref": None, "problem": "no space left"})
+    assert "has no snapshot of its code, so it cannot be made again: no space left" in place.refused(
+        place.run
+    )
+    edit_record(run_dir, git=git_facts)
+    config = run_dir / paths.CONFIG
+    config.write_text(config.read_text().replace("trace: iteration", "trace: 'off'"))
+    assert "was made with trace=off" in place.refused(place.run)
+
+
+def test_a_run_that_still_runs(with_folder: tuple[Place, Path]) -> None:
+    place, run_dir = with_folder
+    edit_record(run_dir, status="running")
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(run_dir / paths.LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert "is still running" in place.refused(place.run)
+        assert holder.stdin is not None
+        holder.stdin.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_counts_to_its_last_whole_iteration(with_folder: tuple[Place, Path]) -> None:
+    place, run_dir = with_folder
+    edit_record(run_dir, status="running", trace=None, final_metrics=None)
+    text = (run_dir / paths.TRACE).read_text()
+    (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
+    found = place.again()
+    assert found.verdict == IDENTICAL, report(found)
+    assert (found.status, found.iterations) == ("killed", 5)
+
+
+# --- an environment of its own ---------------------------------------------------------------------------
+
+SETUP = """\
+#!/bin/sh
+cd "$(dirname "$0")/.." || exit 1
+mkdir -p .venv/bin && printf '#!/bin/sh\\nINSTALLED=1 exec "%s" "$@"\\n' "PYTHON" >.venv/bin/python
+chmod +x .venv/bin/python
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_from_the_recorded_lock(place: Place) -> None:
+    """By the recorded script; what it gives must be what was recorded."""
+    commit = place.outcome()["git"]["commit"]
+    git(place.clone, "checkout", "-q", "--detach", commit)
+    (place.clone / "scripts" / "setup.sh").write_text(SETUP.replace("PYTHON", sys.executable))
+    git(place.clone, "add", "-A")
+    git(place.clone, "commit", "-qm", "with a set-up")
+    code = git(place.clone, "rev-parse", "HEAD").strip()
+    found = place.again(place.told("installs", code=code), install=True)
+    assert (found.verdict, found.environment) == (IDENTICAL, "install")
+    said = place.refused(
+        place.told("other", setting("versions", "numpy", to="0.9.0"), code=code), install=True
+    )
+    assert "its record does not fit its own requirements.lock: numpy 0.9.0" in said
+    (place.clone / "scripts" / "setup.sh").write_text("echo 'the disk is full' >&2; exit 1\n")
+    git(place.clone, "commit", "-qam", "with one that fails")
+    code = git(place.clone, "rev-parse", "HEAD").strip()
+    said = place.refused(place.told("fails", code=code), install=True)
+    assert said == "env=install: it could not be installed: the disk is full"
+    git(place.clone, "rm", "-q", "scripts/setup.sh")
+    git(place.clone, "commit", "-qm", "without one")
+    code = git(place.clone, "rev-parse", "HEAD").strip()
+    said = place.refused(place.told("lacks", code=code), install=True)
+    assert said == "env=install: the code of lacks has no scripts/setup.sh with a requirements.lock"
+
+
+# --- signals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "int"]
+)
+def test_a_signal_ends_the_child_and_leaves_nothing(
+    place: Place, tmp_path: Path, number: signal.Signals
+) -> None:
+    before, scratch = place.state(), tmp_path / "scratch"
+    command = [sys.executable, str(place.clone / "scripts" / "reproduce.py"), f"run={place.run}"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(scratch.glob("reproduce-*/rerun.log")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert said == "interrupted, so nothing is known; everything was removed\n"
+    assert place.state() == before
+    assert list(scratch.iterdir()) == []
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(scratch) not in running
+
+
+@pytest.mark.slow
+def test_the_command_says_it_all(place: Place, tmp_path: Path) -> None:
+    """As JSON and by its exit status; the run that is kept is one like any other."""
+    command = [sys.executable, str(place.clone / "scripts" / "reproduce.py"), f"run={place.run}"]
+    done = subprocess.run(
+        [*command, "--json", "keep=kept"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
+    assert compare_runs(tmp_path / "kept", tmp_path / "kept").verdict == IDENTICAL

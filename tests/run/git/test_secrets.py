@@ -1,0 +1,348 @@
+"""Secrets stay out of what is recorded of a run, and harmless files stay in.
+
+Every secret here is put together while the tests run, so that this file holds none.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, Command, git
+
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.secrets import MAX_UNPACKED_BYTES, secret_content, secret_in_value
+from rltemplate.run.git.exclusions import secret_name
+from rltemplate.run.git.snapshot import take_snapshot
+from rltemplate.types import ConfigError
+
+HEX = "0123456789abcdef" * 2 + "01234567"
+SHA = "fedcba9876543210" * 2 + "fedcba98"
+GITHUB = "gh" + "p_" + "aB3dE" * 8
+NEW_WANDB = "wandb" + "_v1_" + "aB3dE" * 10
+
+
+def zipped(*files: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files:
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def tarred(mode: str, *files: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def arrays(name: str, values: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **{name: values})
+    return out.getvalue()
+
+
+def notebook(*lines: str, image: bytes = b"") -> bytes:
+    shown = {"data": {"image/png": base64.b64encode(image).decode()}, "output_type": "display_data"}
+    cell = {"cell_type": "code", "source": [f"{line}\n" for line in lines], "outputs": [shown]}
+    return json.dumps({"cells": [cell], "nbformat": 4}, indent=1).encode()
+
+
+PLAIN = b"nothing in here\n"
+KEY = ("deep/notes.txt", GITHUB.encode())
+SECRET_TEXTS: dict[str, str] = {
+    "login.py": f'import wandb\nwandb.login(key="{HEX}")\n',
+    "login_lines.py": f'wandb.login(\n    relogin=True,\n    key="{HEX}",\n)\n',
+    "login_new.py": f"wandb.login(key='{NEW_WANDB}')\n",
+    "environ.py": f'os.environ["WANDB_API_KEY"] = "{HEX}"\n',
+    "api.py": f'api = wandb.Api(api_key="{HEX}")\n',
+    "notes.txt": f"first wandb login {HEX}, then train\n",
+    "notes.md": f"    wandb login --relogin {HEX}\n",
+    "run.sh": f"export WANDB_API_KEY={HEX}\n",
+    "call.py": f'subprocess.run(["wandb", "login", "{HEX}"])\n',
+    "login_named.py": f'import wandb\n\nkey = "{HEX}"\nwandb.login(key=key)  # do not commit\n',
+    "typed.py": f'wandb_token: str = "{HEX}"\n',
+    "pod.yaml": f"env:\n  - name: WANDB_API_KEY\n    value: {HEX}\n",
+    "pod_quoted.yaml": f"- name: 'WANDB_API_KEY'\n  value: \"{HEX}\"\n",
+    "pod.json": f'{{"name":"WANDB_API_KEY","value":"{HEX}"}}',
+    "diary.md": f"My W&B key is {HEX}, and I must not forget it.\n",
+    "diary_2.md": f"{HEX} is my wandb key\n",
+    "asked.log": f"wandb: Paste an API key from your profile and hit enter, or press ctrl+c to quit: {HEX}\n",
+    "quoted.txt": f'"{HEX}"\n',
+    "below.txt": f"# of my account, do not commit: wandb\n\n{HEX}\n",
+    "upper.txt": f"{HEX.upper()}\n",
+    "mine.txt": f"wandb: {HEX}\n",
+    "alone.txt": f"{HEX}\n",
+    "alone_new": NEW_WANDB,
+    "server.yaml": f"wandb_api_key: {HEX}\n",
+    "job.toml": f'wandb-key = "local-{HEX}"\n',
+    "github.py": f"TOKEN = '{GITHUB}'\n",
+    "fine_grained.py": "github" + "_pat_" + "aB3_" * 8,
+    "aws.cfg": "AK" + "IA" + "ABCDEFGH12345678",
+    "aws_pair.txt": "aws_secret" + "_access_key = " + "a1B2/" * 8,
+    "hub.py": "login('h" + "f_" + "aB3dE" * 7 + "')",
+    "openai.py": "s" + "k-proj-" + "aB3_E" * 8,
+    "slack.py": "xo" + "xb-123456789012-abcdef",
+    "slack_hook.py": "https://hooks.slack" + ".com/services/T0AB/B0CD/" + "aB3d" * 6,
+    "google.js": "AI" + "za" + "a1B2c3D" * 5,
+    "gitlab.yml": "glp" + "at-" + "a1B2c" * 4,
+    "npm.txt": "np" + "m_" + "a1B2" * 9,
+    "stripe.rb": "sk" + "_live_" + "aB3d" * 6,
+    "sendgrid.py": "S" + "G." + "a" * 22 + "." + "b" * 43,
+    "mailchimp.py": "0123456789abcdef" * 2 + "-us" + "12",
+    "square.py": "sq0" + "csp-" + "a" * 43,
+    "jwt.txt": ".".join(
+        base64.urlsafe_b64encode(part).decode().rstrip("=")
+        for part in (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"1234567890"}', b"signature-of-it")
+    ),
+    "database.py": "url = 'postgresql://" + "me:" + "h7Kd92ls@" + "db.example.org/runs'",
+    "docker.txt": "dckr" + "_pat_" + "aB3d_" * 5,
+    "databricks.py": "da" + "pi" + "0123456789abcdef" * 2,
+    "telegram.py": "123456789" + ":AA" + "aB3dE-_" * 4 + "aB3dE",
+    "key.txt": "-----BEGIN OPENSSH PRIVATE" + " KEY-----\nb3BlbnNz",
+}
+SECRET_FILES: dict[str, bytes] = {
+    "login.ipynb": notebook("import wandb", f'wandb.login(key="{HEX}")'),
+    "environ.ipynb": notebook(f'%env WANDB_API_KEY="{HEX}"'),
+    "shell.ipynb": notebook(f"!wandb login {HEX}"),
+    "named.ipynb": notebook(f'key = "{HEX}"', "wandb.login(key=key)"),
+    "asked.ipynb": notebook("wandb: Paste an API key from your profile and hit enter:", f"{HEX}"),
+    "lines.ipynb": notebook("wandb.login(", f"    key='{HEX}'", ")"),
+    "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
+    "code.zip": zipped(("a.txt", PLAIN), KEY),
+    "named.zip": zipped((".env", PLAIN)),
+    "code-1.0-py3-none-any.whl": zipped(("code/keys.py", SECRET_TEXTS["login.py"].encode())),
+    "old.tar": tarred("w", ("a.txt", PLAIN), KEY),
+    "old.tar.gz": tarred("w:gz", KEY),
+    "old.tgz": tarred("w:gz", ("home/.ssh/config", PLAIN)),
+    "old.tar.bz2": tarred("w:bz2", KEY),
+    "old.tar.xz": tarred("w:xz", KEY),
+    "log.txt.gz": gzip.compress(GITHUB.encode()),
+    "log.txt.bz2": bz2.compress(GITHUB.encode()),
+    "log.txt.xz": lzma.compress(GITHUB.encode()),
+    "inner.zip": zipped(("inner.tar.gz", tarred("w:gz", KEY))),
+    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", GITHUB.encode())),
+    "closed.rar": b"Rar!\x1a\x07\x01\0" + PLAIN,
+    "zip_last.tar": tarred("w", KEY, ("a.zip", zipped(("a.txt", PLAIN)))),
+    "arrays.npz": arrays("text", np.array([f"wandb login {HEX}"])),
+    "broken.zip": zipped(KEY)[:40],
+    "closed.7z": b"7z\xbc\xaf\x27\x1c" + PLAIN,
+    "bomb.gz": gzip.compress(bytes(MAX_UNPACKED_BYTES + 1)),
+}
+SECRET_NAMES = (
+    *("passwords.md", "token.html", "secrets.sql", ".env-prod", ".docker/config.json", ".my.cnf"),
+    *(".vault-pass", "server.key.old", "settings.ini", "id_rsa.bak", "cert.pem~", "tokens.xml", ".env_local"),
+    *("api_keys.rst", "database.ini", "sub/.azure/msal.json", "terraform.tfstate", "gh/hosts.yml"),
+)
+HARMLESS: dict[str, bytes] = {
+    "tokenizer.py": b"class Tokenizer:\n    token = 'abc'\n",
+    "token_embedding.py": b"TOKEN = 3\n",
+    "secrets_manager.py": b"password = getpass()\n",
+    "test_passwords.py": b"assert login(password='example')\n",
+    "tokenizer.json": b'{"vocab": {"password": 1}}',
+    ".env.example": b"WANDB_API_KEY=your-key\n",
+    "monkey.txt": b"a monkey and a keyboard\n",
+    "keys.yaml": b"keys: [a, b]\n",
+    "config.ini": b"[main]\nrate = 1\n",
+    "ppo.py": (ROOT / "rltemplate" / "algos" / "ppo.py").read_bytes(),
+    "requirements.lock": "\n".join(f"p{i}==1.0 --hash=sha256:{HEX}{HEX[:24]}" for i in range(5)).encode(),
+    "requirements.txt": f"wandb @ git+https://github.com/wandb/wandb@{SHA}\n".encode(),
+    "poetry.lock": f'[package.source]\nreference = "{SHA}"\nresolved_reference = "{SHA}"\n'.encode(),
+    "COMMIT": f"{SHA}\n".encode(),
+    "git_revision.txt": SHA.encode(),
+    "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
+    "cache.yaml": f"# caches what wandb wrote\nkeyring: {SHA}\nkey-of-commit: {SHA}\n".encode(),
+    "config.yaml": f"_wandb:\n  value: {{}}\ngit_commit:\n  desc: null\n  value: {SHA}\n".encode(),
+    "wandb-metadata.json": f'{{"api_key": null, "git": {{"commit": "{SHA}"}}, "program": "wandb"}}'.encode(),
+    "log.txt": f"{SHA} wandb key is read from a file\n{SHA} is a fix\n".encode(),
+    ".git-blame-ignore-revs": f"# all files in a new format\n{SHA}\n".encode(),
+    "pin.txt": f"# commit of the environment\n'{SHA}'\n".encode(),
+    "key.py": f'key = "{SHA}"  # of an entry in a table\n'.encode(),
+    "rar.txt": b"Rar! says the raven\n",
+    "bzh.txt": b"BZh is how a file of bzip2 begins; BZh9 mostly\n",
+    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", PLAIN)),
+    "zip_last.tar": tarred("w", ("a.txt", PLAIN), ("a.zip", zipped(("a.txt", PLAIN)))),
+    "login.md": b"Run `wandb login` once; wandb.login(key=os.environ['WANDB_API_KEY'])\n",
+    "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
+    "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
+    "wandb.ipynb": notebook("import wandb", "wandb.login()", "run = wandb.init(project='a')"),
+    "weights.npz": arrays("weights", np.random.default_rng(2).normal(size=(200, 200))),
+    "code.zip": zipped(("a.py", PLAIN), ("tokenizer.py", PLAIN)),
+    "code.whl": zipped(("code/__init__.py", PLAIN), ("code.dist-info/RECORD", f"a,{SHA}".encode())),
+    "code.tar.gz": tarred("w:gz", ("a.py", PLAIN), ("COMMIT", SHA.encode())),
+    "noise.bin": np.random.default_rng(3).bytes(300_000),
+    "floats.csv": "\n".join(f"{x:.17f}" for x in np.random.default_rng(4).normal(size=5000)).encode(),
+    "url.md": b"https://user:password@host/ postgres://user:${PASSWORD}@localhost http://a.b:80/x@y\n",
+    "risk.txt": b"risk-aware-exploration-of-the-environment sk-toggleable__content-arrow AKIA hf_hub\n",
+    "certificate.txt": b"-----BEGIN CERTIFICATE-----\nMIIB\n",
+    "digest.json": json.dumps({"sha256": HEX + HEX[:24], "md5": HEX[:32], "sha1": SHA}).encode(),
+    "uuid.txt": b"123e4567-e89b-12d3-a456-426614174000\n",
+    "results.jsonl": b'{"api_key": null, "token": "", "eval/return": 1.0}\n',
+    "names.py": b"MultiAgentReplayBuffer.sample.a_function_with_a_long_name_in_it()\n",
+}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "train.py").write_text("print('train')\n")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def put(repo: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_bytes(content)
+
+
+def test_planted_secrets_are_all_left_out_and_named(repo: Path) -> None:
+    planted = {name: text.encode() for name, text in SECRET_TEXTS.items()} | SECRET_FILES
+    planted |= dict.fromkeys(SECRET_NAMES, PLAIN)
+    assert len(planted) >= 38
+    put(repo, planted)
+    snapshot = take_snapshot(repo)
+    assert snapshot.problem is None
+    stored = git(repo, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split("\n")
+    assert [name for name in planted if name in stored] == []
+    assert {skipped["path"] for skipped in snapshot.skipped} == {*planted}
+    for skipped in snapshot.skipped:
+        assert not any(secret in skipped["reason"] for secret in (HEX, GITHUB, NEW_WANDB))
+    told = {skipped["path"]: skipped["reason"] for skipped in snapshot.skipped}["closed.rar"]
+    assert told == (
+        "an archive that could not be searched for secrets, because it is a rar file, which is not read here"
+    )
+    # They are not in git's objects either.
+    blob = git(repo, "hash-object", "login.py").strip()
+    with pytest.raises(subprocess.CalledProcessError):
+        git(repo, "cat-file", "-e", blob)
+
+
+def test_harmless_lookalikes_all_stay_in(repo: Path) -> None:
+    assert len(HARMLESS) >= 30
+    put(repo, HARMLESS)
+    snapshot = take_snapshot(repo)
+    assert snapshot.skipped == []
+    assert {*HARMLESS} <= {*git(repo, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split("\n")}
+
+
+@pytest.mark.parametrize("text", ["eyJ", "xoxb", "wandb login -a ", "://a:b", "aws key "])
+def test_a_long_file_takes_no_longer_than_its_length_allows(text: str) -> None:
+    assert secret_content(text.encode() * 100_000) is None
+
+
+def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
+    listed = git(ROOT, "ls-files", "-z").split("\0")[:-1]
+    for path in filter(os.path.isfile, (str(ROOT / name) for name in listed)):
+        name = Path(path).relative_to(ROOT).as_posix()
+        assert (secret_name(name), secret_content(Path(path).read_bytes(), name)) == (None, None), name
+
+
+# --- In values of the configuration ----------------------------------------------------------------------
+
+RANDOM = "h7Kd92lsQ0mZx81bTr4u"
+SECRET_VALUES: tuple[tuple[str, str], ...] = (
+    ("note", f"with wandb login {HEX}"),
+    ("note", f"'my W&B key is {HEX}'"),
+    ("note", f"'{HEX} is my wandb key'"),
+    ("+env.kwargs.token", GITHUB),
+    ("+env.kwargs.api_key", HEX),
+    *((f"+env.kwargs.{name}", RANDOM) for name in ("password", "tokens", "pwd", "db_pass", "access_key")),
+    *((f"+env.kwargs.{name}", RANDOM) for name in ("passphrase", "credentials", "auth_token")),
+    ("+env.kwargs.token", "aB3dE_h7Kd92ls-Q0m"),
+    ("logger.wandb.entity", NEW_WANDB),
+    ("logger.wandb.tags", f"[a,{GITHUB}]"),
+    ("runs_dir", f"/tmp/{GITHUB}"),
+    ("seed", GITHUB),
+    ("nosuch_key", GITHUB),
+    ("algo.gamma", f"0.9,{GITHUB}"),
+)
+
+
+def refusal(word: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        preflight([word, "local=null"])
+    told = str(refused.value)
+    assert "\n" not in told
+    assert not any(secret in told for secret in (HEX, GITHUB, NEW_WANDB, RANDOM))
+    return told
+
+
+@pytest.mark.parametrize(("key", "value"), SECRET_VALUES)
+def test_a_secret_in_a_value_is_refused_by_its_key(key: str, value: str) -> None:
+    assert refusal(f"{key}={value}").startswith(f"{key.lstrip('+')}: ")
+
+
+@pytest.mark.parametrize("value", ["{token: %s}", "{a: 1, 'api_key': '%s'}", "{b: {db_pass: [%s]}}"])
+@pytest.mark.parametrize("key", ["env.kwargs", "+env.kwargs", "env.nosuch"])
+def test_a_secret_in_braces_is_refused_and_not_shown(key: str, value: str) -> None:
+    assert "looks like a secret, because of the name of its key" in refusal(f"{key}={value % RANDOM}")
+
+
+@pytest.mark.parametrize(
+    "word", ["note=${oc.env:MINE}", "seed=${oc.env:MINE}", "+env.kwargs.a=${oc.env:MINE}"]
+)
+def test_a_secret_from_a_variable_is_refused_and_not_shown(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", GITHUB)
+    with pytest.raises(ConfigError) as refused:
+        preflight([word if "note" not in word else 'note="${oc.env:MINE}"', "local=null"])
+    assert GITHUB not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["note: {}", "logger: {{wandb: {{entity: {}}}}}", "seed: {}"])
+def test_a_secret_in_a_file_of_this_machine_is_refused(
+    line: str, tmp_path: Path, fork: Path, train_command: Command
+) -> None:
+    local = fork / "conf" / "local" / "default.yaml"
+    local.write_text("# @package _global_\n" + line.format(GITHUB) + "\n")
+    try:
+        done = train_command()
+    finally:
+        local.unlink()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert GITHUB not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "note=a long note, about commit " + SHA + " and why it learns more slowly than the run before it did",
+        f"note={SHA}",
+        f"baseline={SHA}",
+        f"+env.kwargs.commit={SHA}",
+        f"+env.kwargs.digest={HEX}{HEX[:24]}",
+        "+env.kwargs.token=blue",
+        "+env.kwargs.eos_token=my_very_own_token_v2",
+        "+env.kwargs.num_tokens=1000000000000000",
+        "+env.kwargs.bypass=a-way-around-wall-12",
+        "+env.kwargs.keyword=h7Kd92lsQ0mZx81bTr4u",
+        "+env.kwargs.tokenizer=a_rather_long_name_of_a_tokenizer_2",
+        "+env.kwargs.path=/a/rather/long/path/to/some/data/set_of_2024/with-dashes/file.npz",
+        "logger.wandb.project=20241122-seed1-abcdef-and-more-of-it",
+    ],
+)
+def test_a_long_value_that_is_no_secret_is_taken(word: str) -> None:
+    key, _, value = word.lstrip("+").partition("=")
+    assert secret_in_value(key, value) is None
+    preflight([word, "local=null"] if "baseline" not in word else ["local=null"])

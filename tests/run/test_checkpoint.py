@@ -1,0 +1,429 @@
+"""Checkpoints on a disk: whole or absent, known to be whole, and never code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rltemplate.run import checkpoint
+from rltemplate.run.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    list_checkpoints,
+    load_checkpoint,
+    load_experience,
+    newest_checkpoint,
+)
+from rltemplate.run.continuation import check_same_run
+from rltemplate.types import ConfigError, Experience
+
+CAPACITY = 50
+
+
+def state(env_steps: int) -> dict[str, Any]:
+    return {"env_steps": env_steps, "net": torch.arange(1000.0) + env_steps, "adam": [torch.zeros(3)]}
+
+
+def held(added: int) -> Callable[[int], Experience]:
+    """What a replay buffer answers after `added` transitions: row i holds the number i.
+
+    Of every tenth it has something apart.
+    """
+
+    def since(first: int) -> Experience:
+        first = max(first, added - CAPACITY, 0)
+        rows = {"obs": torch.arange(first, added).float(), "reward": torch.arange(first, added).double()}
+        tenth = torch.arange(-(-first // 10) * 10, added, 10)
+        return Experience(first, added, CAPACITY, rows, {"tenth": tenth, "square": tenth**2})
+
+    return since
+
+
+def loaded(checkpoint_: Checkpoint, first: int, last: int) -> dict[str, Tensor]:
+    """Transitions `first` to `last`, in one piece, and what parts of them have apart."""
+    parts = list(load_experience(checkpoint_, first, last))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def nothing(_: int) -> None:
+    return None
+
+
+def files(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def steps(run_dir: Path) -> list[int]:
+    return [int(path.stem[5:]) for path in list_checkpoints(run_dir)]
+
+
+def newest(run_dir: Path) -> int | None:
+    found = newest_checkpoint(run_dir, lambda _: None)
+    return None if found is None else int(found.state["env_steps"])
+
+
+def test_the_newest_stay_and_come_back_as_they_were(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, {"seed": 1}, keep=2)
+    for env_steps in (8, 100, 20, 9):
+        writer.save(env_steps, state(env_steps), nothing)
+    assert steps(tmp_path) == [20, 100]  # by number, and not in the order of their names
+    assert files(tmp_path) == ["step_100.json", "step_100.pt", "step_20.json", "step_20.pt"]
+    found = newest_checkpoint(tmp_path, print)
+    assert found is not None
+    assert found.config == {"seed": 1}
+    assert torch.equal(found.state["net"], state(100)["net"])
+    assert newest_checkpoint(tmp_path / "nowhere", print) is None
+
+
+def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, {}, keep=2)
+    for added in (20, 40, 60, 80, 100):
+        writer.save(added, state(added), held(added))
+        newest_one = load_checkpoint(list_checkpoints(tmp_path)[-1])
+        first = max(0, added - CAPACITY)
+        rows = loaded(newest_one, first, added)
+        assert rows["obs"].tolist() == list(range(first, added))
+        assert rows["reward"].dtype == torch.float64
+        # Also of a chunk that is cut, all that it has apart.
+        assert rows["tenth"].tolist() == list(range(first // 20 * 20, added, 10))
+        assert torch.equal(rows["square"], rows["tenth"] ** 2)
+    chunks = [name for name in files(tmp_path) if name.startswith("experience")]
+    # 80 needs what came in from 30 on, 100 what came in from 50 on.
+    assert chunks == [f"experience_{a}_{a + 20}.pt" for a in (20, 40, 60, 80)]
+    with pytest.raises(ConfigError, match="transitions 0 to 10 are gone"):
+        load_experience(newest_one, 0, 10)
+    sizes = {name: (tmp_path / "checkpoints" / name).stat().st_size for name in chunks}
+    writer.save(101, state(101), held(101))
+    smallest = (tmp_path / "checkpoints" / "experience_100_101.pt").stat().st_size
+    assert smallest < min(sizes.values())  # what is written is in proportion to what is new
+
+
+def test_a_chunk_that_somebody_removed_is_written_again(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, {}, keep=2)
+    for added in (20, 40):
+        writer.save(added, state(added), held(added))
+    (tmp_path / "checkpoints" / "experience_0_20.pt").unlink()
+    path = writer.save(45, state(45), held(45))
+    assert loaded(load_checkpoint(path), 0, 45)["obs"].tolist() == list(range(45))
+
+
+def test_damage_of_an_old_chunk_does_not_reach_new_checkpoints(tmp_path: Path) -> None:
+    """It is noticed while the checkpoints that do without are still there, and memory has what it held."""
+    writer = Checkpoints(tmp_path, {}, keep=2)
+    for added in (20, 40):
+        writer.save(added, state(added), held(added))
+    damage_flip(tmp_path / "checkpoints", "experience_20_40.pt")
+    assert newest(tmp_path) == 20
+    for added in (45, 50, 55):
+        path = writer.save(added, state(added), held(added))
+        assert newest(tmp_path) == added
+    first = max(0, 55 - CAPACITY)
+    assert loaded(load_checkpoint(path), first, 55)["obs"].tolist() == list(range(first, 55))
+
+
+def test_what_users_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, {}, keep=1)
+    writer.save(20, state(20), nothing)
+    mine = ["step_20_best.pt", "step_20_best.json", "notes.txt"]
+    for name in mine:
+        (tmp_path / "checkpoints" / name).write_text("mine")
+    writer.save(40, state(40), nothing)
+    assert files(tmp_path) == sorted([*mine, "step_40.pt", "step_40.json"])
+    assert newest(tmp_path) == 40
+
+
+def test_weights_can_be_had_without_what_they_were_learned_from(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, {}, keep=1).save(20, state(20), held(20))
+    damage_remove(tmp_path / "checkpoints", "experience_0_20.pt")
+    found = newest_checkpoint(tmp_path, pytest.fail, experience=False)
+    assert found is not None
+    assert found.state["env_steps"] == 20
+    with pytest.raises(ConfigError, match=r"experience_0_20.pt is gone"):
+        newest_checkpoint(tmp_path, pytest.fail)
+
+
+def test_a_writer_that_goes_on_needs_no_chunk_twice(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, {}, keep=2).save(20, state(20), held(20))
+    since = newest_checkpoint(tmp_path, print)
+    path = Checkpoints(tmp_path, {}, 2, since).save(30, state(30), held(30))
+    assert "experience_20_30.pt" in files(tmp_path)
+    assert loaded(load_checkpoint(path), 0, 30)["obs"].tolist() == list(range(30))
+    # The inverse: without knowing of it, everything is written once more.
+    Checkpoints(tmp_path, {}, 2).save(40, state(40), held(40))
+    assert "experience_0_40.pt" in files(tmp_path)
+
+
+def damage_truncate(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-7])
+
+
+def damage_flip(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 4
+    (folder / name).write_bytes(content)
+
+
+def damage_remove(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+
+def damage_replace(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_remove, damage_replace])
+@pytest.mark.parametrize("name", ["step_40.pt", "step_40.json", "experience_20_40.pt"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, damage: Callable[[Path, str], None], name: str
+) -> None:
+    writer = Checkpoints(tmp_path, {}, keep=3)
+    for added in (20, 40):
+        writer.save(added, state(added), held(added))
+    assert newest(tmp_path) == 40
+    damage(tmp_path / "checkpoints", name)
+    passed: list[str] = []
+    found = newest_checkpoint(tmp_path, passed.append)
+    assert found is not None
+    assert found.state["env_steps"] == 20
+    if (name, damage) != ("step_40.json", damage_remove):  # that one was never finished, for all one knows
+        assert len(passed) == 1
+        assert "\n" not in passed[0]
+        assert name in passed[0]
+        assert "is damaged" in passed[0] or "is gone" in passed[0]
+    damage(tmp_path / "checkpoints", "step_20.pt")
+    if (name, damage) != ("step_40.json", damage_remove):
+        with pytest.raises(ConfigError, match=r"no checkpoint of .* is whole"):
+            newest_checkpoint(tmp_path, passed.append)
+
+
+def test_each_bit_counts(tmp_path: Path) -> None:
+    """A flip anywhere in a small checkpoint is noticed: header, tensors, padding, list of files."""
+    Checkpoints(tmp_path, {"seed": 1}, keep=1).save(8, {"env_steps": 8, "a": torch.arange(4)}, nothing)
+    for path in (tmp_path / "checkpoints").iterdir():
+        whole = path.read_bytes()
+        for place in range(0, len(whole), max(1, len(whole) // 150)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(ConfigError):
+                load_checkpoint(list_checkpoints(tmp_path)[0])
+        path.write_bytes(whole)
+    load_checkpoint(list_checkpoints(tmp_path)[0])
+
+
+class Harmful:
+    """Whoever unpickles it executes a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.mark}",))
+
+
+def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
+    """Even if somebody made the digests fit."""
+    mark = tmp_path / "executed"
+    writer = Checkpoints(tmp_path, {}, keep=1)
+    path = writer.save(8, {"env_steps": 8, "bad": Harmful(mark)}, nothing)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_checkpoint(path)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Harmful(mark)))  # the inverse: it would have
+    assert mark.exists()
+
+
+def test_another_format_or_configuration_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
+    monkeypatch.setattr(checkpoint, "_READABLE", (3,))
+    path = Checkpoints(tmp_path, {}, keep=1).save(8, state(8), nothing)
+    monkeypatch.undo()
+    Checkpoints(tmp_path, {}, keep=2).save(4, state(4), nothing)
+    # Not damaged: whoever has the newer code can go on there, so no older one is taken.
+    says = r"has format 3; this version of the code reads formats 1 and 2$"
+    with pytest.raises(ConfigError, match=says):
+        load_checkpoint(path)
+    with pytest.raises(ConfigError, match=says):
+        newest_checkpoint(tmp_path, pytest.fail)
+
+
+def test_chunks_of_the_first_version_can_be_read_and_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are rows and nothing else."""
+    save = checkpoint._save
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "VERSION", 1)
+        patched.setattr(checkpoint, "_save", lambda file, content: save(file, content.get("rows", content)))
+        path = Checkpoints(tmp_path, {}, keep=1).save(20, state(20), held(20))
+    assert json.loads(path.with_suffix(".json").read_text())["version"] == 1
+    first = load_checkpoint(path)
+    assert set(loaded(first, 0, 20)) == {"obs", "reward"}
+    second = load_checkpoint(Checkpoints(tmp_path, {}, 1, first).save(30, state(30), held(30)))
+    parts = list(load_experience(second, 5, 30))
+    assert [part["obs"].tolist() for part in parts] == [list(range(5, 20)), list(range(20, 30))]
+    assert ["tenth" in part for part in parts] == [False, True]
+
+
+def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configure: Any) -> None:
+    from rltemplate.config.loading import to_dict
+
+    made = to_dict(configure("algo=ppo", "env=CartPole"))
+    check_same_run(made, configure("algo=ppo", "env=CartPole", "runs_dir=/elsewhere"), "step_8.pt")
+    check_same_run(made, configure("algo=ppo", "env=CartPole", "total_env_steps=200000"), "step_8.pt")
+    check_same_run(made, configure("algo=ppo", "env=CartPole", "log_every=1"), "step_8.pt", ["log_every"])
+    check_same_run(made, configure("algo=ppo", "env=CartPole", "env.num_workers=2"), "step_8.pt")
+    for words, message in (
+        (["algo.gamma=0.9"], "algo.gamma=0.9: step_8.pt was made with 0.98"),
+        (["seed=2"], "seed=2: step_8.pt was made with 1"),
+        (["log_every=1"], "log_every=1: step_8.pt was made with 4000"),
+        (["total_env_steps=5"], "total_env_steps=5: step_8.pt was made with 100000"),
+        (["+env.kwargs.sutton_barto_reward=true"], "env.kwargs.sutton_barto_reward=True: step_8.pt was made"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check_same_run(made, configure("algo=ppo", "env=CartPole", *words), "step_8.pt")
+        assert str(refused.value).startswith(message)
+    with pytest.raises(ConfigError, match=r"^algo=sac: step_8.pt was made by ppo$"):
+        check_same_run(made, configure("algo=sac", "env=Pendulum"), "step_8.pt")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_checkpoints_that_are_there(small_disk: Path) -> None:
+    writer = Checkpoints(small_disk, {}, keep=1)
+    writer.save(20, state(20), held(20))
+    before = files(small_disk)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            writer.save(40, state(40), held(40))
+        assert files(small_disk) == before  # nothing half-written
+        assert newest(small_disk) == 20
+    ballast.unlink()
+    path = writer.save(60, state(60), held(60))
+    assert newest(small_disk) == 60
+    assert loaded(load_checkpoint(path), 10, 60)["obs"].tolist() == list(range(10, 60))
+
+
+def test_a_disk_that_forgets_what_it_took_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new checkpoint is read back before an older one goes."""
+    writer = Checkpoints(tmp_path, {}, keep=1)
+    writer.save(20, state(20), nothing)
+    replace = Path.replace
+
+    def spoilt(self: Path, target: Path) -> Path:
+        done = replace(self, target)
+        if target.suffix == ".pt":
+            damage_flip(target.parent, target.name)
+        return done
+
+    monkeypatch.setattr(Path, "replace", spoilt)
+    with pytest.raises(OSError, match="is damaged"):
+        writer.save(40, state(40), nothing)
+    monkeypatch.undo()
+    assert newest(tmp_path) == 20
+    assert steps(tmp_path) == [20]
+
+
+def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_one(tmp_path: Path) -> None:
+    """Killed six times, at moments that go through several writes."""
+    source = """
+import sys, itertools, torch
+from pathlib import Path
+from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
+from rltemplate.types import Experience
+run_dir = Path(sys.argv[1])
+since = newest_checkpoint(run_dir, lambda text: sys.exit(text))
+begin = 0 if since is None else since.state["env_steps"]
+writer = Checkpoints(run_dir, {}, 2, since)
+def held(added):
+    def since(first):
+        first = max(first, added - 30)
+        rows = torch.arange(first, added).repeat(2000, 1).T.contiguous()
+        return Experience(first, added, 30, {"obs": rows}, {})
+    return since
+print("ready", flush=True)
+for env_steps in itertools.count(begin + 10, 10):
+    state = {"env_steps": env_steps, "net": torch.full((100_000,), env_steps)}
+    writer.save(env_steps, state, held(env_steps))
+"""
+    partial = 0
+    for round_ in range(6):
+        writing = subprocess.Popen(
+            [sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert writing.stdout is not None
+        said = writing.stdout.readline()
+        assert said == b"ready\n", writing.stderr and writing.stderr.read()
+        time.sleep(0.02 + 0.0137 * round_)
+        os.kill(writing.pid, signal.SIGKILL)
+        writing.wait()
+        partial += any(name.endswith(".partial") for name in files(tmp_path))
+        found = newest_checkpoint(tmp_path, pytest.fail)
+        if found is not None:
+            env_steps = found.state["env_steps"]
+            assert found.state["net"].tolist() == [env_steps] * 100_000
+            rows = loaded(found, max(0, env_steps - 30), env_steps)
+            assert rows["obs"][:, 0].tolist() == list(range(max(0, env_steps - 30), env_steps))
+    assert found is not None
+    assert partial > 0  # at least one kill met a write in the middle
+    Checkpoints(tmp_path, {}, 1, found).save(env_steps + 10, state(env_steps + 10), held(env_steps + 10))
+    assert not any(name.endswith(".partial") for name in files(tmp_path))
+
+
+def test_a_manifest_names_every_file_with_its_digest(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path, {"seed": 3}, keep=1).save(20, state(20), held(20))
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    assert manifest["format"] == "rltemplate-checkpoint"
+    assert manifest["config"] == {"seed": 3}
+    assert set(manifest["files"]) == {"step_20.pt", "experience_0_20.pt"}
+    assert all(
+        entry["bytes"] == (path.parent / name).stat().st_size for name, entry in manifest["files"].items()
+    )
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "checkpoints", copy / "checkpoints")
+    assert newest(copy) == 20  # it can be moved: names are relative
+
+
+def test_tensors_keep_their_types_and_bits(tmp_path: Path) -> None:
+    values: dict[str, Tensor] = {
+        "nan": torch.tensor([float("nan"), -0.0, 5e-324], dtype=torch.float64),
+        "bytes": torch.arange(256, dtype=torch.uint8),
+        "whole": torch.tensor([2**63 - 1]),
+        "view": torch.arange(12.0).reshape(3, 4).T,
+    }
+    path = Checkpoints(tmp_path, {}, keep=1).save(8, {"env_steps": 8, **values}, nothing)
+    loaded = load_checkpoint(path).state
+    for name, value in values.items():
+        assert loaded[name].dtype == value.dtype
+        assert loaded[name].numpy().tobytes() == value.numpy().tobytes()

@@ -1,0 +1,319 @@
+"""The trace shows everything that a run computes, in causal order, and looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHRUNK, Configure, small
+
+from rltemplate.analysis.traces import Divergence, first_difference, open_trace
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.run.faults import Fault, flip_entry, flipped
+from rltemplate.run.state import entries
+from rltemplate.run.trace import Trace, device_digest, digest
+from rltemplate.train import build_algorithm
+from rltemplate.types import Algorithm, ConfigError, Probe
+
+STEP = ["algo.normalize_obs=true", "trace=step"]
+ENVS = {"ppo": "Hopper"}  # others on Pendulum
+
+
+def traced(
+    configure: Configure, algo: str, folder: Path, *overrides: str, fault: str = "", detail: str = "step"
+) -> Path:
+    """The folder of a trace of five iterations."""
+    folder.mkdir()
+    env = ENVS.get(algo, "Pendulum")
+    config = configure(*small(algo, "algo.normalize_obs=true", *overrides, env=env))
+    algorithm, _ = build_algorithm(config)
+    trace = Trace(folder, detail, algo)
+    injected = Fault(trace, fault) if fault else None
+    algorithm.probe = injected or trace
+    for _ in range(5):
+        result = algorithm.train_iteration()
+        trace.end_iteration(algorithm, result.probes)
+    algorithm.close()
+    trace.close()
+    assert injected is None or injected.done, f"the run never met {fault}"
+    return folder
+
+
+def divergence(a: Path, b: Path) -> Divergence | None:
+    with open_trace(a, "") as first, open_trace(b, "") as second:
+        return first_difference(first, second)
+
+
+# What can go wrong in a run, as item@iteration:index of its event: in any, and beside it in each.
+ANY = ["obs@0:0", "obs@2:7", "action@2:4", "reward@1:6", "next_obs@3:2"]
+SHARED = [*ANY, "policy@1:3", "noise@3:5"]
+FAULTS = dict.fromkeys(ALGORITHMS, ANY) | {
+    "ppo": [
+        *("init/actor.2.weight@0", "init/critic.0.bias@0", "init/log_std@0", *SHARED, "log_prob@2:9"),
+        *("normalized_obs@4:1", "scaled_reward@3", "value@1", "advantage@2", "order@1", "order@3:1"),
+        *("loss@2:1", "gradient@0:0", "gradient@3:6", "optimizer/mu@1:5", "optimizer/nu@2:3"),
+        *("params@1:7", "obs_norm/mean@2", "obs_norm/var@0", "return_norm/var@3"),
+        *("start/adam/2@1", "start/streams/minibatch@2", "start/net@3"),
+    ],
+    "sac": [
+        *("init/actor.net.2.weight@0", "init/critic.q2.0.bias@0", "init/log_alpha@0", *SHARED),
+        *("replay_index@1:11", "update_noise@2:6", "critic/target@3:8", "critic/loss@1:4"),
+        *("critic/gradient@2:20", "critic/optimizer/mu@1:3", "critic/optimizer/nu@4:7", "critic/params@2:9"),
+        *("critic/target_params@3:12", "actor/loss@1:5", "actor/gradient@2:7", "actor/optimizer/mu@2:9"),
+        *("actor/params@1:1", "alpha/loss@3:3", "alpha/gradient@3:5", "alpha/optimizer/mu@1:7"),
+        *("alpha/log_alpha@2:11", "obs_norm/mean@2", "obs_norm/var@0"),
+        *("start/updates_due@2", "start/learner/target@3"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Filled by the first test of each algorithm."""
+    return {}
+
+
+@pytest.mark.parametrize(("algo", "fault"), [(algo, fault) for algo in FAULTS for fault in FAULTS[algo]])
+def test_one_flipped_bit_is_named_with_iteration_index_and_item(
+    configure: Configure, tmp_path: Path, undisturbed: dict[str, Path], algo: str, fault: str
+) -> None:
+    if algo not in undisturbed:
+        undisturbed[algo] = traced(configure, algo, tmp_path / "plain")
+    found = divergence(undisturbed[algo], traced(configure, algo, tmp_path / "flipped", fault=fault))
+    assert found is not None
+    item, _, place = fault.partition("@")
+    iteration, _, index = place.partition(":")
+    where = (found.iteration, found.item)
+    if item == "obs" and place == "0:0":  # the reset shows it before the first step does
+        assert (found.event, *where) == ("reset", 0, "obs")
+    else:
+        assert where == (int(iteration), item)
+        assert found.index == int(index or 0)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_equal_runs_have_equal_traces(configure: Configure, tmp_path: Path, algo: str) -> None:
+    folders = [traced(configure, algo, tmp_path / name) for name in ("a", "b")]
+    assert divergence(*folders) is None
+    other = traced(configure, algo, tmp_path / "other", "seed=2")
+    found = divergence(folders[0], other)
+    assert found is not None
+    assert found.event == "init"
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_flip_changes_every_chain_from_then_on_at_both_details(
+    configure: Configure, tmp_path: Path, algo: str
+) -> None:
+    for detail in ("iteration", "step"):
+        plain = traced(configure, algo, tmp_path / f"plain-{detail}", detail=detail)
+        fault = traced(configure, algo, tmp_path / f"fault-{detail}", detail=detail, fault="action@2:1")
+        lines = [(folder / "trace.jsonl").read_text().splitlines() for folder in (plain, fault)]
+        chains = [[json.loads(line)[-1] for line in each if line.startswith('["iter')] for each in lines]
+        same = [a == b for a, b in zip(*chains, strict=True)]
+        assert same == [True, True, False, False, False]
+        found = divergence(plain, fault)
+        assert found is not None
+        assert found.iteration == 2
+
+
+class Fan(Probe):
+    """Shows one run to many traces, each of which sees one entry of the state changed in iteration 2."""
+
+    def __init__(self, traces: dict[str, Trace]) -> None:
+        self.traces = traces
+        self.iteration = -1
+
+    def begin(self, algorithm: Algorithm) -> None:
+        self.iteration += 1
+        self.with_changes("start", algorithm, lambda trace: trace.begin(algorithm))
+
+    def event(self, name: str, index: int = 0) -> None:
+        for trace in self.traces.values():
+            trace.event(name, index)
+
+    def __call__(self, item: str, value: Any) -> Any:
+        for trace in self.traces.values():
+            trace(item, value)
+        return value
+
+    def with_changes(self, when: str, algorithm: Algorithm, show: Callable[[Trace], None]) -> None:
+        for name, trace in self.traces.items():
+            changes = self.iteration == 2 and name.startswith(f"{when}/")
+            if changes:
+                state = algorithm.state_dict()
+                assert flip_entry(state, name.removeprefix(f"{when}/"))
+                before = algorithm.state_dict()
+                algorithm.load_state_dict(state)
+            show(trace)
+            if changes:
+                algorithm.load_state_dict(before)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_entry_of_the_state_is_named_in_its_iteration(
+    configure: Configure, tmp_path: Path, algo: str
+) -> None:
+    """Changed between two iterations, or by one of them and shown nowhere else, such as the steps of Adam."""
+    small = ["algo.hidden_sizes=[8]"] if hasattr(ALGORITHMS[algo].config, "hidden_sizes") else []
+    config = configure(f"algo={algo}", f"env={ENVS.get(algo, 'Pendulum')}", *SHRUNK[algo], *small)
+
+    def run(*names: str) -> list[str]:
+        folders = {name: tmp_path / name.replace("/", "-") for name in names}
+        for folder in folders.values():
+            folder.mkdir()
+        fan = Fan({name: Trace(folder, "iteration", algo) for name, folder in folders.items()})
+        algorithm, _ = build_algorithm(config)
+        algorithm.probe = fan
+        for _ in range(3):
+            result = algorithm.train_iteration()
+            end = partial(Trace.end_iteration, algorithm=algorithm, probes=result.probes)
+            fan.with_changes("end", algorithm, end)
+        found = [name for name, _ in entries(algorithm.state_dict(), "")]
+        algorithm.close()
+        return [f"{when}{name}" for when in ("start", "end") for name in found]
+
+    names = run("plain")
+    run("again", *names)
+    assert divergence(tmp_path / "plain", tmp_path / "again") is None
+    assert "end/env_steps" in names
+    for name in names:
+        found = divergence(tmp_path / "plain", tmp_path / name.replace("/", "-"))
+        assert found is not None, name
+        assert found.iteration == 2
+        assert found.item in (name, name.removeprefix("end/"))  # some are handed out by the iteration as well
+
+
+def test_a_fault_that_is_misspelt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected ITEM@ITERATION"):
+        Fault(Trace(tmp_path, "step", "ppo"), "action at 3")
+
+
+def test_a_flip_is_one_unit_in_the_last_place() -> None:
+    value = torch.tensor([0.5, -3.0, 1.0])
+    changed = flipped(value)
+    assert torch.equal(changed != value, torch.tensor([False, True, False]))
+    assert abs(changed[1].item() + 3.0) == np.spacing(np.float32(3.0))
+    assert flipped(np.array([4, 7, 2])).tolist() == [4, 6, 2]
+    assert flipped(np.array([False, True])).tolist() == [True, True]
+
+
+def test_digests_see_bits_and_order() -> None:
+    value = torch.arange(12, dtype=torch.float32).view(3, 4)
+    swapped = value.clone()
+    swapped[0, 0], swapped[0, 1] = value[0, 1], value[0, 0]
+    for function in (digest, lambda x: device_digest(x).item()):
+        assert function(value) == function(value.clone())
+        assert function(value.T) == function(value.T.contiguous())
+        assert function(value) != function(swapped)
+        assert function(value) != function(flipped(value))
+        assert function(torch.zeros(2)) != function(-torch.zeros(2))
+        assert function(torch.zeros(2)) != function(torch.zeros(3))
+    for kind in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.float16, torch.float32):
+        one, other = torch.tensor([0, 1, 0, 1]).to(kind), torch.tensor([1, 0, 0, 1]).to(kind)
+        assert device_digest(one).item() != device_digest(other).item()
+    assert digest(np.arange(4)) == digest(torch.arange(4))
+
+
+def test_a_device_is_waited_for_once_an_iteration(configure: Configure, tmp_path: Path) -> None:
+    """Digests stay tensors until the iteration ends, and are fetched together."""
+    trace = Trace(tmp_path, "step", "ppo", device="cuda")
+    trace.event("step", 0)
+    trace("obs", torch.arange(3.0))
+    trace("reward", np.arange(3.0))
+    fetched: list[int] = []
+    cpu = torch.Tensor.cpu
+
+    def counting(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        fetched.append(self.numel())
+        return cpu(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", counting)
+        trace.end_iteration(ended(8), {"params": torch.ones(5)})
+    assert fetched == [4]
+    header, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    assert json.loads(header)["digest"] == "keyed_sum_64"
+    assert len(json.loads(lines[1])[2]) == 32
+    trace.close()
+
+
+def test_a_run_recorded_earlier_goes_on_in_its_trace(tmp_path: Path) -> None:
+    """Its lines have other items of the start of an iteration, and none of its end."""
+    old = tmp_path / "old"
+    old.mkdir()
+    Trace(old, "iteration", "ppo").end_iteration(ended(8), {})
+    header = (old / "trace.jsonl").read_text().splitlines()[0]
+    names, chain = ["stream/init", "obs", "params"], "ab" * 16
+    lines = [json.loads(header), ["items", "iteration", names], ["iteration", 0, 8, "0" * 48, chain]]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    (old / "trace.jsonl").write_text(text)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "trace.jsonl").write_text(text)
+    trace = Trace(tmp_path / "resumed", "iteration", "ppo")
+    assert trace.go_on(1, chain)
+    trace.end_iteration(ended(16), {"obs": torch.ones(3), "params": torch.ones(3)})
+    trace.close()
+    written = (tmp_path / "resumed" / "trace.jsonl").read_text()
+    assert written.startswith(text)
+    assert "end/env_steps" in written
+    assert not (tmp_path / "resumed" / "trace.old.jsonl").exists()
+    assert divergence(old, tmp_path / "resumed") is None
+
+
+def ended(env_steps: int) -> Any:
+    """As much of an algorithm as the end of an iteration needs."""
+    return SimpleNamespace(
+        env_steps=env_steps, state_dict=lambda: {"env_steps": env_steps}, experience=lambda first: None
+    )
+
+
+def final_trace(tmp_path: Path, name: str, *words: str) -> str:
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *words, f"run_dir={tmp_path / name}"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    return (tmp_path / name / "trace.jsonl").read_text()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_observers_change_no_bit(tmp_path: Path, algo: str) -> None:
+    """All of them as often as possible, against none at all; and another seed, which must differ."""
+    words = [f"algo={algo}", "env=Pendulum", *SHRUNK[algo], "total_env_steps=144", "trace=step"]
+    words.append("env.max_episode_steps=20")
+    off = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=0"]
+    on = ["logger=local", "log_every=1", "eval_every=1", "video_every=100", "checkpoint_every=1"]
+    on.append("eval_episodes=1")
+    quiet = final_trace(tmp_path, "off", *words, *off)
+    assert final_trace(tmp_path, "on", *words, *on) == quiet
+    assert final_trace(tmp_path, "other", *words, *off, "seed=2") != quiet
+
+
+def test_a_fault_from_the_environment_reaches_the_run_and_its_record(tmp_path: Path) -> None:
+    words = ["algo=ppo", *SHRUNK["ppo"], "total_env_steps=96", "logger=none", "video_every=0"]
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *words]
+
+    def run(name: str, fault: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, f"run_dir={tmp_path / name}"],
+            env={**os.environ, "RLTEMPLATE_FAULT": fault},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+
+    assert run("hit", "action@1:2").returncode == 0
+    record = json.loads((tmp_path / "hit" / "record.json").read_text())
+    assert record["environment"]["RLTEMPLATE_FAULT"] == "action@1:2"
+    missed = run("missed", "nothing@1:2")
+    assert missed.returncode == 1
+    assert "met no such item" in missed.stderr
+    assert run("misspelt", "nothing").returncode == 2
