@@ -73,7 +73,15 @@ from rltemplate.run.logger import Logger
 from rltemplate.run.sinks.registry import RunFacts, make_sinks
 from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video.recorder import VideoRecorder
-from rltemplate.types import OBSERVING, STOP_SIGNALS, Algorithm, ConfigError, IterationResult, Probe, RunError
+from rltemplate.types import (
+    OBSERVER_KEYS,
+    STOP_SIGNALS,
+    Algorithm,
+    ConfigError,
+    IterationResult,
+    Probe,
+    RunError,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,7 +207,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     )
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
-    check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVING, "total_env_steps"))
+    check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVER_KEYS, "total_env_steps"))
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
@@ -427,7 +435,7 @@ def go_on(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
     What only observes may be configured otherwise than in the run that made it.
     """
     state = checkpoint.state
-    check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVING)
+    check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVER_KEYS)
     algorithm.load_state_dict(state)
     progress = state["progress"]
     added = int(progress.get("added", 0))

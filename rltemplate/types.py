@@ -28,20 +28,20 @@ V = TypeVar("V")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # Root keys of the configuration that say where a run lies and what it is for, not what it is ...
-ASIDE = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
+BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
 # ... and those that only look at a run, and change nothing of what is computed.
-OBSERVING = (
+OBSERVER_KEYS = (
     *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
     *("video_every", "video_size", "video_fps", "video_renderer"),
     *("checkpoint_every", "checkpoints_kept"),
 )
 # Single keys, in dotted form, that say by what means a run is computed: the numbers are the same.
-MEANS = ("env.num_workers",)
+EXECUTION_KEYS = ("env.num_workers",)
 
 
-def may_decide(key: str) -> bool:
-    """Whether a key of the configuration, in dotted form, may change what is computed (see also `ASIDE`)."""
-    return key.partition(".")[0] not in OBSERVING and key not in MEANS
+def affects_results(key: str) -> bool:
+    """True if a key of the configuration, in dotted form, may change results; see `BOOKKEEPING_KEYS` too."""
+    return key.partition(".")[0] not in OBSERVER_KEYS and key not in EXECUTION_KEYS
 
 
 class ConfigError(Exception):

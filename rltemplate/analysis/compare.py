@@ -15,7 +15,7 @@ from rltemplate.analysis.traces import Divergence, Reach
 from rltemplate.run import paths
 from rltemplate.run.read import read_config
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, ConfigError, may_decide
+from rltemplate.types import BOOKKEEPING_KEYS, ConfigError, affects_results
 
 IDENTICAL: Literal["identical"] = "identical"
 DIVERGED: Literal["diverged"] = "diverged"
@@ -366,7 +366,7 @@ def _differences(a: _Facts, b: _Facts) -> Iterator[Difference]:
 
 def _config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
     for one in _unequal("configuration", a, b):
-        if one.key not in ASIDE:
+        if one.key not in BOOKKEEPING_KEYS:
             yield one
 
 
@@ -455,7 +455,7 @@ def _unrecorded(differences: list[Difference]) -> tuple[str, ...] | None:
 def _changed_keys(differences: list[Difference]) -> list[str]:
     """Keys of the configuration that do more than look at the run."""
     keys = (one.key for one in differences if one.section == "configuration")
-    return [key for key in keys if may_decide(key)]
+    return [key for key in keys if affects_results(key)]
 
 
 def _first_of_all(

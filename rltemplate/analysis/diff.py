@@ -16,8 +16,8 @@ A factor is one thing that was changed and that can change what a run computes:
 * `settings` that were read back from the libraries or stood in the environment of the process, where none
   of the other factors explains them.
 
-The seed is no factor, nor is what says where a run lies and what it is for (`types.ASIDE`) or what only looks
-at it (`types.OBSERVING`) or says by what means it is computed (`types.MEANS`).
+The seed is no factor, nor is what says where a run lies and what it is for
+(`types.BOOKKEEPING_KEYS`), or what only looks at it (`types.OBSERVER_KEYS`) or says by what means it is computed (`types.EXECUTION_KEYS`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rltemplate.analysis.runs import MISSING, Run, text_of
 from rltemplate.config.recorded_keys import ADDED, name_in_added
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.run.read import leaves
-from rltemplate.types import ASIDE, may_decide
+from rltemplate.types import BOOKKEEPING_KEYS, affects_results
 
 SEED = "seed"
 # By the group, the key of the configuration whose value is the choice.
@@ -74,7 +74,7 @@ class Factor:
 class Difference:
     """What differs between the runs `a` and `b`, and in `factors` what was changed.
 
-    `config` has all keys that differ, but for those of `types.ASIDE`; `versions` all packages, also such as
+    `config` has all keys that differ, but for `types.BOOKKEEPING_KEYS`; `versions` all packages, also such as
     compute nothing; `changed_files` is None where nobody can tell. A value is "(absent)" where a run has
     none. `metrics` are the last values of both, equal ones included, None where a run has none. `notes` are
     lines about what cannot be seen from factors alone.
@@ -105,7 +105,7 @@ class Difference:
 def compare_records(a: Run, b: Run, changed_files: list[str] | None) -> Difference:
     """What differs between two loaded runs; `changed_files` differ in their code (None: nobody can tell)."""
     given = _given(a), _given(b)
-    config = [pair for pair in _unequal(a.config, b.config) if _root(pair[0]) not in ASIDE]
+    config = [pair for pair in _unequal(a.config, b.config) if _root(pair[0]) not in BOOKKEEPING_KEYS]
     new = {key for key, *pair in config if ABSENT in pair and not key.startswith("env.kwargs.")}
     config = list(_since_before(config, a, b))
     versions, hardware = list(_versions(a, b)), list(_hardware(a, b))
@@ -171,7 +171,7 @@ def _config_factors(
     given: tuple[Mapping[str, str], Mapping[str, str]], config: Sequence[Pair], new: Collection[str]
 ) -> tuple[list[Factor], list[str]]:
     """The factors among the keys, and those of the keys `new` with other code that nobody gave."""
-    pairs = {key: (x, y) for key, x, y in config if key != SEED and may_decide(key)}
+    pairs = {key: (x, y) for key, x, y in config if key != SEED and affects_results(key)}
     explicit = {key for key in pairs if any(_names(words, key) for words in given)}
     # Choices that differ, the ones that carry others along first.
     chosen: dict[str, tuple[str, str]] = {
@@ -437,7 +437,7 @@ def verdict(difference: Difference) -> str:
 
 def report(difference: Difference, code: str | None = None) -> str:
     """All of it for a terminal, the verdict last. `code` is shown where the names of the files would be."""
-    aside = {key for key, _, _ in difference.config if key == SEED or not may_decide(key)}
+    aside = {key for key, _, _ in difference.config if key == SEED or not affects_results(key)}
     config = sorted(difference.config, key=lambda pair: pair[0] in aside)
     aside |= {pair[0] for pair in difference.versions if not _version_matters(*pair)}
     lines = [f"a  {difference.a}", f"b  {difference.b}", "", *_section("configuration", config, aside), ""]

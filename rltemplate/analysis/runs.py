@@ -21,7 +21,7 @@ from typing import Any
 from rltemplate.run import paths
 from rltemplate.run.read import leaves, read_config, read_metrics
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, MEANS, OBSERVING, ConfigError
+from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
 MISSING = object()  # no such value; None is a value
 # The last row of a run is no longer than this, in bytes.
@@ -156,13 +156,13 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 # What may differ between runs of one experiment: the seed, and what neither computes nor decides at which
 # steps and how well a run is evaluated.
-_NO_EXPERIMENT = ("seed", *ASIDE, *(key for key in OBSERVING if not key.startswith("eval_")))
+_NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run as far as all runs of one experiment share it."""
     shared = {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
-    for group, _, name in (key.partition(".") for key in MEANS):
+    for group, _, name in (key.partition(".") for key in EXECUTION_KEYS):
         if isinstance(shared.get(group), Mapping):
             shared[group] = {key: value for key, value in shared[group].items() if key != name}
     return shared

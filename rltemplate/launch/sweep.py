@@ -53,7 +53,7 @@ from rltemplate.run.job import PROJECT, Job, Membership, new_job
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.record import read_record
-from rltemplate.types import ASIDE, STOP_SIGNALS, ConfigError
+from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError
 
 NEWEST = "resume"
 
@@ -575,7 +575,7 @@ def _compared(theirs: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def _meaning(overrides: Sequence[str]) -> list[str]:
-    return sorted(word for word in overrides if word.partition("=")[0] not in ASIDE)
+    return sorted(word for word in overrides if word.partition("=")[0] not in BOOKKEEPING_KEYS)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -41,7 +41,7 @@ from rltemplate.run.logger import cut_metrics
 from rltemplate.run.read import leaves, read_config, value_of
 from rltemplate.run.record import RUNNING, read_record
 from rltemplate.run.sinks.registry import rows_so_far
-from rltemplate.types import ASIDE, MEANS, ConfigError, may_decide
+from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, ConfigError, affects_results
 
 ACCEPT = "changes"
 
@@ -124,7 +124,7 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
     if added:
         notes.append(about_added(run_dir.name, recorded, added))
     if not job.accept:
-        keys = [key for key in added if may_decide(key) and key not in ASIDE]
+        keys = [key for key in added if affects_results(key) and key not in BOOKKEEPING_KEYS]
         for what, found in (("code", code), ("libraries", libraries), ("configuration", keys)):
             if found:
                 raise ConfigError(
@@ -134,7 +134,7 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
     changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
     changed |= _changed_machine(record)
     then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
-    changed |= {key: [then[key], now[key]] for key in MEANS if then[key] != now[key]}
+    changed |= {key: [then[key], now[key]] for key in EXECUTION_KEYS if then[key] != now[key]}
     before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
     if before != config.total_env_steps:
         changed["total_env_steps"] = [before, config.total_env_steps]
@@ -184,7 +184,11 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
     if right.keys() - left.keys():
         left = dict(leaves(to_dict(complete(before)[0])))
     for key in {**left, **right}:
-        if key.partition(".")[0] in (*ASIDE, *free) or key in MEANS or left.get(key) == right.get(key):
+        if (
+            key.partition(".")[0] in (*BOOKKEEPING_KEYS, *free)
+            or key in EXECUTION_KEYS
+            or left.get(key) == right.get(key)
+        ):
             continue
         if key == "total_env_steps" and right[key] > left[key]:
             continue
@@ -200,7 +204,7 @@ def deciding(config: Config) -> dict[str, Any]:
 
 
 def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in leaves(values) if key not in (*ASIDE, *MEANS))
+    return ((key, value) for key, value in leaves(values) if key not in (*BOOKKEEPING_KEYS, *EXECUTION_KEYS))
 
 
 def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:

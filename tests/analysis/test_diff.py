@@ -25,7 +25,7 @@ from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import commit_outcome, commit_run, take_snapshot
 from rltemplate.run.influence import file_matters, package_matters
-from rltemplate.types import ASIDE, MEANS, OBSERVING
+from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
 SAC = {"name": "sac", "gamma": 0.98, "tau": 0.005, "hidden_sizes": [256, 256]}
@@ -141,7 +141,7 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("debug=fast total_env_steps=9", {"total_env_steps": 9}, ["total_env_steps"]),
         # what only looks at a run is none, nor is what says where it lies or by what means it is computed,
         # whoever is added to them
-        ("", dict.fromkeys((*ASIDE, *OBSERVING, *MEANS), "another"), []),
+        ("", dict.fromkeys((*BOOKKEEPING_KEYS, *OBSERVER_KEYS, *EXECUTION_KEYS), "another"), []),
     ],
 )
 def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], expected: list[str]) -> None:
@@ -440,7 +440,7 @@ def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     for more in ([], ["algo.gamma=0.9", "seed=2"]):
         done = run_train(project, root, *words, *more)
         assert done.returncode == 0, done.stderr
-        with (project / "rltemplate" / "optim.py").open("a") as file:
+        with (project / "rltemplate" / "learning" / "optim.py").open("a") as file:
             file.write("# another thought\n")
         (project / "README.md").write_text("Changes nothing.\n")
     a, b = sorted((root / "runs" / "ppo-CartPole").iterdir())

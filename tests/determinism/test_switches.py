@@ -272,7 +272,7 @@ class Hasty(gym.Env[np.ndarray, Any]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("when", ["make", "reset", "step"])
 def test_a_library_of_an_environment_flushes_nothing(fast_math: Path, when: str, num_workers: int) -> None:
-    gym.register("Hasty-v0", entry_point="test_determinism:Hasty")
+    gym.register("Hasty-v0", entry_point="test_switches:Hasty")
     spec = EnvSpec("Hasty-v0", None, {"library": str(fast_math), "when": when})
     envs = Envs(spec, 1, [0], num_workers)
     try:

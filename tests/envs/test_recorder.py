@@ -117,7 +117,7 @@ def go_on(folder: Path, cases: list[Case]) -> None:
 
 def in_another_process(folder: Path, cases: list[Case]) -> None:
     program = (
-        "import test_env_state as t, pathlib, sys;"
+        "import test_recorder as t, pathlib, sys;"
         f"t.go_on(pathlib.Path(sys.argv[1]), [t.Case(*c) for c in {[tuple(case) for case in cases]!r}])"
     )
     places = os.pathsep.join([str(HERE), str(HERE.parent)])

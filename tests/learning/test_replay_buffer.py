@@ -323,7 +323,7 @@ def grown() -> tuple[int, int]:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say")
 def test_no_more_memory_is_taken_than_it_says() -> None:
     """In a process of its own: what others have given back would be taken first."""
-    command = [sys.executable, "-c", "import test_buffers; print(*test_buffers.grown())"]
+    command = [sys.executable, "-c", "import test_replay_buffer; print(*test_replay_buffer.grown())"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True

@@ -498,7 +498,7 @@ def head(project: Path) -> str:
 def test_code_that_cannot_be_run_is_named_with_what_to_do(fork: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     git(fork, "clone", "-q", str(fork), str(project))
-    replay = project / "rltemplate" / "replay.py"
+    replay = project / "rltemplate" / "rerun" / "replay.py"
     source = replay.read_text()
     assert source.count("\nFORM = 1\n") == 1
 

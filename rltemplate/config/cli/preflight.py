@@ -43,7 +43,7 @@ from rltemplate.config.command_args import readable
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.launch.process import check_folder, check_memory
-from rltemplate.types import ASIDE, ConfigError
+from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
 __all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
 
@@ -144,7 +144,7 @@ def _plan(argv: Sequence[str]) -> Plan:
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
     """What a sweep is: not where its runs lie and what they are for, nor who starts them."""
     keys = [word.lstrip("+~").partition("=")[0] for word in plain]
-    other = (*ASIDE, "hydra/launcher")
+    other = (*BOOKKEEPING_KEYS, "hydra/launcher")
     return [
         word
         for word, key in zip(plain, keys, strict=True)
