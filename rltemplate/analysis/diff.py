@@ -16,8 +16,8 @@ A factor is one thing that was changed and that can change what a run computes:
 * `settings` that were read back from the libraries or stood in the environment of the process, where none
   of the other factors explains them.
 
-The seed is no factor, nor is what says where a run lies and what it is for
-(`types.BOOKKEEPING_KEYS`), or what only looks at it (`types.OBSERVER_KEYS`) or says by what means it is computed (`types.EXECUTION_KEYS`).
+The seed is no factor, nor is where a run lies and what it is for (`types.BOOKKEEPING_KEYS`), what only looks
+at it (`types.OBSERVER_KEYS`), or by what means it is computed (`types.EXECUTION_KEYS`).
 """
 
 from __future__ import annotations
