@@ -74,7 +74,7 @@ MAKEFLAGS += -q
 ALWAYS := +
 endif
 
-.PHONY: help install train resume evaluate runs diff compare prove prove-resume stats reproduce resume-times test test-all test-slow lint format curves report bench rename lock clean FORCE
+.PHONY: help install train resume evaluate runs diff compare prove prove-resume stats reproduce resume-times test test-all test-slow test-changed lint format curves report bench rename lock clean FORCE
 
 help: ## this list
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
@@ -128,6 +128,10 @@ test-all: $(STAMP) ## all tests that have to pass before a merge
 
 test-slow: $(STAMP) ## tests that train for minutes
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
+
+test-changed: $(STAMP) ## the tests that import changed modules
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) files=$$($(VENV_PYTHON) tests/changed.py) || exit 1; \
+	test -z "$$files" || exec $(VENV_PYTHON) -m pytest -n 2 $$files $(SPLIT)
 
 lint: $(STAMP) ## style, format, types, spelling; changes nothing
 	@$(NO_OVERRIDES)failed=; \

@@ -1,4 +1,4 @@
-"""The README's numbers are those of the files that commands of this repository made."""
+"""The numbers in README and docs/ are those of the files that commands of this repository made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from conftest import ROOT
 
 from rltemplate.analysis import curves
 
-README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+README = "\n".join(PAGES.values())
 RESULTS = ROOT / "results"
 
 
@@ -84,7 +85,11 @@ def test_the_table_follows_from_every_seeds_evaluations() -> None:
 
 
 def test_every_file_that_the_readme_links_or_names_is_there() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    links = [
+        str((path.parent / link).resolve().relative_to(ROOT))
+        for path, text in PAGES.items()
+        for link in re.findall(r"\]\(([^)#:]+)[)#]", text)
+    ]
     named = re.findall(r"`((?:conf|rltemplate|scripts|tests|results)/[\w./-]*\w)`", README)
     there = [path for path in [*links, *named] if RESULTS.exists() or not path.startswith("results")]
     assert [path for path in there if not (ROOT / path).exists()] == []
