@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 
 # Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
@@ -12,13 +13,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from filelock import FileLock
 from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 
@@ -78,7 +80,13 @@ def git(folder: Path, *words: str) -> str:
 @pytest.fixture(scope="session")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project in a repository of its own, so that runs leave their refs there."""
-    copy = tmp_path_factory.mktemp("fork")
+    copy = tmp_path_factory.mktemp("forks") / "fork"
+    copy_project(copy)
+    return copy
+
+
+def copy_project(copy: Path) -> None:
+    """Puts the project as it is into a new folder, as the only commit of a repository."""
     for name in ("rltemplate", "conf", "scripts"):
         ignored = shutil.ignore_patterns("__pycache__", "default.yaml")
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
@@ -86,7 +94,6 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(copy, "init", "-q", "-b", "main")
     git(copy, "add", "-A")
     git(copy, "commit", "-q", "-m", "a fork")
-    return copy
 
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -105,6 +112,114 @@ def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subp
     return subprocess.run(
         command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
     )
+
+
+def alive(pid: int | str) -> bool:
+    """True while a process runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def write_run(
+    runs_dir: Path,
+    seed: int = 1,
+    returns: Sequence[float] = (0.0, 1.0),
+    *,
+    algo: str = "ppo",
+    env: str = "Thing",
+    tag: str = "",
+    config: Mapping[str, Any] | None = None,
+    **record: Any,
+) -> Path:
+    """Writes a folder as a finished run leaves it, with an evaluation and a loss every hundred steps.
+
+    `config` is merged into its configuration (nested), `record` replaces entries of its record.
+    """
+    run_dir = runs_dir / f"{algo}-{env}" / f"run-{seed}{tag}"
+    run_dir.mkdir(parents=True)
+    git_facts = {
+        "ref": f"refs/runs/{run_dir.name}",
+        "tree": "a" * 40,
+        "base_commit": "b" * 40,
+        "dirty": False,
+    }
+    values: dict[str, Any] = {
+        "schema": 1,
+        "id": run_dir.name,
+        "status": "finished",
+        "started_at": f"2026-01-01T00:{seed % 60:02d}:00.000Z",
+        "duration_s": 60.0,
+        "final_metrics": {"eval/return": returns[-1]} if returns else {},
+        "git": git_facts,
+        "determinism": {"level": "repeat", "settings": {"mkl": True}, "checks": {"repeats": {"holds": True}}},
+        "machine": {"cpu": "a processor"},
+        **record,
+    }
+    (run_dir / "record.json").write_text(json.dumps(values))
+    keys: dict[str, Any] = {
+        "algo": {"name": algo, "gamma": 0.99},
+        "env": {"id": f"{env}-v0", "max_episode_steps": None, "kwargs": {}},
+        "determinism": {"level": "repeat"},
+        "logger": {"console": True},
+        "recipe": f"{algo}-{env}",
+        "experiment": None,
+        "seed": seed,
+        "total_env_steps": 100 * len(returns),
+        "trace": "iteration",
+        "note": None,
+    }
+    for key, value in (config or {}).items():
+        keys[key] = {**keys[key], **value} if isinstance(value, dict) and key in keys else value
+    (run_dir / "config.yaml").write_text(json.dumps(keys))  # which is YAML too
+    rows = [
+        {"env_steps": 100 * (i + 1), "wall_time_s": i, "eval/return": value, "loss/policy": -value}
+        for i, value in enumerate(returns)
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_dir
+
+
+class RecordedRun(NamedTuple):
+    """A finished run, and the clone of the project in which it left its ref."""
+
+    project: Path
+    run_dir: Path
+
+
+@pytest.fixture(scope="session")
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RecordedRun]:
+    """A finished run of an algorithm with trace, evaluations and checkpoints, made once for all processes.
+
+    Tests only read it: copy the folder (or clone the project) to change anything.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
+    shared.mkdir(exist_ok=True)
+
+    def recorded(algo: str) -> RecordedRun:
+        project, run_dir = shared / "project", shared / algo
+        with FileLock(shared / "lock"):
+            if not project.exists():
+                copy_project(project)
+            if not run_dir.exists():
+                words = small(
+                    algo, "total_env_steps=192", "eval_every=96", "eval_episodes=2", "video_every=0"
+                )
+                done = run_train(
+                    project,
+                    shared,
+                    *words,
+                    "log_every=32",
+                    "checkpoint_every=64",
+                    "logger=none",
+                    f"run_dir={run_dir}",
+                )
+                assert done.returncode == 0, done.stderr
+        return RecordedRun(project, run_dir)
+
+    return recorded
 
 
 def newest_state(run_dir: Path) -> dict[str, Any]:
