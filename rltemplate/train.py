@@ -50,7 +50,7 @@ from rltemplate.envs.envs import (
     uses_mujoco,
 )
 from rltemplate.envs.global_rng import foreign_state, restore_foreign_state, seed_foreign_code
-from rltemplate.learning.engine import Programs
+from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run import exits, paths
 from rltemplate.run.checkpoint import (
@@ -183,9 +183,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     try:
-        algorithm = implementation(
-            config.algo, envs, streams, config.total_env_steps, Programs(config.compile)
-        )
+        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, Engine(config.compile))
     except ConfigError:
         envs.close()
         raise

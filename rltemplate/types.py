@@ -74,15 +74,13 @@ class ForwardPass(NamedTuple):
 class Experience(NamedTuple):
     """Transitions `first` to `last` (excluded), counted from the beginning of the run.
 
-    At most the last `capacity` of them are ever learned from. `rows` are of equal length, by field. `apart`
-    is what only some of them have, by field, with the numbers of these.
+    At most the last `capacity` of them are ever learned from. `rows` are of equal length, by field.
     """
 
     first: int
     last: int
     capacity: int
     rows: Mapping[str, Tensor]
-    apart: Mapping[str, Tensor]
 
 
 @dataclass(slots=True)

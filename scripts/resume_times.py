@@ -93,7 +93,7 @@ def _checkpoints() -> Iterator[str]:
             for added in range(new, TRANSITIONS + 3 * new, new):
                 rows = rng.standard_normal((new, obs_size + action_size + 1), np.float32)
                 next_obs, action, reward = np.split(rows, [obs_size, obs_size + action_size], axis=1)
-                buffer.add(obs, action, reward[:, 0], next_obs, ends, np.zeros(new, np.bool_))
+                buffer.add(obs, action, reward[:, 0], next_obs, ends)
                 obs = next_obs
                 began = time.perf_counter()
                 writer.save(added, {**weights, "env_steps": added}, buffer.since)
@@ -102,7 +102,7 @@ def _checkpoints() -> Iterator[str]:
             began = time.perf_counter()
             again = ReplayBuffer(TRANSITIONS, obs_size, action_size, device, num_envs=new)
             checkpoint = load_checkpoint(list_checkpoints(Path(folder))[-1])
-            again.restore(added, load_experience(checkpoint, added - TRANSITIONS, added), obs)
+            again.restore(added, load_experience(checkpoint, added - TRANSITIONS, added))
             read_s = time.perf_counter() - began
         median, worst = np.median(times), max(times)
         waits = f"{median:.2f} s for {new:,} new ones ({worst:.2f} s at most)"

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from rltemplate.config.algorithms import PPOConfig, Schedule
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.engine import Programs
-from rltemplate.learning.networks import Categorical, DiagGaussian, mlp
+from rltemplate.learning.distributions import Categorical, DiagGaussian
+from rltemplate.learning.engine import Engine
+from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import RunningNorm
 from rltemplate.learning.optim import (
     AdamState,
@@ -161,7 +162,7 @@ class PPO:
     """The algorithm over N environments."""
 
     def __init__(
-        self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, programs: Programs
+        self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
         self.config = config
         self.envs = envs
@@ -170,7 +171,7 @@ class PPO:
         self.total_env_steps = total_env_steps
         self.env_steps = 0
         self.probe = Probe()
-        self.programs = programs
+        self.engine = engine
         codec = envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
@@ -179,8 +180,8 @@ class PPO:
         self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
         self.return_norm = RunningNorm(1, config.reward_clip).to(self.device)
         self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
-        self._decide = programs(self._one_decision)
-        self._update = programs(self._one_update)
+        self._decide = engine(self._one_decision)
+        self._update = engine(self._one_update)
         self._num_updates = 0  # in this iteration
         self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
 
@@ -245,7 +246,7 @@ class PPO:
             raw_obs.append(probe("obs", self._obs))
             decision = self._decide(flat, scaling, raw_obs[-1], self._noise(noise_stream))
             obs, _, _, action, log_prob = decision
-            if self.programs.compiles:
+            if self.engine.compiles:
                 for item, value in zip(DECISION, decision, strict=True):
                     probe(item, value)
             decisions.append((obs, action, log_prob))
@@ -376,7 +377,7 @@ class PPO:
             probe.event("update", self._num_updates)
             self._num_updates += 1
             flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-            reports.append(probe("loss", report) if self.programs.compiles else report)
+            reports.append(probe("loss", report) if self.engine.compiles else report)
             state = shown(probe, "optimizer", state)
             flat = probe("params", flat)
         return flat, state, reports
@@ -393,7 +394,7 @@ class PPO:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.programs.compiles else self.probe(item, value)
+        return value if self.engine.compiles else self.probe(item, value)
 
     # Acting and state
 

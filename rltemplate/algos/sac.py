@@ -2,7 +2,7 @@
 
 Where the details are that decide whether it learns:
   two critics, the smaller one in targets and policy loss      critic_loss, actor_loss
-  squashed Gaussian with bounded log standard deviation        networks.SquashedGaussian
+  squashed Gaussian with bounded log standard deviation        distributions.SquashedGaussian
   temperature adapted to a target entropy of -A                alpha_loss
   truncation bootstraps, termination does not                  critic_loss, through `terminated`
   policy updated every `policy_delay` critic updates, and then as often in a row
@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from rltemplate.config.algorithms import SACConfig, Schedule, check_actions
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.engine import Programs
-from rltemplate.learning.networks import SquashedGaussian, mlp
+from rltemplate.learning.distributions import SquashedGaussian
+from rltemplate.learning.engine import Engine
+from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import RunningNorm
 from rltemplate.learning.optim import (
     AdamState,
@@ -167,7 +168,7 @@ class SAC:
     """The algorithm over N environments."""
 
     def __init__(
-        self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, programs: Programs
+        self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
         codec = envs.codec
         check_actions(config.name, codec)
@@ -178,7 +179,7 @@ class SAC:
         self.total_env_steps = total_env_steps
         self.env_steps = 0
         self.probe = Probe()
-        self.programs = programs
+        self.engine = engine
         init = streams.torch("init", device="cpu")  # the same weights whatever the device
         dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
         actor = FlatModule(Actor(config, codec.obs_size, dist.param_size, init).to(self.device))
@@ -200,10 +201,10 @@ class SAC:
         self.replay = ReplayBuffer(
             config.buffer_size, codec.obs_size, codec.action_size, self.device, envs.num_envs
         )
-        self._decide = programs(self._one_decision)
-        self._update_critic = programs(self._one_critic_update)
-        self._update_both = programs(self._one_full_update)
-        self._compiled = not programs.compiles or total_env_steps <= config.learning_starts
+        self._decide = engine(self._one_decision)
+        self._update_critic = engine(self._one_critic_update)
+        self._update_both = engine(self._one_full_update)
+        self._compiled = not engine.compiles or total_env_steps <= config.learning_starts
         self._num_updates = 0
         self._updates_due = 0.0
         self._obs: np.ndarray | None = None  # (N, O) unscaled, to act on next
@@ -237,7 +238,7 @@ class SAC:
                 terminated = probe("terminated", step.terminated)
                 truncated = probe("truncated", step.truncated)
                 next_obs = probe("next_obs", step.next_obs)
-                self.replay.add(obs, action, reward, next_obs, terminated, truncated)
+                self.replay.add(obs, action, reward, next_obs, terminated)
                 seen.steps.append((obs, action, reward, terminated, truncated, next_obs))
                 self._obs = step.obs
                 episodes += step.episodes
@@ -284,7 +285,7 @@ class SAC:
         }
 
     def _compile(self, rates: Rates) -> None:
-        """Have the programs made now, on rows that mean nothing, and drop what they return.
+        """Compile now, on rows that mean nothing, and drop the results.
 
         It takes a while, and a signal that arrives in it costs nothing as long as nothing is under way.
         """
@@ -313,7 +314,7 @@ class SAC:
         noise = self.nets.dist.noise(len(obs), self.streams.torch("action"))
         rows = self._to_device(obs)
         params, noise, action = self._decide(self.nets.actor.current, self._scaling(), rows, noise)
-        if self.programs.compiles:
+        if self.engine.compiles:
             self.probe("policy", params)
             self.probe("noise", noise)
         return action.cpu().numpy()  # type: ignore[no-any-return]
@@ -369,13 +370,13 @@ class SAC:
             self.learner, report, actor_report = self._update_both(
                 self.learner, batch, draws[-1], draws[:-1], rates
             )
-            if self.programs.compiles:
+            if self.engine.compiles:
                 report, actor_report = probe("critic/loss", report), probe("actor/loss", actor_report)
             seen.actor.append(actor_report)
         else:
             self.learner, report = self._update_critic(self.learner, batch, draws[0], rates)
-            report = probe("critic/loss", report) if self.programs.compiles else report
-        if self.programs.compiles:
+            report = probe("critic/loss", report) if self.engine.compiles else report
+        if self.engine.compiles:
             self._show_learner(probe)
         if both:
             self.nets.actor.assign(self.learner.actor)
@@ -437,7 +438,7 @@ class SAC:
 
     def _inside(self, item: str, value: Tensor) -> Tensor:
         """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.programs.compiles else self.probe(item, value)
+        return value if self.engine.compiles else self.probe(item, value)
 
     # Acting and state
 
@@ -508,7 +509,7 @@ class SAC:
         if state:
             self.envs.load_state_dict(state["envs"])
             self._obs = state["obs"].numpy()
-            self.replay.restore(int(state["added"]), experience, self._obs)
+            self.replay.restore(int(state["added"]), experience)
 
     def experience(self, first: int) -> Experience | None:
         """Transitions from number `first` on."""

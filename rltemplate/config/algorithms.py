@@ -158,8 +158,8 @@ class SACConfig(AlgoConfig):
         critic = num_weights([obs_size + action_size, *self.hidden_sizes, 1])
         return {
             "algo.hidden_sizes": LEARNED * (actor + 2 * critic) + FLOAT * 2 * critic,
-            # Of a transition also reward, flag and link.
-            "algo.buffer_size": FLOAT * self.buffer_size * (obs_size + action_size + 3),
+            # Of a transition both observations, and also reward and flag.
+            "algo.buffer_size": FLOAT * self.buffer_size * (2 * obs_size + action_size + 2),
             "algo.batch_size": FLOAT * self.batch_size * 3 * sum(self.hidden_sizes),
         }
 

@@ -27,8 +27,7 @@ from rltemplate.types import ConfigError, Experience
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT, VERSION = "rltemplate-checkpoint", 2
-_READABLE = (1, VERSION)  # version 1 had nothing apart in its chunks
+FORMAT, VERSION = "rltemplate-checkpoint", 3
 _BLOCK = 1 << 20  # bytes that are read at once
 # Of chunks that were written earlier, so many bytes are read again each time, in turn.
 _READ_AGAIN = 1 << 27
@@ -115,9 +114,7 @@ class Checkpoints:
         chunks = {n: entry for n, entry in known.items() if _range(n)[1] > came.last - came.capacity}
         if came.last > came.first:
             path = folder / f"experience_{came.first}_{came.last}.pt"
-            chunks[path.name] = _write(
-                path, lambda file: _save(file, {"rows": dict(came.rows), "apart": dict(came.apart)})
-            )
+            chunks[path.name] = _write(path, lambda file: _save(file, came.rows))
         return chunks
 
     def _in_turn(self) -> set[str]:
@@ -262,9 +259,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path.with_suffix('.json')} is damaged") from None
     if _sealed(manifest) != text or manifest.get("format") != FORMAT:
         raise Damaged(f"{path.with_suffix('.json')} is damaged")
-    if version not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
-        raise ConfigError(f"{path} has format {version}; this version of the code reads formats {known}")
+    if version != VERSION:
+        raise ConfigError(f"{path} has format {version}; this version of the code reads format {VERSION}")
     assert isinstance(manifest, dict)
     return manifest
 
@@ -346,8 +342,7 @@ def newest_checkpoint(
 def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[dict[str, Tensor]]:
     """Transitions `first` to `last` (excluded) in parts, oldest first, each read when it is asked for.
 
-    What a chunk has apart comes whole, beside the rows. Raises ConfigError at once if some transitions are
-    not there.
+    Raises ConfigError at once if some transitions are not there.
     """
     wanted: list[tuple[Path, slice]] = []
     reached = first
@@ -367,5 +362,4 @@ def _parts(wanted: Iterable[tuple[Path, slice]]) -> Iterator[dict[str, Tensor]]:
     for path, taken in wanted:
         # Mapped, not read: it is copied once, to where it is wanted.
         chunk = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        rows, apart = (chunk["rows"], chunk["apart"]) if "apart" in chunk else (chunk, {})
-        yield {key: value[taken] for key, value in rows.items()} | apart
+        yield {key: value[taken] for key, value in chunk.items()}

@@ -32,7 +32,7 @@ class State:
         yield from entries(algorithm.state_dict(), END)
         held = algorithm.experience(self._held)
         if held is not None:
-            yield from entries({**held.rows, **held.apart}, f"{END}/experience")
+            yield from entries(held.rows, f"{END}/experience")
 
 
 def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:

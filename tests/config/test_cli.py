@@ -493,15 +493,15 @@ def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = runpy.run_path(str(SCRIPT))
-    words = ["algo=sac", "env=Humanoid", "algo.buffer_size=400000"]
+    words = ["algo=sac", "env=Humanoid", "algo.buffer_size=200000"]
     plan = preflight(words)
     script["check_environments"](plan.configs)
     monkeypatch.setattr("rltemplate.launch.process.usable_memory", lambda: 2**29)
     plan = preflight(words)  # nobody has seen the environment yet
     assert script["is_known"](plan) is False
-    with pytest.raises(ConfigError, match=r"buffer_size=400000: .*has 0\.5 GiB, enough for 3[0-9]{5}$"):
+    with pytest.raises(ConfigError, match=r"buffer_size=200000: .*has 0\.5 GiB, enough for 1[0-9]{5}$"):
         script["check_environments"](plan.configs)
-    script["check_environments"](preflight([*words[:2], "algo.buffer_size=300000"]).configs)
+    script["check_environments"](preflight([*words[:2], "algo.buffer_size=150000"]).configs)
 
 
 def test_no_run_is_refused_for_more_than_it_needs() -> None:

@@ -7,12 +7,8 @@ import math
 import pytest
 import torch
 
-from rltemplate.learning.networks import (
-    Categorical,
-    SquashedGaussian,
-    mlp,
-    softplus,
-)
+from rltemplate.learning.distributions import Categorical, SquashedGaussian, softplus
+from rltemplate.learning.networks import mlp
 
 
 def generator(seed: int = 0) -> torch.Generator:

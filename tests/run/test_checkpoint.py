@@ -39,22 +39,18 @@ def state(env_steps: int) -> dict[str, Any]:
 
 
 def held(added: int) -> Callable[[int], Experience]:
-    """What a replay buffer answers after `added` transitions: row i holds the number i.
-
-    Of every tenth it has something apart.
-    """
+    """What a replay buffer answers after `added` transitions: row i holds the number i."""
 
     def since(first: int) -> Experience:
         first = max(first, added - CAPACITY, 0)
         rows = {"obs": torch.arange(first, added).float(), "reward": torch.arange(first, added).double()}
-        tenth = torch.arange(-(-first // 10) * 10, added, 10)
-        return Experience(first, added, CAPACITY, rows, {"tenth": tenth, "square": tenth**2})
+        return Experience(first, added, CAPACITY, rows)
 
     return since
 
 
 def loaded(checkpoint_: Checkpoint, first: int, last: int) -> dict[str, Tensor]:
-    """Transitions `first` to `last`, in one piece, and what parts of them have apart."""
+    """Transitions `first` to `last`, in one piece."""
     parts = list(load_experience(checkpoint_, first, last))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -98,9 +94,6 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
         rows = loaded(newest_one, first, added)
         assert rows["obs"].tolist() == list(range(first, added))
         assert rows["reward"].dtype == torch.float64
-        # Also of a chunk that is cut, all that it has apart.
-        assert rows["tenth"].tolist() == list(range(first // 20 * 20, added, 10))
-        assert torch.equal(rows["square"], rows["tenth"] ** 2)
     chunks = [name for name in files(tmp_path) if name.startswith("experience")]
     # 80 needs what came in from 30 on, 100 what came in from 50 on.
     assert chunks == [f"experience_{a}_{a + 20}.pt" for a in (20, 40, 60, 80)]
@@ -249,35 +242,16 @@ def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
 def test_another_format_or_configuration_is_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "VERSION", 3)
-    monkeypatch.setattr(checkpoint, "_READABLE", (3,))
+    monkeypatch.setattr(checkpoint, "VERSION", 4)
     path = Checkpoints(tmp_path, {}, keep=1).save(8, state(8), nothing)
     monkeypatch.undo()
     Checkpoints(tmp_path, {}, keep=2).save(4, state(4), nothing)
     # Not damaged: whoever has the newer code can go on there, so no older one is taken.
-    says = r"has format 3; this version of the code reads formats 1 and 2$"
+    says = r"has format 4; this version of the code reads format 3$"
     with pytest.raises(ConfigError, match=says):
         load_checkpoint(path)
     with pytest.raises(ConfigError, match=says):
         newest_checkpoint(tmp_path, pytest.fail)
-
-
-def test_chunks_of_the_first_version_can_be_read_and_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are rows and nothing else."""
-    save = checkpoint._save
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "VERSION", 1)
-        patched.setattr(checkpoint, "_save", lambda file, content: save(file, content.get("rows", content)))
-        path = Checkpoints(tmp_path, {}, keep=1).save(20, state(20), held(20))
-    assert json.loads(path.with_suffix(".json").read_text())["version"] == 1
-    first = load_checkpoint(path)
-    assert set(loaded(first, 0, 20)) == {"obs", "reward"}
-    second = load_checkpoint(Checkpoints(tmp_path, {}, 1, first).save(30, state(30), held(30)))
-    parts = list(load_experience(second, 5, 30))
-    assert [part["obs"].tolist() for part in parts] == [list(range(5, 20)), list(range(20, 30))]
-    assert ["tenth" in part for part in parts] == [False, True]
 
 
 def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configure: Any) -> None:
@@ -370,7 +344,7 @@ def held(added):
     def since(first):
         first = max(first, added - 30)
         rows = torch.arange(first, added).repeat(2000, 1).T.contiguous()
-        return Experience(first, added, 30, {"obs": rows}, {})
+        return Experience(first, added, 30, {"obs": rows})
     return since
 print("ready", flush=True)
 for env_steps in itertools.count(begin + 10, 10):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rltemplate.config.algorithms import ToyConfig  # type: ignore[attr-defined]  # put there with this file
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.engine import Programs
-from rltemplate.learning.networks import Categorical, DiagGaussian, mlp
+from rltemplate.learning.distributions import Categorical, DiagGaussian
+from rltemplate.learning.engine import Engine
+from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
 from rltemplate.rng import Streams
 from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
@@ -22,15 +23,15 @@ class Toy:
     """The algorithm over N environments."""
 
     def __init__(
-        self, config: ToyConfig, envs: Envs, streams: Streams, total_env_steps: int, programs: Programs
+        self, config: ToyConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
-        self.config, self.envs, self.streams, self.programs = config, envs, streams, programs
+        self.config, self.envs, self.streams, self.engine = config, envs, streams, engine
         self.env_steps, self.probe = 0, Probe()
         codec = envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         init, sizes = streams.torch("init", device="cpu"), [codec.obs_size, self.dist.param_size]
         self.net = FlatModule(mlp(sizes, "tanh", init, orthogonal_gain=0.01).to(streams.device))
-        self._update = programs(self._one_update)
+        self._update = engine(self._one_update)
         self._obs: Tensor | None = None  # (N, O)
 
     @torch.no_grad()
