@@ -134,7 +134,8 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.run import paths
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
-    from rltemplate.run.sinks.registry import RunFacts, make_sinks
+    from rltemplate.run.sinks.registry import make_sinks
+    from rltemplate.run.sinks.sink import RunFacts
     from rltemplate.train import Observers, Stop, make_trace
     from rltemplate.types import Probe
 

@@ -70,7 +70,8 @@ from rltemplate.run.git.snapshot import Snapshot, take_snapshot
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
-from rltemplate.run.sinks.registry import RunFacts, make_sinks
+from rltemplate.run.sinks.registry import make_sinks
+from rltemplate.run.sinks.sink import RunFacts
 from rltemplate.run.trace import OLD_TRACE, Trace
 from rltemplate.run.video.recorder import VideoRecorder
 from rltemplate.types import (

@@ -28,6 +28,7 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_config
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.sinks.sink import RunFacts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -279,6 +280,21 @@ def scripted_env() -> str:
     if "Scripted-v0" not in gym.registry:
         gym.register("Scripted-v0", entry_point="conftest:Scripted")
     return "Scripted-v0"
+
+
+def run_facts(run_dir: Path, **known: Any) -> RunFacts:
+    """Facts of a run of 1000 steps for its sinks."""
+    facts: dict[str, Any] = {
+        "run_id": "run-1",
+        "title": "ppo on CartPole-v1, seed 1",
+        "total_env_steps": 1000,
+        "config": {"algo": {"gamma": 0.99}, "seed": 3},
+        "git": {"commit": "0123456789abcdef" * 2 + "01234567", "ref": "refs/runs/run-1"},
+        "group": "sweep-7",
+        "tags": ["ppo", "CartPole"],
+        "notify": lambda text: None,
+    }
+    return RunFacts(run_dir=run_dir, **{**facts, **known})
 
 
 def unreadable(value: Any) -> Any:

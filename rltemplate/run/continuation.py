@@ -40,7 +40,7 @@ from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
 from rltemplate.run.read import leaves, read_config, value_of
 from rltemplate.run.record import RUNNING, read_record
-from rltemplate.run.sinks.registry import rows_so_far
+from rltemplate.run.sinks.sink import rows_so_far
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, ConfigError, affects_results
 
 ACCEPT = "changes"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rltemplate.run.lines import LineFile, replace_text, to_stderr
-from rltemplate.run.sinks.registry import Row, Sink
+from rltemplate.run.sinks.sink import Row, Sink
 from rltemplate.types import Episode
 
 if TYPE_CHECKING:

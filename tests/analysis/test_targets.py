@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, SHRUNK, Command
+from conftest import ROOT, SHRUNK, Command, run_facts
 
 from rltemplate.analysis import targets
-from rltemplate.run.sinks.registry import ConsoleSink
+from rltemplate.run.sinks.console import ConsoleSink
 
 ENV_FILES = {path.stem: path for path in (ROOT / "conf" / "env").glob("[!_]*.yaml")}
 # Not the files of a fork for environments of its own.
@@ -175,10 +175,10 @@ def test_shipped_environments_are_found_by_what_their_files_say(name: str) -> No
 
 def ending(status: str, metrics: dict[str, float], **kinds: Any) -> list[str]:
     stream = io.StringIO()
-    sink = ConsoleSink(100, stream=stream, **kinds)
+    sink = ConsoleSink(run_facts(Path("/r"), total_env_steps=100, **kinds), stream)
     sink.write({"env_steps": 100, "wall_time_s": 1.0, **metrics})
     sink.close(status, metrics)
-    return stream.getvalue().splitlines()[1:]
+    return stream.getvalue().splitlines()[2:-2]
 
 
 def test_the_console_says_it_once_and_only_of_finished_runs() -> None:

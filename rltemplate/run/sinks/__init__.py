@@ -1,1 +1,1 @@
-"""Receivers of metrics: console, TensorBoard, Weights & Biases."""
+"""Sinks: the console, TensorBoard and Weights & Biases, which show what `metrics.jsonl` holds."""

@@ -1,0 +1,130 @@
+"""The protocol of sinks, which show or store log rows besides `metrics.jsonl`, and the facts that they get.
+
+A sink may fail at any time: the logger then reports it once, switches it off, and the run goes on.
+Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run began) and the metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rltemplate.run.paths import METRICS, VIDEOS
+
+Row = Mapping[str, float]
+# A line about a mean return (float) after so many environment steps (int), if there is anything to say.
+Standing = Callable[[int, float], str | None]
+
+
+class Sink(Protocol):
+    """Shows or stores log rows. Every method may raise; none may block for long."""
+
+    def write(self, row: Row) -> None:
+        """One log point."""
+        ...
+
+    def video(self, path: Path, env_steps: int) -> None:
+        """A video of the policy after `env_steps` environment steps lies at `path`."""
+        ...
+
+    def note(self, text: str) -> bool:
+        """A line of plain text for the user. True if the user sees it here."""
+        ...
+
+    def close(self, status: str, final_metrics: Row) -> None:
+        """The run ended with `status` (`finished`, `failed`, `interrupted`). Called once, as the last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The run that a sink shows."""
+
+    run_id: str
+    run_dir: Path
+    title: str
+    total_env_steps: int
+    config: Mapping[str, Any]
+    git: Mapping[str, Any]
+    group: str | None  # the id of the sweep
+    tags: Sequence[str]
+    notify: Callable[[str], None]
+    resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
+    standing: Standing | None = None
+
+
+class RecordingSink(ABC):
+    """A sink with a store of its own, opened by the first row or video.
+
+    A resumed run first gets its earlier rows and videos again, from the run folder: the store then holds
+    everything once, whatever became of the rows that an earlier process wrote.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+        self._opened = False
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the store."""
+
+    @abstractmethod
+    def add_row(self, row: Row) -> None:
+        """Store a row."""
+
+    @abstractmethod
+    def add_video(self, path: Path, env_steps: int) -> None:
+        """Store a video."""
+
+    def write(self, row: Row) -> None:
+        """Store a row; opens the store."""
+        self._open_before(int(row["env_steps"]), 0)
+        self.add_row(row)
+
+    def video(self, path: Path, env_steps: int) -> None:
+        """Store a video; opens the store."""
+        self._open_before(env_steps, 1)
+        self.add_video(path, env_steps)
+
+    def note(self, text: str) -> bool:
+        """Notes are for the console."""
+        return False
+
+    def _open_before(self, env_steps: int, kind: int) -> None:
+        """Open the store and fill it up to a row (kind 0) or a video (kind 1), which comes behind its row."""
+        if self._opened:
+            return
+        self._opened = True
+        self.open()
+        rows = {(int(row["env_steps"]), 0): row for row in rows_so_far(self.facts.run_dir)}
+        videos = {(at, 1): path for at, path in videos_so_far(self.facts.run_dir).items()}
+        for at in sorted(key for key in (*rows, *videos) if key < (env_steps, kind)):
+            self.add_row(rows[at]) if at in rows else self.add_video(videos[at], at[0])
+
+
+def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of a run's `metrics.jsonl`, up to a torn line. Null is read as NaN."""
+    rows: list[dict[str, float]] = []
+    try:
+        lines = (run_dir / METRICS).read_bytes().splitlines()
+    except OSError:
+        return rows
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def videos_so_far(run_dir: Path) -> dict[int, Path]:
+    """The videos in a run folder, by the number of environment steps after which they were taken."""
+    found = [(re.fullmatch(r"step_(\d+)\.mp4", path.name), path) for path in (run_dir / VIDEOS).glob("*.mp4")]
+    return dict(sorted((int(match[1]), path) for match, path in found if match))

@@ -1,0 +1,399 @@
+"""W&B, read back from its offline files, and tried against servers that answer, refuse, hang or die."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, run_facts
+
+from rltemplate.config.schema import WandbConfig, WandbMode
+from rltemplate.run import paths
+from rltemplate.run.sinks.wandb import WandbSink
+
+KEY = "0123456789" * 4  # the form of a key, so that the client takes it
+STEPS = range(100, 1300, 100)
+VIDEOS = (400, 800, 1200)
+
+
+@pytest.fixture(autouse=True)
+def _no_key_of_the_person_who_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a `.wandb` file: a 7 byte header, then LevelDB's log format in 32 KiB blocks."""
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, last
+            yield parts
+            parts = b""
+
+
+class Stored:
+    """The content of one folder of the client."""
+
+    def __init__(self, folder: Path) -> None:
+        from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+        self.folder = folder
+        self.rows: list[dict[str, Any]] = []
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.exit_code: int | None = None
+        for data in records(next(folder.glob("*.wandb"))):
+            record = Record.FromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                items = record.history.item
+                self.rows.append({i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items})
+            elif kind == "summary":
+                self.summary |= {i.key: json.loads(i.value_json) for i in record.summary.update}
+            elif kind == "run":
+                self.run = record.run
+                self.config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+            elif kind == "exit":
+                self.exit_code = record.exit.exit_code
+
+
+def folders(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / paths.WANDB).glob("*run-2*"), key=lambda folder: folder.name[-21:])
+
+
+def logged(rows: Iterable[dict[str, Any]]) -> list[tuple[int, bool]]:
+    """(env_steps, has a video) of each row, whose metric must be right."""
+    assert all(row["m"] == row["env_steps"] / 3 for row in rows)
+    return [(row["env_steps"], "video" in row or "video.path" in row) for row in rows]
+
+
+EVERYTHING = [(at, at in VIDEOS) for at in STEPS]
+
+
+class Run:
+    """A run with a W&B sink that is trained from step to step."""
+
+    def __init__(self, run_dir: Path, resumed_at: int | None = None) -> None:
+        self.run_dir, self.notes = run_dir, list[str]()
+        facts = run_facts(run_dir, resumed_at=resumed_at, notify=self.notes.append)
+        self.sink = WandbSink(
+            facts,
+            WandbConfig(
+                enabled=True, mode=WandbMode.auto, project="test", entity=None, group=None, tags=["a"]
+            ),
+        )
+        self.waited = 0.0
+
+    def train(self, first: int, last: int) -> Run:
+        metrics, start = self.run_dir / paths.METRICS, time.monotonic()
+        (self.run_dir / paths.VIDEOS).mkdir(parents=True, exist_ok=True)
+        kept = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+        metrics.write_text("".join(line for line in kept if json.loads(line)["env_steps"] < first))
+        for at in range(first, last + 1, 100):
+            row = {"env_steps": at, "wall_time_s": at / 10, "m": at / 3}
+            with metrics.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            self.sink.write(row)
+            if at in VIDEOS:
+                paths.video_path(self.run_dir, at).write_bytes(b"frames of %d" % at)
+                self.sink.video(paths.video_path(self.run_dir, at), at)
+        self.waited += time.monotonic() - start
+        return self
+
+    def close(self) -> Run:
+        start = time.monotonic()
+        self.sink.close("finished", {"eval/return": 12.5})
+        self.waited += time.monotonic() - start
+        return self
+
+
+def test_an_offline_run_holds_metrics_configuration_commit_and_videos(tmp_path: Path) -> None:
+    run = Run(tmp_path).train(100, 1200).close()  # no key anywhere: offline, without asking
+    (folder,) = folders(tmp_path)
+    stored, facts = Stored(folder), run.sink.facts
+    assert logged(stored.rows) == EVERYTHING
+    assert [row["_step"] for row in stored.rows] == list(STEPS)
+    assert stored.config["algo"] == {"gamma": 0.99}
+    assert stored.config["git"] == facts.git
+    assert stored.run.git.commit == facts.git["commit"]
+    assert (stored.run.run_id, stored.run.project, stored.run.run_group) == ("run-1", "test", "sweep-7")
+    assert list(stored.run.tags) == ["ppo", "CartPole", "a"]
+    assert (stored.exit_code, stored.summary["eval/return"]) == (0, 12.5)
+    (shown,) = (row["video.path"] for row in stored.rows if row["env_steps"] == 800)
+    assert (folder / "files" / shown).read_bytes() == b"frames of 800"
+    assert "no API key" in run.notes[0]
+    assert run.notes[1:] == [f"W&B: stored offline, upload with: wandb sync {folder}"]
+
+    file = next(folder.glob("*.wandb"))  # the reader sees a changed value
+    value = json.dumps(100 / 3).encode()
+    file.write_bytes(file.read_bytes().replace(value, value[:-1] + b"1"))
+    with pytest.raises(AssertionError):
+        logged(Stored(folder).rows)
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    """As much of W&B's server as its client needs to start, upload, finish and resume; or just `status`."""
+
+    protocol_version = "HTTP/1.1"
+    status: int
+    asked: list[dict[str, Any]]
+    streams: dict[str, list[str]]  # lines by file
+    config: list[str]  # the last one, once a run was made
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def answer(self, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer({})
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.answer({})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.endswith("/file_stream"):
+            for name, part in (json.loads(body).get("files") or {}).items():
+                self.streams.setdefault(name, [])[part["offset"] :] = part["content"]
+        if self.path != "/graphql" or self.status != 200:
+            self.answer({})
+            return
+        question = json.loads(body)
+        self.asked.append(question)
+        name, given = question.get("operationName"), question.get("variables", {})
+        project = {"id": "p", "name": given.get("project"), "entity": {"id": "e", "name": "me"}}
+        history = self.streams.get("wandb-history.jsonl", [])
+        if name == "UpsertBucket":
+            inserted = not self.config
+            self.config[:] = [given["config"]] if given.get("config") else self.config
+            bucket = {"id": "b", "name": given.get("name"), "project": project}
+            bucket["historyLineCount"] = len(history)
+            self.answer({"data": {"upsertBucket": {"bucket": bucket, "inserted": inserted}}})
+        elif name == "RunResumeStatus":
+            known = (
+                {
+                    "id": "b",
+                    "name": "run-1",
+                    "displayName": "run-1",
+                    "config": self.config[0],
+                    "wandbConfig": json.dumps({"t": 1}),
+                    "summaryMetrics": self.streams.get("wandb-summary.json", ["{}"])[-1],
+                    "historyTail": json.dumps(history[-1:]),
+                    "eventsTail": "[]",
+                    "historyLineCount": len(history),
+                    "eventsLineCount": 0,
+                    "logLineCount": 0,
+                    "tags": [],
+                    "notes": None,
+                }
+                if self.config
+                else None
+            )
+            self.answer({"data": {"model": {**project, "bucket": known}}})
+        elif name == "CreateRunFiles":
+            urls = [{"name": f, "uploadUrl": f"http://{self.headers['Host']}/{f}"} for f in given["files"]]
+            self.answer({"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": urls}}})
+        else:
+            self.answer({"data": {"model": {"bucket": None}, "entity": None}})
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves on this machine until it is told to `die` or to `hang`."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int = 200) -> None:
+        self.connections: list[socket.socket] = []
+        memory: dict[str, Any] = {"asked": [], "streams": {}, "config": []}
+        self.api: Any = type("Handler", (Api,), {"status": status, **memory})
+        super().__init__(("127.0.0.1", 0), self.api)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self.connections.append(request)
+        super().finish_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+    def hang(self) -> None:
+        self.shutdown()  # new connections wait in the backlog; old ones are not read any more
+        self.api.do_POST = self.api.do_PUT = lambda handler: threading.Event().wait(60)
+
+    def die(self) -> None:
+        self.shutdown()
+        self.server_close()
+        for connection in self.connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.api.streams["wandb-history.jsonl"]]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Server]:
+    """Starts a server, to which the client then goes with a key."""
+
+    def start(status: int = 200) -> Server:
+        server = Server(status)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        return server
+
+    return start
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 3, 99], ids=["nothing", "three rows", "everything"])
+def test_a_server_gets_everything_once_also_of_a_resumed_run(
+    tmp_path: Path, serve: Callable[..., Server], lost: int
+) -> None:
+    """The first part trains on for 400 steps behind the last checkpoint; its last rows may not arrive."""
+    server = serve()
+    run = Run(tmp_path).train(100, 1000).close()
+    url = f"{server.url}/me/test/runs/run-1"
+    assert run.notes == [f"W&B: {url}", f"W&B: all uploaded, {url}"]
+    assert logged(server.rows()) == EVERYTHING[:10]
+    upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
+    given = {name: value for each in upserts for name, value in each.items() if value is not None}
+    assert (given["groupName"], given["commit"]) == ("sweep-7", run.sink.facts.git["commit"])
+    history = server.api.streams["wandb-history.jsonl"]
+    del history[max(0, len(history) - lost) :]
+    tail = json.loads(history[-1]) if history else {}
+    server.api.streams["wandb-summary.json"] = [json.dumps(tail)]
+    run = Run(tmp_path, resumed_at=600).train(700, 1200).close()
+    assert run.notes == [f"W&B: resumed, {url}", f"W&B: all uploaded, {url}"]
+    assert logged(server.rows()) == EVERYTHING
+    server.die()
+
+
+def bad_url(kind: str) -> tuple[str, Any]:
+    """The address of a server that is `kind`, and what must stay alive meanwhile."""
+    if kind.isdigit():
+        server = Server(int(kind))
+        return server.url, server
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    if kind == "refuses":
+        listener.close()
+    else:
+        listener.listen(100)  # accepts, and never answers
+    return url, listener
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["refuses", "never answers", "500", "401"])
+def test_a_bad_server_costs_ten_seconds_at_most_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    url, alive = bad_url(kind)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", url)
+    run = Run(tmp_path).train(100, 1200).close()
+    assert run.waited < 10.0
+    (folder,) = folders(tmp_path)  # and no empty folder of the attempt to go online
+    assert logged(Stored(folder).rows) == EVERYTHING
+    assert run.notes[0].startswith("W&B: offline, because ")
+    assert run.notes[1:] == [f"W&B: stored offline, upload with: wandb sync {folder}"]
+    assert capfd.readouterr().err == ""
+    del alive
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fate", ["die", "hang", "stopped client"])
+def test_a_server_or_client_lost_in_mid_run_costs_ten_seconds_at_most(
+    tmp_path: Path, serve: Callable[..., Server], fate: str
+) -> None:
+    server = serve()
+    run = Run(tmp_path).train(100, 600)
+    if fate == "stopped client":
+        pids = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True
+        )
+        for pid in pids.stdout.split():
+            if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                os.kill(int(pid), signal.SIGSTOP)
+                break
+    else:
+        getattr(server, fate)()
+    run.train(700, 1200).close()
+    assert run.waited < 10.0
+    (folder,) = folders(tmp_path)
+    assert run.notes[-1] == f"W&B: stored offline, upload with: wandb sync --include-online {folder}"
+    if fate == "stopped client":
+        os.kill(int(pid), signal.SIGKILL)
+    else:
+        assert logged(Stored(folder).rows) == EVERYTHING
+
+
+LEAVE = """
+import os, signal, sys, time
+sys.path.insert(0, "tests/run/sinks")
+from pathlib import Path
+from test_wandb import Run
+run = Run(Path(sys.argv[1])).train(100, 1000)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+print(time.time())
+"""
+
+
+@pytest.mark.long
+def test_a_killed_and_resumed_offline_run_is_uploaded_by_the_command_that_is_shown(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    subprocess.run([sys.executable, "-c", LEAVE, str(tmp_path), "killed"], cwd=ROOT, env=env)
+    run = Run(tmp_path, resumed_at=600).train(700, 1200).close()
+    assert len(folders(tmp_path)) == 2
+    server = serve()
+    command = run.notes[-1].removeprefix("W&B: stored offline, upload with: ")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path})
+    assert done.returncode == 0
+    assert logged(server.rows()) == EVERYTHING
+    server.die()
+
+
+@pytest.mark.long
+def test_leaving_without_close_does_not_hold_the_interpreter(tmp_path: Path) -> None:
+    url, alive = bad_url("never answers")
+    paths_of = f"{ROOT}:{ROOT / 'tests'}"
+    env = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "PYTHONPATH": paths_of}
+    command = [sys.executable, "-c", LEAVE, str(tmp_path), "left"]
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    assert time.time() - float(done.stdout) < 10.0
+    del alive
