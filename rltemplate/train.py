@@ -41,8 +41,7 @@ from rltemplate.config.schema import (
     VideoRenderer,
 )
 from rltemplate.determinism import checks, denormals, kernels, switches
-from rltemplate.determinism.machine import cpp_compiler, machine_facts, package_versions
-from rltemplate.determinism.variables import influences
+from rltemplate.determinism.machine import cpp_compiler
 from rltemplate.envs.envs import (
     Envs,
     EnvSpec,
@@ -70,6 +69,7 @@ from rltemplate.run.git.snapshot import Snapshot, take_snapshot
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
+from rltemplate.run.record import DeterminismFacts
 from rltemplate.run.sinks.registry import make_sinks
 from rltemplate.run.sinks.sink import RunFacts
 from rltemplate.run.trace import OLD_TRACE, Trace
@@ -512,11 +512,8 @@ class TrainingRun:
         if continuation.checkpoint is not None:
             go_on(self.algorithm, self.config, continuation.checkpoint)
 
-    def begin(self, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
-        """Make the folder, or go on in it; from here on the record says how the run ends.
-
-        `facts` are those of the process, for the record.
-        """
+    def begin(self, snapshot: Snapshot, facts: DeterminismFacts) -> None:
+        """Make the folder, or go on in it; from here on the record says how the run ends."""
         if self.continuation is None:
             self.folder.begin(snapshot, facts)
         else:
@@ -577,7 +574,7 @@ class TrainingRun:
         if self._logger is not None:
             steps.append(partial(self._logger.close, outcome["status"], outcome["final_metrics"]))
         if self._begun:
-            steps.append(partial(self.folder.finish, outcome))
+            steps.append(partial(self.folder.finish, **outcome))
         steps += [self.algorithm.close, self.folder.release]
         if self._begun and self._job.journal and self.config.logger.journal:
             runs_dir = Path(self.config.runs_dir).expanduser()
@@ -589,9 +586,9 @@ class TrainingRun:
     def _facts(self) -> RunFacts:
         """What sinks are told of the run."""
         config, run_dir = self.config, self.folder.path
-        sweep = None if self._job.sweep is None else asdict(self._job.sweep)
+        sweep = self._job.sweep
         if self.continuation is not None:  # a job of a sweep may go on by itself
-            sweep = self.continuation.record.get("sweep")
+            sweep = self.continuation.record.sweep
         assert self.folder.git is not None
         return RunFacts(
             run_id=self._job.run_id,
@@ -600,7 +597,7 @@ class TrainingRun:
             total_env_steps=config.total_env_steps,
             config=to_dict(config),
             git=asdict(self.folder.git),
-            group=None if sweep is None else sweep["id"],
+            group=None if sweep is None else sweep.id,
             tags=[config.algo.name, config.env.id, config.determinism.level.name],
             notify=self._tell,
             resumed_at=None if self.continuation is None else self.continuation.env_steps,
@@ -645,7 +642,9 @@ def run(job: Job) -> int:
             snapshot = _snapshot(job)
         else:
             training.restore(continuation)
-        facts = _facts(config, settings, tried)
+        facts = DeterminismFacts(
+            level=config.determinism.level.name, settings=dict(settings), checks=dict(tried)
+        )
         # Until here nothing of the run has been written or changed.
     except BaseException:
         folder.release() if training is None else training.close()
@@ -669,20 +668,6 @@ def run(job: Job) -> int:
 
 def _snapshot(job: Job) -> Snapshot:
     return take_snapshot(PROJECT) if job.snapshot is None else Snapshot.from_json(job.snapshot)
-
-
-def _facts(config: Config, settings: Mapping[str, Any], tried: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts about the process, for the record."""
-    return {
-        "determinism": {
-            "level": config.determinism.level.name,
-            "settings": dict(settings),
-            "checks": dict(tried),
-        },
-        "environment": influences(os.environ, config.compile),
-        "versions": package_versions(),
-        "machine": machine_facts(),
-    }
 
 
 def _standing(config: Config, env_steps: int, value: float) -> str | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rltemplate.config.loading import (
     to_dict,
 )
 from rltemplate.config.validation import check
-from rltemplate.run import paths
 from rltemplate.run.continuation import recorded_config, take
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
-from rltemplate.run.read import value_of
-from rltemplate.run.record import check_alone, read_record
+from rltemplate.run.record import RunRecord, check_alone
 from rltemplate.types import ConfigError
 
 
@@ -30,10 +28,8 @@ def resume_job(
 
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
-    record, config = read_record(run_dir), recorded_config(run_dir)
-    for key in ("id", "status"):
-        value_of(record, key, f"{run_dir.name}: {paths.RECORD}")
-    check_alone(record)
+    record, config = RunRecord.read(run_dir), recorded_config(run_dir)
+    check_alone(asdict(record))
     recorded = config.total_env_steps
     if total_env_steps is not None:
         if total_env_steps < config.total_env_steps:
@@ -46,15 +42,15 @@ def resume_job(
     check(config)
     job = Job(
         config=to_dict(config),
-        run_id=record["id"],
+        run_id=record.id,
         run_dir=str(run_dir.absolute()),
         command=list(command),
-        overrides=list(record.get("overrides", [])),
+        overrides=record.overrides,
         resume=True,
         accept=accept,
         journal=True,
     )
-    if record["status"] == "finished" and total_env_steps in (None, recorded):
+    if record.status == "finished" and total_env_steps in (None, recorded):
         return None
     lock = RunLock(run_dir)
     take(lock, run_dir)

@@ -49,10 +49,10 @@ from rltemplate.run.continuation import (
     how_back,
 )
 from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
-from rltemplate.run.job import PROJECT, Job, Membership, new_job
+from rltemplate.run.job import PROJECT, Job, new_job
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
-from rltemplate.run.record import read_record
+from rltemplate.run.record import RunRecord, SweepMembership
 from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError
 
 NEWEST = "resume"
@@ -163,7 +163,8 @@ class Sweep:
             self._check_configs(index, configs)
         kept = index["snapshot"]
         began = {name: kept.get(name) for name in GitRecord.__dataclass_fields__} | {"ref": kept["keep_ref"]}
-        records = [{"git": began, "versions": index["versions"]}, *_records(left)]
+        first = RunRecord(id=index["id"], status="", git=GitRecord(**began), versions=index["versions"])
+        records = [first, *_records(left)]
         snapshot = take_snapshot(PROJECT)
         changed = _changes(index["id"], records, snapshot, accept)
         if snapshot.tree != kept["tree"]:
@@ -460,7 +461,7 @@ class Sweep:
     ) -> Job | None:
         """What the process of a run is told, and the index as well; None if the run has finished."""
         last = index["resumed"][-1] if index["resumed"] else {"command": index["command"], "accept": False}
-        membership = Membership(id=index["id"], dir=str(self.folder), job=entry["job"])
+        membership = SweepMembership(id=index["id"], dir=str(self.folder), job=entry["job"])
         there = paths.job_run(self.folder, entry)
         if there is not None and (there / paths.RECORD).is_file():
             job = resume_job(there, last["command"], accept=last["accept"])
@@ -483,14 +484,14 @@ class Sweep:
     def _close(self, entry: dict[str, Any], exit_status: int) -> None:
         """Enter the end of a job. Its record decides: only a run that reached its end is `finished` there."""
         run_dir = paths.job_run(self.folder, entry)
-        record = {} if run_dir is None else next(_records([run_dir]), {})
-        status, recorded = _status(exit_status), record.get("status", "missing")
+        record = None if run_dir is None else next(_records([run_dir]), None)
+        status, recorded = _status(exit_status), "missing" if record is None else record.status
         if recorded == "finished":
             status = "finished"
         elif status == "finished":
             status = "failed"
             entry["problem"] = f"its process ended with exit status 0 and its record is {recorded}"
-        value = (record.get("final_metrics") or {}).get("eval/return")
+        value = None if record is None else record.final_metrics.get("eval/return")
         entry |= {"status": status, "exit_status": exit_status, "end_time": _now()}
         entry["return"] = None if value is None else float(value)
 
@@ -597,21 +598,21 @@ def _refuse_differences(
         )
 
 
-def _records(run_dirs: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def _records(run_dirs: Sequence[Path]) -> Iterator[RunRecord]:
     """The records that can be read; a job is refused when its turn comes, and says why."""
     for run_dir in run_dirs:
         with contextlib.suppress(ConfigError):
-            yield read_record(run_dir)
+            yield RunRecord.read(run_dir)
 
 
 def _changes(
-    sweep_id: str, records: Sequence[Mapping[str, Any]], snapshot: Snapshot, accept: bool
+    sweep_id: str, records: Sequence[RunRecord], snapshot: Snapshot, accept: bool
 ) -> dict[str, list[str]]:
     """What decides bits and is not what it was; ConfigError unless that is accepted."""
     changed: dict[str, list[str]] = {}
     for what, among in (
-        ("code", [changed_code(record, snapshot) for record in records]),
-        ("libraries", [changed_libraries(record) for record in records]),
+        ("code", [changed_code(record.git, snapshot) for record in records]),
+        ("libraries", [changed_libraries(record.versions) for record in records]),
     ):
         found = list(dict.fromkeys(name for names in among for name in names))
         if not found:
@@ -620,7 +621,7 @@ def _changes(
         if not accept:
             raise ConfigError(
                 f"{sweep_id}: the {what} changed since the sweep began: {few(found)}\n"
-                f"bring back {how_back(what, records[0])}, or go on all the same with accept={ACCEPT}"
+                f"bring back {how_back(what, records[0].git.ref)}, or go on all the same with accept={ACCEPT}"
             )
     return changed
 

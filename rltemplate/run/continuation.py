@@ -39,7 +39,7 @@ from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
 from rltemplate.run.read import leaves, read_config, value_of
-from rltemplate.run.record import RUNNING, read_record
+from rltemplate.run.record import RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.run.sinks.sink import rows_so_far
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, ConfigError, affects_results
 
@@ -50,7 +50,7 @@ ACCEPT = "changes"
 class Continuation:
     """What is left of a run, and what is different now."""
 
-    record: dict[str, Any]
+    record: RunRecord
     checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
     changed: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -66,19 +66,20 @@ class Continuation:
         """From where the run goes on."""
         return 0 if self.checkpoint is None else int(self.checkpoint.state["env_steps"])
 
-    def facts(self) -> dict[str, Any]:
-        """What the record says about this part of the run."""
-        ended = self.record["status"]
-        return {
-            "env_steps": self.env_steps,
-            "checkpoint": None if self.checkpoint is None else self.checkpoint.path.name,
-            # Whoever is killed has no time to say so.
-            "interruption": "killed" if ended == RUNNING else ended,
-            "error": self.record.get("error"),
-            "interrupted_at": self.record.get("ended_at"),
-            "changed": self.changed,
-            "notes": list(self.notes),
-        }
+    def part(self) -> ResumedPart:
+        """Facts for the record about the part of the run that begins here."""
+        ended = self.record.status
+        return ResumedPart(
+            **this_process(),
+            env_steps=self.env_steps,
+            checkpoint=None if self.checkpoint is None else self.checkpoint.path.name,
+            # A killed process has no time to record it.
+            interruption="killed" if ended == RUNNING else ended,
+            error=self.record.error,
+            interrupted_at=self.record.ended_at,
+            changed=self.changed,
+            notes=list(self.notes),
+        )
 
 
 def recorded_config(run_dir: Path) -> Config:
@@ -86,7 +87,7 @@ def recorded_config(run_dir: Path) -> Config:
 
     Raises ConfigError in a line, also for a record that cannot be read.
     """
-    read_record(run_dir)
+    RunRecord.read(run_dir)
     where = f"{run_dir.name}: {paths.CONFIG}"
     value_of(read_config(run_dir)[1], "algo.name", where)
     try:
@@ -109,8 +110,7 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
     Raises ConfigError if it must not. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
-    record = read_record(run_dir)
-    value_of(record, "git.commit", f"{run_dir.name}: {paths.RECORD}")
+    record = RunRecord.read(run_dir)
     checkpoint = newest_checkpoint(run_dir, lambda text: notes.append(f"{text}; an older one is taken"))
     if checkpoint is None:
         _check_beginning(run_dir, record, config.checkpoint_every)
@@ -119,7 +119,7 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
         raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
     else:
         check_same_run(checkpoint.config, config, checkpoint.path.name)
-    code, libraries = changed_code(record, snapshot), changed_libraries(record)
+    code, libraries = changed_code(record.git, snapshot), changed_libraries(record.versions)
     recorded, added = load_recorded(run_dir / paths.CONFIG)
     if added:
         notes.append(about_added(run_dir.name, recorded, added))
@@ -129,10 +129,10 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
             if found:
                 raise ConfigError(
                     f"{run_dir.name}: the {what} changed since the run began: {few(found)}\n"
-                    f"bring back {how_back(what, record)}, or go on all the same with accept={ACCEPT}"
+                    f"bring back {how_back(what, record.git.ref)}, or go on all the same with accept={ACCEPT}"
                 )
     changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
-    changed |= _changed_machine(record)
+    changed |= _changed_machine(record.machine)
     then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
     changed |= {key: [then[key], now[key]] for key in EXECUTION_KEYS if then[key] != now[key]}
     before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
@@ -147,11 +147,11 @@ def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
     return Continuation(record=record, checkpoint=checkpoint, changed=changed, notes=notes)
 
 
-def _check_beginning(run_dir: Path, record: Mapping[str, Any], every: int) -> None:
+def _check_beginning(run_dir: Path, record: RunRecord, every: int) -> None:
     """Raise ConfigError unless a run that has no checkpoint may start again in its folder."""
     rows = rows_so_far(run_dir)
     reached = int(rows[-1]["env_steps"]) if rows else 0
-    if reached > 0 and (record["status"] == "finished" or every == 0 or reached >= 2 * every):
+    if reached > 0 and (record.status == "finished" or every == 0 or reached >= 2 * every):
         why = "it was told to keep none" if every == 0 else "they are gone"
         raise ConfigError(
             f"{run_dir.name}: has no checkpoint after {reached:,} environment steps, {why}; starting again "
@@ -159,7 +159,7 @@ def _check_beginning(run_dir: Path, record: Mapping[str, Any], every: int) -> No
         )
     # Of the text as it lies there: the code that wrote it may have had other keys.
     recorded = yaml.safe_load((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
-    written = [start.get("config_digest") for start in (record, *record.get("resumed", []))]
+    written = [record.config_digest, *(part.config_digest for part in record.resumed)]
     if any(written) and config_digest(recorded) not in written:
         raise ConfigError(f"{run_dir.name}: {paths.CONFIG} was changed since the run began; bring it back")
 
@@ -207,10 +207,9 @@ def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in leaves(values) if key not in (*BOOKKEEPING_KEYS, *EXECUTION_KEYS))
 
 
-def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+def changed_code(before: GitRecord, snapshot: Snapshot) -> list[str]:
     """Files that may change what a run computes and are not what they were."""
-    before = GitRecord.from_dict(record["git"]) if record.get("git") else None
-    if before is None or None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
+    if None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
         return []  # without git nobody knows
     now = {"tree": snapshot.tree}
     changed = None if snapshot.top is None else files_between(Path(snapshot.top), asdict(before), now)
@@ -219,16 +218,15 @@ def changed_code(record: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
     return [path for path in changed if file_matters(path)]
 
 
-def how_back(what: str, record: Mapping[str, Any]) -> str:
+def how_back(what: str, ref: str | None) -> str:
     """What to bring back, code or libraries, so that a run can go on; of code, how."""
-    ref = (record.get("git") or {}).get("ref")
     recorded = what == "code" and ref is not None
     return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
 
 
-def changed_libraries(record: Mapping[str, Any]) -> list[str]:
-    """Packages that may compute and are not of the version that a record names, with both versions."""
-    before, now = record.get("versions") or {}, package_versions()
+def changed_libraries(before: Mapping[str, str]) -> list[str]:
+    """Packages that may compute and are not of the version recorded in `before`, with both versions."""
+    now = package_versions()
     return [
         f"{name} {version} -> {now.get(name)}"
         for name, version in before.items()
@@ -236,8 +234,8 @@ def changed_libraries(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _changed_machine(record: Mapping[str, Any]) -> dict[str, Any]:
-    before, now = record.get("machine") or {}, machine_facts(with_gpus=False)
+def _changed_machine(before: Mapping[str, Any]) -> dict[str, Any]:
+    now = machine_facts(with_gpus=False)
     named = ("cpu", "python", "libc") if before else ()
     return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rltemplate.config.loading import from_dict, to_dict, to_yaml
+from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.determinism.variables import influences
 from rltemplate.run import paths
 from rltemplate.run.continuation import (
     Continuation,
@@ -27,7 +29,7 @@ from rltemplate.run.git.snapshot import (
 from rltemplate.run.job import Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.lock import RunLock
-from rltemplate.run.record import Record
+from rltemplate.run.record import RUNNING, DeterminismFacts, RunRecord, TraceFacts, this_process, utc_now
 from rltemplate.types import ConfigError, RunError
 
 
@@ -41,23 +43,22 @@ class RunFolder:
         self._job, self._config = job, from_dict(job.config)
         self._lock = RunLock(self.path)
         self._snapshot = Snapshot()
-        self._record: Record | None = None
+        self._record: RunRecord | None = None
+        self._began, self._earlier_s = time.monotonic(), 0.0
         self._made: list[Path] = []
 
     # --- A new run ---------------------------------------------------------------------------------------
 
-    def begin(self, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
-        """Make the folder of a new run, and record what it is. A disk that does not take it leaves nothing.
-
-        `facts` are those of its process, for the record.
-        """
+    def begin(self, snapshot: Snapshot, determinism: DeterminismFacts) -> None:
+        """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
         self._snapshot = snapshot
         self._make()
         try:
             text = to_yaml(self._config)
             self.git = commit_run(snapshot, self._job.run_id, text)
             (self.path / paths.CONFIG).write_text(text)
-            self._record = Record.create(self.path, {**self._facts(), **facts})
+            self._record = self._first_record(determinism)
+            self._record.write(self.path)
         except OSError as error:
             self.withdraw()
             raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
@@ -95,18 +96,24 @@ class RunFolder:
         for folder in self._made:
             folder.rmdir()
 
-    def _facts(self) -> dict[str, Any]:
-        job, git = self._job, self.git
-        assert git is not None
-        return {
-            "id": job.run_id,
-            "status": "running",
-            "command_line": job.command,
-            "overrides": job.overrides,
-            "sweep": None if job.sweep is None else asdict(job.sweep),
-            "git": asdict(git),
-            "config_digest": config_digest(to_dict(self._config)),
-        }
+    def _first_record(self, determinism: DeterminismFacts) -> RunRecord:
+        job = self._job
+        assert self.git is not None
+        return RunRecord(
+            id=job.run_id,
+            status=RUNNING,
+            command_line=job.command,
+            working_directory=str(Path.cwd()),
+            overrides=job.overrides,
+            sweep=job.sweep,
+            git=self.git,
+            config_digest=config_digest(to_dict(self._config)),
+            determinism=determinism,
+            environment=influences(os.environ, self._config.compile),
+            versions=package_versions(),
+            machine=machine_facts(),
+            **this_process(),
+        )
 
     # --- A run that goes on ------------------------------------------------------------------------------
 
@@ -134,33 +141,54 @@ class RunFolder:
         A disk that does not take it loses nothing: what is cut off follows from what stays.
         """
         self._snapshot = snapshot
-        before = GitRecord.from_dict(continuation.record["git"])
+        self._record = record = continuation.record
+        before = record.git
         self.git = git = continue_run(snapshot, before, self._job.run_id, to_yaml(self._config))
-        facts = {"command_line": self._job.command, **continuation.facts(), "commit": git.commit}
-        facts |= {"git_problem": git.problem} if git.problem else {}
-        facts["config_digest"] = config_digest(to_dict(self._config))  # of the text that is written now
+        part = continuation.part()
+        part.command_line, part.commit, part.git_problem = self._job.command, git.commit, git.problem
+        part.config_digest = config_digest(to_dict(self._config))  # of the text that is written now
+        record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
+        record.resumed = [*record.resumed, part]
+        self._earlier_s = record.duration_s or 0.0
         try:
-            self._record = Record.resume(self.path, facts)
+            record.write(self.path)
             cut_back(self.path, self._config, continuation)
             if git.commit is not None and git.commit != before.commit:
-                self._record.update(git=asdict(git))
+                record.git = git
+                self._write()
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror}; it can go on later") from error
 
     # --- Its end -----------------------------------------------------------------------------------------
 
-    def finish(self, outcome: Mapping[str, Any]) -> None:
-        """How the run ended, in its record and on top of its commit."""
+    def _write(self) -> None:
         assert self._record is not None
+        self._record.duration_s = self._earlier_s + time.monotonic() - self._began
+        self._record.write(self.path)
+
+    def finish(
+        self,
+        status: str,
+        final_metrics: Mapping[str, float],
+        error: str | None = None,
+        trace: TraceFacts | None = None,
+    ) -> None:
+        """Write how the run ended into its record, and put that on top of its commit."""
+        record = self._record
+        assert record is not None
         assert self.git is not None
+        record.status, record.error, record.trace = status, error, trace
+        record.final_metrics, record.ended_at = dict(final_metrics), utc_now()
         try:
-            self._record.finish(**outcome)
+            self._write()
             files, left_out = ended_files(self.path)
-            problem = commit_outcome(self._snapshot, self.git, self._record.outcome(left_out), files)
-            if problem is not None:
-                self._record.update(outcome_not_recorded=problem)
-        except OSError as error:
-            problem = f"{paths.RECORD} could not be written at the end: {error.strerror}"
-            if outcome["error"] is None:
-                raise RunError(problem) from error
-            to_stderr(problem)  # and what ended the run is said by whoever raised it
+            record.outcome_not_recorded = commit_outcome(
+                self._snapshot, self.git, record.outcome(left_out), files
+            )
+            if record.outcome_not_recorded is not None:
+                self._write()
+        except OSError as failure:
+            problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
+            if error is None:
+                raise RunError(problem) from failure
+            to_stderr(problem)  # what ended the run is already being raised

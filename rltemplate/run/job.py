@@ -12,21 +12,13 @@ from typing import Any
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.run import paths
+from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 JOB_VARIABLE = "RLTEMPLATE_JOB"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """The sweep that a run belongs to: its id, its folder and the number of the job."""
-
-    id: str
-    dir: str
-    job: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +38,7 @@ class Job:
     run_dir: str
     command: list[str]
     overrides: list[str]
-    sweep: Membership | None = None
+    sweep: SweepMembership | None = None
     snapshot: str | None = None
     resume: bool = False
     accept: bool = False
@@ -61,7 +53,7 @@ class Job:
         """The job that `to_json` wrote."""
         values = json.loads(text)
         if values["sweep"] is not None:
-            values["sweep"] = Membership(**values["sweep"])
+            values["sweep"] = SweepMembership(**values["sweep"])
         return cls(**values)
 
     @classmethod

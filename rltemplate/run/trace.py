@@ -24,6 +24,7 @@ import xxhash
 
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
+from rltemplate.run.record import TraceFacts
 from rltemplate.run.state import State
 from rltemplate.types import Algorithm, Probe, V
 
@@ -164,9 +165,9 @@ class Trace(Probe):
         self._waiting.append(("iteration", algorithm.env_steps, list(items), list(items.values())))
         self._flush()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> TraceFacts:
         """The digest of everything so far, for the record."""
-        return {"digest": self.chain, "iterations": self._iteration}
+        return TraceFacts(digest=self.chain, iterations=self._iteration)
 
     def close(self) -> None:
         """Nothing can be added any more."""

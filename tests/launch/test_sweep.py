@@ -29,7 +29,8 @@ from rltemplate.config.schema import Config
 from rltemplate.launch import process
 from rltemplate.launch.process import SWEEP_VARIABLE, check_folder, run_single, worker_environment
 from rltemplate.launch.sweep import Sweep
-from rltemplate.run.job import JOB_VARIABLE, Job, Membership, run_folder
+from rltemplate.run.job import JOB_VARIABLE, Job, run_folder
+from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -157,7 +158,7 @@ def example_job(**changes: Any) -> Job:
         "run_dir": "/somewhere/id",
         "command": ["scripts/train.py", "seed=1"],
         "overrides": ["seed=1"],
-        "sweep": Membership(id="s", dir="/somewhere/s", job=3),
+        "sweep": SweepMembership(id="s", dir="/somewhere/s", job=3),
         "snapshot": '{"tree": "0"}',
     }
     return Job(**{**values, **changes})

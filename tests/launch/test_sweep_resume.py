@@ -43,7 +43,7 @@ from pathlib import Path
 from rltemplate.config.loading import from_dict, to_yaml
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
-from rltemplate.run.record import Record
+from rltemplate.run.record import RunRecord
 
 environment = dict(os.environ)
 environment.pop("RLTEMPLATE_JOB")
@@ -60,10 +60,14 @@ if order == "die at once":
 lock = RunLock(folder)
 lock.acquire()
 if job.resume:
-    record = Record.resume(folder, {})
+    record = RunRecord.read(folder)
 else:
     (folder / "config.yaml").write_text(to_yaml(from_dict(job.config)))
-    record = Record.create(folder, {"id": job.run_id, "overrides": job.overrides})
+    record = RunRecord(id=job.run_id, status="running", overrides=job.overrides)
+def finish(status, final_metrics):
+    record.status, record.final_metrics = status, final_metrics
+    record.write(folder)
+finish("running", {})
 facts = {"resume": job.resume, "accept": job.accept, "command": job.command, "overrides": job.overrides,
          "sweep": job.sweep.id, "job": job.sweep.job, "tree": json.loads(job.snapshot)["tree"],
          "environment": environment}
@@ -76,12 +80,12 @@ if order == "wait":
     (folder / "ready").touch()
     while not heard:
         time.sleep(0.01)
-    record.finish("interrupted", {})
+    finish("interrupted", {})
     sys.exit(128 + heard[0])
 if order == "fail":
-    record.finish("failed", {})
+    finish("failed", {})
     sys.exit(1)
-record.finish("finished", {"eval/return": 10.0 * seed})
+finish("finished", {"eval/return": 10.0 * seed})
 if order == "die at the end":
     os.kill(os.getppid(), signal.SIGKILL)  # who would have written down that it has finished
 sys.exit(0)

@@ -7,158 +7,88 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import Enum
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.paths import RECORD
-from rltemplate.run.record import Record, read_record
+from rltemplate.run.record import (
+    DeterminismFacts,
+    ResumedPart,
+    RunRecord,
+    SweepMembership,
+    TraceFacts,
+    this_process,
+)
 from rltemplate.types import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
-
-def test_the_record_of_a_run_that_finishes(tmp_path: Path) -> None:
-    before = datetime.now(UTC).replace(microsecond=0)
-    record = Record.create(tmp_path, {"id": "abc", "determinism": {"level": "repeat", "threads": 1}})
-    running = read_record(tmp_path)
-    assert (running["id"], running["status"], running["schema"]) == ("abc", "running", 1)
-    assert (running["ended_at"], running["final_metrics"], running["error"]) == (None, None, None)
-    assert running["pid"] == os.getpid()
-    assert running["command_line"] == sys.orig_argv
-    assert running["determinism"] == {"level": "repeat", "threads": 1}
-
-    record.update(env_steps=5)
-    record.finish("finished", {"eval/return": 1.5})
-    ended = read_record(tmp_path)
-    assert (ended["status"], ended["env_steps"], ended["error"]) == ("finished", 5, None)
-    assert ended["final_metrics"] == {"eval/return": 1.5}
-    started_at, ended_at = (datetime.fromisoformat(ended[key]) for key in ("started_at", "ended_at"))
-    assert before <= started_at <= ended_at <= datetime.now(UTC)
-    assert started_at.utcoffset() is not None
-    assert 0 <= ended["duration_s"] < 60
-    assert sorted(path.name for path in tmp_path.iterdir()) == [RECORD]
+FULL = RunRecord(
+    id="a",
+    status="finished",
+    command_line=["train.py"],
+    final_metrics={"eval/return": 1.5, "loss/value": float("nan")},
+    trace=TraceFacts(digest="0f", iterations=3),
+    resumed=[ResumedPart(**this_process(), env_steps=5, changed={"cpu": ["x", "y"]}, interruption="killed")],
+    sweep=SweepMembership(id="s", dir="/s", job=2),
+    git=GitRecord(ref="refs/runs/a", skipped=[{"path": "x", "reason": "large", "bytes": 7}]),
+    determinism=DeterminismFacts(
+        level="repeat", settings={"threads": 1}, checks={"repeats": {"holds": True}}
+    ),
+    versions={"torch": "2"},
+    machine={"cpu": "z", "gpus": []},
+    **this_process(),
+)
 
 
-def test_the_id_is_the_folder_where_none_is_given(tmp_path: Path) -> None:
-    (tmp_path / "run-7").mkdir()
-    Record.create(tmp_path / "run-7", {})
-    assert read_record(tmp_path / "run-7")["id"] == "run-7"
-
-
-def test_a_failure_is_recorded_with_its_reason(tmp_path: Path) -> None:
-    Record.create(tmp_path, {}).finish("failed", {}, error="FloatingPointError: loss is nan")
-    ended = read_record(tmp_path)
-    assert (ended["status"], ended["error"]) == ("failed", "FloatingPointError: loss is nan")
-
-
-def test_an_unknown_status_is_refused(tmp_path: Path) -> None:
-    record = Record.create(tmp_path, {})
-    with pytest.raises(ValueError, match="finished, failed, interrupted"):
-        record.finish("done", {})
-    assert read_record(tmp_path)["status"] == "running"
-
-
-def test_duration_does_not_follow_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    record = Record.create(tmp_path, {})
-    now = 107.5
-    record.finish("finished", {})
-    assert read_record(tmp_path)["duration_s"] == 7.5
-
-
-def test_a_second_record_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    Record.create(tmp_path, {"id": "first"})
-    with pytest.raises(FileExistsError):
-        Record.create(tmp_path, {"id": "second"})
-    assert read_record(tmp_path)["id"] == "first"
-
-
-def test_resume_keeps_the_first_start_and_adds_up_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    first = Record.create(tmp_path, {"git": {"commit": "c1"}})
-    now = 10.0
-    first.finish("interrupted", {"eval/return": 1.0})
-    started_at = read_record(tmp_path)["started_at"]
-    now = 1000.0
-    again = Record.resume(tmp_path, {"git": {"commit": "c2"}})
-    running = read_record(tmp_path)
-    assert (running["status"], running["ended_at"], running["final_metrics"]) == ("running", None, None)
-    assert running["started_at"] == started_at
-    assert running["git"] == {"commit": "c1"}
-    assert [entry["git"] for entry in running["resumed"]] == [{"commit": "c2"}]
-    now = 1005.0
-    again.finish("finished", {})
-    assert read_record(tmp_path)["duration_s"] == 15.0
-
-
-class Level(Enum):
-    REPEAT = "repeat"
-
-
-@dataclass
-class Settings:
-    threads: int
-    path: Path
-
-
-def test_the_file_is_strict_json_whatever_the_numbers_are(tmp_path: Path) -> None:
-    values: dict[str, Any] = {
-        "nan": float("nan"),
-        "inf": [float("inf"), -float("inf")],
-        "numpy": np.float32(0.5),
-        "numpy_nan": np.float64("nan"),
-        "numpy_int": np.int64(3),
-        "numpy_bool": np.bool_(True),
-        "torch": torch.tensor(2.5),
-        "enum": Level.REPEAT,
-        "settings": Settings(2, Path("a/b")),
-        "tuple": (1, None, True),
-        "text": 'caf\udce9 "quoted"\nline',
-    }
-    Record.create(tmp_path, {}).finish("finished", values)
+def test_a_record_is_read_as_it_was_written_in_strict_json(tmp_path: Path) -> None:
+    FULL.write(tmp_path)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    text = (tmp_path / RECORD).read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=refuse)["final_metrics"] == {
-        "nan": None,
-        "inf": [None, None],
-        "numpy": 0.5,
-        "numpy_nan": None,
-        "numpy_int": 3,
-        "numpy_bool": True,
-        "torch": 2.5,
-        "enum": "repeat",
-        "settings": {"threads": 2, "path": "a/b"},
-        "tuple": [1, None, True],
-        "text": 'caf\udce9 "quoted"\nline',
-    }
+    values = json.loads((tmp_path / RECORD).read_text(encoding="utf-8"), parse_constant=refuse)
+    assert (values["schema"], values["id"], values["pid"]) == (1, "a", os.getpid())
+    found = RunRecord.read(tmp_path)
+    assert found.final_metrics == {"eval/return": 1.5, "loss/value": None}
+    found.final_metrics = FULL.final_metrics
+    assert found == FULL
+    assert [path.name for path in tmp_path.iterdir()] == [RECORD]
+
+
+def test_older_records_are_read_with_defaults(tmp_path: Path) -> None:
+    text = '{"schema": 1, "status": "finished", "trace": null, "final_metrics": null, "unknown": 1}'
+    (tmp_path / RECORD).write_text(text)
+    assert RunRecord.read(tmp_path) == RunRecord(id=tmp_path.name, status="finished")
+
+
+def test_an_outcome_says_nothing_about_process_and_host() -> None:
+    outcome = json.loads(FULL.outcome({"trace.jsonl": "too large"}))
+    assert outcome["left_out"] == {"trace.jsonl": "too large"}
+    text = json.dumps(outcome)
+    assert not [word for word in ("command_line", "pid", "hostname", "working_directory") if word in text]
+    assert RunRecord.parse(text, "a ref").trace == FULL.trace
 
 
 def test_a_value_without_a_form_in_json_is_an_error_and_leaves_the_file_whole(tmp_path: Path) -> None:
-    record = Record.create(tmp_path, {})
+    record = RunRecord(id="a", status="running")
+    record.write(tmp_path)
     before = (tmp_path / RECORD).read_bytes()
+    record.machine["thing"] = object()
     with pytest.raises(TypeError, match="object"):
-        record.update(thing=object())
+        record.write(tmp_path)
     assert (tmp_path / RECORD).read_bytes() == before
 
 
 def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
-    record = Record.create(tmp_path, {"filler": "x" * 200_000})
+    record = RunRecord(id="a", status="running", versions={"filler": "x" * 200_000})
+    record.write(tmp_path)
     stop = threading.Event()
     failures: list[str] = []
     reads = 0
@@ -167,7 +97,7 @@ def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
         nonlocal reads
         while not stop.is_set():
             try:
-                read_record(tmp_path)
+                RunRecord.read(tmp_path)
                 reads += 1
             except ConfigError as error:
                 failures.append(str(error))
@@ -175,7 +105,8 @@ def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(40):
-        record.update(number=number)
+        record.pid = number
+        record.write(tmp_path)
     stop.set()
     reader.join()
     assert reads > 0
@@ -183,15 +114,17 @@ def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
 
 
 def test_a_failing_write_leaves_the_last_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record.create(tmp_path, {"number": 1})
+    record = RunRecord(id="a", status="running")
+    record.write(tmp_path)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    record.status = "finished"
     with pytest.raises(OSError, match="No space left"):
-        record.update(number=2)
-    assert read_record(tmp_path)["number"] == 1
+        record.write(tmp_path)
+    assert RunRecord.read(tmp_path).status == "running"
     assert [path.name for path in tmp_path.iterdir()] == [RECORD]
 
 
@@ -203,13 +136,17 @@ def test_a_failing_write_leaves_the_last_record(tmp_path: Path, monkeypatch: pyt
         ("[]", "no JSON object"),
         ('{"schema": 99}', "schema 99"),
         ("{}", "schema None"),
+        ('{"schema": 1}', "has no status"),
+        ('{"schema": 1, "status": 3}', "status is damaged: '3'"),
+        ('{"schema": 1, "status": "finished", "git": []}', "git is damaged"),
+        ('{"schema": 1, "status": "finished", "resumed": [{"env_steps": "x"}]}', "env_steps is damaged"),
     ],
 )
 def test_a_bad_record_is_told_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / RECORD).write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        read_record(tmp_path)
+        RunRecord.read(tmp_path)
     assert "\n" not in str(caught.value)
 
 

@@ -95,19 +95,19 @@ class GitRecord:
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     """
 
-    ref: str | None
-    commit: str | None
-    tree: str | None
-    base_commit: str | None
-    branch: str | None
-    dirty: bool | None
-    changed: list[str]
-    changed_count: int
-    skipped: list[SkippedFile]
-    skipped_count: int
-    dirty_submodules: list[str]
-    notes: list[str]
-    problem: str | None
+    ref: str | None = None
+    commit: str | None = None
+    tree: str | None = None
+    base_commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+    changed: list[str] = field(default_factory=list)
+    changed_count: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+    skipped_count: int = 0
+    dirty_submodules: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problem: str | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GitRecord:
