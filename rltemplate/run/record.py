@@ -113,7 +113,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, run_dir: Path) -> RunRecord:
-        """The record of the run in a folder. Raises ConfigError in a line if there is none or it is damaged."""
+        """The record of the run in a folder. Raises ConfigError if there is none or it is damaged."""
         path = run_dir / RECORD
         try:
             text = path.read_text(encoding="utf-8")
