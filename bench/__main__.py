@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,14 +29,14 @@ from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config.command_args import (
-    Kinds,
     finite,
     make_folder,
     one_of,
-    parse_words,
+    parse,
     readable,
     several,
     whole,
+    word,
 )
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.switches import prepared
@@ -52,36 +52,40 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Speed, beside Stable-Baselines3 and SBX where they are installed."""
+
+    only: Sequence[str] = word(several(one_of(*PARTS)), PARTS)
+    works: Sequence[str] = word(several(one_of(*WORKS)), tuple(WORKS))
+    seconds: float = word(finite, 15.0)
+    repetitions: int = word(whole(1), 3)
+    cores: int = word(whole(1, len(cores())), min(2, len(cores())))
+    device: str = word(one_of("cpu", "cuda"), "cpu")
+    out: Path = word(Path, Path("results"))
+
+
 def main(argv: list[str]) -> int:
     """Measure, print and write the tables."""
     if argv[:1] == [ONE] and len(argv) == 2:
         return measure_one(json.loads(argv[1]))
-    kinds: Kinds = {
-        "only": several(one_of(*PARTS)),
-        "works": several(one_of(*WORKS)),
-        "seconds": finite,
-        "repetitions": whole(1),
-        "cores": whole(1, len(cores())),
-        "device": one_of("cpu", "cuda"),
-        "out": Path,
-    }
     try:
-        given = parse_words(argv, kinds)
-        out = given.get("out", Path("results"))
+        args = parse(argv, Args)
+        out = args.out
         make_folder("out", out)
     except ConfigError as error:
         print(f"error: {readable(str(error), argv)}", file=sys.stderr)
         return 2
-    size = (given.get("seconds", 15.0), given.get("cores", min(2, len(cores()))), given.get("device", "cpu"))
+    size = (args.seconds, args.cores, args.device)
     signal.signal(signal.SIGTERM, _interrupt)
     measured: list[dict[str, Any]] = []
     failed: list[str] = []
     facts: dict[str, str] = {}
     try:
-        for part in given.get("only", PARTS):
+        for part in args.only:
             facts[part] = _facts(part, argv)
-            wanted = [job for job in jobs(part, *size) if job.work in given.get("works", WORKS)]
-            measure_part(wanted, given.get("repetitions", 3), in_process, measured, failed)
+            wanted = [job for job in jobs(part, *size) if job.work in args.works]
+            measure_part(wanted, args.repetitions, in_process, measured, failed)
     except KeyboardInterrupt:
         failed.append("interrupted")
     text = tables.document(measured, facts)

@@ -1,25 +1,92 @@
-"""The process of a run, `python -m rltemplate`: started by scripts/train.py, never by hand."""
+"""Every command but training: `python -m rltemplate COMMAND key=value ... [--json]`.
 
-import gc
+Each command is a module with its words as a dataclass `Args`, and a function `main` that returns the exit
+status. `python -m rltemplate help` lists them.
+"""
+
+from __future__ import annotations
+
 import os
 import signal
 import sys
 
-if __name__ == "__main__":
-    # Importing torch takes a second, in which there is nothing to save and Ctrl-C should say nothing.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    # While modules are imported there is nothing to end or to remove, and Ctrl-C prints no traceback.
     signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
 
-    # Nothing that is imported is garbage: to look for some meanwhile takes a sixth of the start. Afterwards
-    # it is set aside, so that a full collection in mid-training need not go through it either.
-    gc.disable()
-    from rltemplate.run import exits
-    from rltemplate.train import main
+import inspect
+from importlib import import_module
+from typing import Any
 
-    gc.freeze()
-    gc.enable()
-    status = 1
+from rltemplate.config.command_args import nearest, parse, program, readable, shown, usage
+from rltemplate.launch.subprocesses import Interrupted
+from rltemplate.types import ConfigError
+
+COMMANDS = {
+    "resume": "launch.resume",
+    "evaluate": "rerun.commands.evaluate",
+    "runs": "analysis.commands.runs",
+    "diff": "analysis.commands.diff",
+    "compare": "rerun.commands.compare",
+    "stats": "analysis.commands.stats",
+    "curves": "analysis.commands.curves",
+    "report": "analysis.commands.report",
+    "prove": "rerun.commands.prove",
+    "reproduce": "rerun.commands.reproduce",
+    "golden": "rerun.commands.golden",
+}
+REFUSED = 2
+
+
+def main(argv: list[str]) -> int:
+    """The exit status of a command; mistakes and signals are answered in a line or two on standard error."""
+    status = 0  # also of a command whose reader has read enough, as in `runs | head`
     try:
-        status = main()
-    finally:
-        exits.hold(status)
-    sys.exit(status)
+        status = _run(argv)
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        status = REFUSED
+    except Interrupted as stopped:
+        print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
+        status = 128 + stopped.number
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def _run(argv: list[str]) -> int:
+    name, *words = argv or ["help"]
+    if name in ("help", "--help", "-h"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        raise ConfigError(
+            f"{shown(name)}: no such command; {nearest(name, COMMANDS)}allowed: {', '.join(COMMANDS)}, help"
+        )
+    module = _module(name)
+    if "--help" in words or "-h" in words:
+        print(usage(name, module.Args))
+        return 0
+    args = parse(words, module.Args)
+    if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    status: int = module.main(args)
+    return status
+
+
+def _help() -> str:
+    first = {name: (inspect.getdoc(_module(name).Args) or "").partition("\n")[0] for name in COMMANDS}
+    lines = [f"  {name:12}{line}" for name, line in first.items()]
+    head = f"usage: {' '.join(program('COMMAND', '[key=value ...]', '[--help]'))}"
+    return "\n".join([head, *lines])
+
+
+def _module(name: str) -> Any:
+    return import_module(f"{__package__}.{COMMANDS[name]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from typing import Any
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.config.command_args import Kinds, parse_words, readable  # noqa: E402
+from rltemplate.config.command_args import parse, readable, word  # noqa: E402
 from rltemplate.config.loading import load_config, to_dict  # noqa: E402
 from rltemplate.config.schema import Config  # noqa: E402
 from rltemplate.launch.process import become, check_folder  # noqa: E402
@@ -38,16 +38,21 @@ def quiet(config: Config) -> Config:
     return replace(config, run_dir=None, logger=logger, video_every=0)
 
 
-KINDS: Kinds = {"config": str, "run_dir": str}
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """A configuration to run, and where."""
+
+    config: Path = word(Path)
+    run_dir: str = word()
 
 
 def main(argv: list[str]) -> int:
     """Check, then become the process of the run."""
     try:
-        given = parse_words(argv, KINDS, required=["config", "run_dir"])
-        config = quiet(load_config(Path(given["config"])))
-        check_folder(replace(config, run_dir=given["run_dir"]))
-        run_dir = Path(given["run_dir"]).expanduser().absolute()
+        args = parse(argv, Args)
+        config = quiet(load_config(args.config))
+        check_folder(replace(config, run_dir=args.run_dir))
+        run_dir = Path(args.run_dir).expanduser().absolute()
         told: dict[str, Any] = {
             "command": sys.argv,
             "overrides": [],

@@ -115,6 +115,11 @@ def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subp
     )
 
 
+def program(project: Path, command: str) -> list[str]:
+    """The command line of a command of a project's own code, in whatever folder it is called."""
+    return ["env", f"PYTHONPATH={project}", sys.executable, "-P", "-m", "rltemplate", command]
+
+
 def alive(pid: int | str) -> bool:
     """True while a process runs; one that only waits to be collected does not."""
     try:

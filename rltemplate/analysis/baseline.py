@@ -14,8 +14,8 @@ from typing import Any
 from rltemplate.analysis.diff import Difference, compare_records, describe
 from rltemplate.analysis.runs import Run, load_run, text_of
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.run import paths
 from rltemplate.run.git import changes
+from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 
 _NAMED = 6  # things in a message
@@ -31,9 +31,10 @@ def difference(project: Path, a: Run, b: Run) -> Difference:
 def find_baseline(text: str, runs_dir: Path) -> Run:
     """The run that `baseline=text` names. Raises ConfigError in a line if there is none or it is damaged."""
     try:
-        return load_run(paths.find_run(text, runs_dir))
+        return load_run(find_run(text, runs_dir, "baseline"))
     except ConfigError as error:
-        raise ConfigError(f"baseline={text}: {str(error).removeprefix(f'run={text}: ')}") from None
+        prefix = f"baseline={text}: "
+        raise ConfigError(prefix + str(error).removeprefix(prefix)) from None
 
 
 def check_baseline(

@@ -1,7 +1,7 @@
 """Where a return stands: between the random policy and what others have published for the environment.
 
 The table beside this module holds one row for each published result, with its source, and the returns of
-the uniformly random policy as `scripts/random_returns.py` measured them. Published results come from other
+the uniformly random policy as `results/random_returns.py` measured them. Published results come from other
 versions of an environment, from training episodes as well as from evaluations, and from one run as well as
 from twenty: they say where to look, and are no proof. Nothing is said of runs on a changed environment, whose
 returns mean something else.

@@ -1,66 +1,110 @@
-"""`key=value` words of the commands that compose no configuration, and how words are shown in messages."""
+"""`key=value` words of the commands that compose no configuration, and how words are shown in messages.
+
+A command is a module with a dataclass `Args`, whose fields are made by `word`, `flag` and `rest`, and a
+function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated, and
+`run=007` is the text 007.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
 from rltemplate.types import ConfigError
 
-# By key, what turns the text of its value into the value.
-Kinds = Mapping[str, Callable[[str], Any]]
-# Of a longer word, beginning and end are enough to know it again.
-_LONGEST = 120
+# Turns the text of a value into the value: `ConfigError` says what is expected, or `ValueError`.
+Kind = Callable[[str], Any]
+Args = TypeVar("Args")
+_LONGEST = 120  # characters of a word that a message shows; beginning and end identify a longer one
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
-def parse_words(
-    argv: Sequence[str],
-    kinds: Kinds,
-    required: Sequence[str] = (),
-    flags: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Values by key, converted by `kinds`; `ConfigError` names the first word that is wrong.
+def word(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
+    """A field for `key=value`, by default under the field's name. Required unless there is a default."""
+    return dataclasses.field(default=default, metadata={"kind": kind, "key": key})
 
-    A kind raises `ConfigError` to say what it expects, or `ValueError`. Of `flags`, such as `--json`, those
-    that were given are keys with the value True.
-    """
-    allowed = ", ".join([*(f"{key}=" for key in kinds), *flags])
-    values: dict[str, Any] = {}
-    for word in argv:
-        key, equals, text = word.partition("=")
-        if key in flags and not equals:
-            values[key] = True
-        elif key.startswith("-"):
-            raise ConfigError(f"{word}: no such option; {_nearest(key, kinds, flags)}allowed: {allowed}")
-        elif not equals:
-            raise ConfigError(
-                f"{shown(word)}: expected key=value; {_nearest(key, kinds, flags)}allowed: {allowed}"
-            )
-        elif key not in kinds:
-            raise ConfigError(f"{word}: no such key; {_nearest(key, kinds, flags)}allowed: {allowed}")
-        elif key in values:
-            raise ConfigError(f"{word}: {key} is given twice")
+
+def flag(name: str = "--json") -> Any:
+    """A field that is True if the flag is given."""
+    return dataclasses.field(default=False, metadata={"flag": name})
+
+
+def rest(*, options: bool = False) -> Any:
+    """A field for the words `key=value` with other keys, as typed; with `options` for all other words."""
+    return dataclasses.field(default_factory=list, metadata={"rest": options})
+
+
+def parse(argv: Sequence[str], args: type[Args]) -> Args:
+    """The command's words as an instance of its dataclass; `ConfigError` names the first wrong word."""
+    kinds, flags, rest_field = {}, {}, None
+    for field in dataclasses.fields(args):  # type: ignore[arg-type]
+        if "kind" in field.metadata:
+            kinds[field.metadata["key"] or field.name] = field
+        elif "flag" in field.metadata:
+            flags[field.metadata["flag"]] = field.name
         else:
-            values[key] = _converted(word, kinds[key], text)
-    for key in required:
-        if key not in values:
-            raise ConfigError(f"{key}= is missing; allowed: {allowed}")
-    return values
+            rest_field = field
+    names = [*(f"{key}=" for key in kinds), *flags]
+    values: dict[str, Any] = {} if rest_field is None else {rest_field.name: []}
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if key in flags and not equals:
+            values[flags[key]] = True
+        elif key in kinds and equals:
+            name = kinds[key].name
+            if name in values:
+                raise ConfigError(f"{text}: {key} is given twice")
+            values[name] = _converted(text, kinds[key].metadata["kind"], value)
+        elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
+            values[rest_field.name].append(text)
+        else:
+            wrong = "no such key" if equals else "expected key=value"
+            wrong = "no such option" if key.startswith("-") else wrong
+            said = text if equals else shown(text)
+            raise ConfigError(f"{said}: {wrong}; {nearest(key, names)}allowed: {', '.join(names)}")
+    for key, field in kinds.items():
+        if field.name not in values and field.default is dataclasses.MISSING:
+            raise ConfigError(f"{key}= is missing; allowed: {', '.join(names)}")
+    return args(**values)
 
 
-def _nearest(wrong: str, kinds: Mapping[str, Any], flags: Sequence[str]) -> str:
-    names = {key: f"{key}=" for key in kinds} | {flag.lstrip("-"): flag for flag in flags}
-    near = difflib.get_close_matches(wrong[:_LONGEST].strip("-+~ ").lower(), names, n=1)
-    return f"did you mean {names[near[0]]}? " if near else ""
+def usage(name: str, args: type[Any]) -> str:
+    """The words of a command with their defaults, and the description of its dataclass."""
+    words = []
+    for field in dataclasses.fields(args):
+        key = field.metadata.get("key") or field.name
+        if "flag" in field.metadata:
+            words.append(f"[{field.metadata['flag']}]")
+        elif "rest" in field.metadata:
+            words.append("[KEY=VALUE ...]")
+        elif field.default is dataclasses.MISSING:
+            words.append(f"{key}=...")
+        else:
+            words.append(f"[{key}={'...' if field.default is None else field.default}]")
+    return f"usage: {' '.join(program(name, *words))}\n\n{inspect.getdoc(args)}"
 
 
-def _converted(word: str, kind: Callable[[str], Any], text: str) -> Any:
+def program(*words: str) -> list[str]:
+    """The command line of this program, as it is recorded."""
+    return ["python", "-m", __name__.partition(".")[0], *(words or sys.argv[1:])]
+
+
+def nearest(wrong: str, names: Iterable[str]) -> str:
+    """The hint at the name most like `wrong`, or nothing."""
+    plain = {name.strip("-="): name for name in names}
+    near = difflib.get_close_matches(wrong[:_LONGEST].strip("-+~ ").lower(), plain, n=1, cutoff=0.5)
+    return f"did you mean {plain[near[0]]}? " if near else ""
+
+
+def _converted(word: str, kind: Kind, text: str) -> Any:
     if not text.strip():
         raise ConfigError(f"{word}: a value is missing after '='")
     try:
@@ -72,7 +116,7 @@ def _converted(word: str, kind: Callable[[str], Any], text: str) -> Any:
         raise ConfigError(f"{word}: expected {names.get(kind, 'another value')}") from error
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def whole(least: int, most: int | None = None) -> Kind:
     """The kind of a whole number from `least` to `most`."""
 
     def convert(text: str) -> int:
@@ -87,21 +131,19 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return convert
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """The kind of a word that is one of a few."""
+def one_of(*names: str) -> Kind:
+    """The kind of one of several names."""
 
     def convert(text: str) -> str:
         if text in names:
             return text
-        near = difflib.get_close_matches(text[:_LONGEST], names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"{hint}expected {', '.join(names[:-1])} or {names[-1]}")
+        raise ConfigError(f"{nearest(text, names)}expected {', '.join(names[:-1])} or {names[-1]}")
 
     return convert
 
 
-def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """The kind of a list of words with commas between them, each of this kind and none twice."""
+def several(kind: Kind) -> Kind:
+    """The kind of a list of values with commas between them, none twice."""
 
     def convert(text: str) -> list[Any]:
         values = [kind(word) for word in text.split(",")]
@@ -114,7 +156,7 @@ def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def finite(text: str) -> float:
-    """The kind of a number above zero, and below infinity."""
+    """The kind of a finite number greater than 0."""
     try:
         value = float(text)
     except ValueError:
@@ -125,10 +167,13 @@ def finite(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """The kind of a folder to write to; a yes or no is not the name of one."""
+    """The kind of a folder to write to; `true` and `no` are taken for mistakes."""
     if text.lower() in ("true", "false", "yes", "no", "1", "0"):
         raise ConfigError(f"expected the name of a folder; ./{text} if that is one")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError("this machine does not know whose home that is") from None
 
 
 def make_folder(key: str, folder: Path) -> None:
@@ -142,7 +187,7 @@ def make_folder(key: str, folder: Path) -> None:
 
 
 def shown(text: str) -> str:
-    """`text` on one line and not too long; quoted where it would not be seen otherwise."""
+    """`text` on one line and shortened; quoted if it is not printable."""
     if not text.isprintable() or not text.strip():
         text = repr(text)
     if len(text) > _LONGEST:
@@ -151,10 +196,7 @@ def shown(text: str) -> str:
 
 
 def readable(message: str, argv: Sequence[str]) -> str:
-    """A message about words of a command, in which odd or long ones are replaced by how they are shown.
-
-    Nobody looks for a line break or a hundred kilobytes in a word when quoting it. A secret is not shown.
-    """
+    """`message` with secrets left out, and with long and unprintable words of `argv` as `shown` has them."""
     message = _SECRET_SIZED.sub(
         lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
     )
@@ -162,5 +204,4 @@ def readable(message: str, argv: Sequence[str]) -> str:
         for part in (word, word.partition("=")[2]):
             if part.strip() and shown(part) != part:
                 message = message.replace(part, shown(part))
-    # What quotes a part of a word in another form.
     return re.sub(rf"\S{{{2 * _LONGEST},}}", lambda match: shown(match[0]), message)

@@ -23,7 +23,7 @@ from rltemplate.determinism.switches import prepared
 from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job, new_job
 from rltemplate.types import ConfigError
 
-WORKER = "rltemplate"
+WORKER = "rltemplate.train"
 
 
 SWEEP_VARIABLE = "RLTEMPLATE_SWEEP"

@@ -1,20 +1,67 @@
-"""The job that resumes a run."""
+"""`make resume`: a run that ended early goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rltemplate.config.loading import (
-    to_dict,
-)
+from rltemplate.config.command_args import program, whole, word
+from rltemplate.config.loading import to_dict
 from rltemplate.config.validation import check
-from rltemplate.run.continuation import recorded_config, take
+from rltemplate.launch.process import become
+from rltemplate.run import paths
+from rltemplate.run.continuation import ACCEPT, recorded_config, take
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
+from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord, check_alone
 from rltemplate.types import ConfigError
+
+
+def _accept(text: str) -> bool:
+    if text != ACCEPT:
+        raise ConfigError(f"did you mean {ACCEPT}? allowed: {ACCEPT}")
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Resume a run that ended early, from its newest whole checkpoint: run=RUN [total_env_steps=N].
+
+    The run goes on in its folder and becomes the run that it would have been. `total_env_steps` may grow.
+    `accept=changes` resumes although code or libraries have changed since it began. `env.num_workers=N` steps
+    its environments in that many processes beside its own: the numbers are the same.
+    Exit status: as of training; 0 also for a run that has finished already.
+    """
+
+    run: str = word()
+    total_env_steps: int | None = word(whole(1), None)
+    accept: bool = word(_accept, False)
+    num_workers: int | None = word(whole(0), None, key="env.num_workers")
+    runs_dir: Path = word(Path, Path("runs"))
+
+
+def main(args: Args) -> int:
+    """Check, then become the process of the run."""
+    run_dir = _find(args.run, args.runs_dir)
+    job = resume_job(run_dir, program(), args.total_env_steps, args.accept, args.num_workers)
+    if job is not None:
+        become(job)
+    print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
+    return 0
+
+
+def _find(text: str, runs_dir: Path) -> Path:
+    """The folder of a run; `ConfigError` says what to do for a sweep."""
+    try:
+        return find_run(text, runs_dir)
+    except ConfigError:
+        if paths.safe_name(text) != text or any(runs_dir.glob(f"*/*{text}*/{paths.RECORD}")):
+            raise  # no name, or part of several
+        if any((runs_dir / paths.SWEEPS).glob(f"*{text}*/{paths.SWEEP_INDEX}")):
+            raise ConfigError(f"run={text}: is a sweep; give its command again, with sweep=resume") from None
+        raise
 
 
 def resume_job(

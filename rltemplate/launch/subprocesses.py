@@ -30,11 +30,15 @@ _BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(
 
 
 class Interrupted(Exception):
-    """A signal asked this process to end; its child is gone. `number` is the signal's."""
+    """A signal asked this process to end; its child is gone.
+
+    `number` is the signal's, `notes` are for the user, such as what is left.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.number = number
+        self.notes: list[str] = []
 
 
 class Children:

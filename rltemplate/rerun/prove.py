@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import compare, traces
-from rltemplate.analysis.ratios import METRIC
 from rltemplate.config.cli.groups import option_names
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict
@@ -32,7 +31,7 @@ from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.checks import PROMISES
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import ROW_GROUPS
-from rltemplate.launch.process import WORKER, worker_environment
+from rltemplate.launch.process import worker_environment
 from rltemplate.launch.subprocesses import (
     REFUSED,
     busy_core,
@@ -65,6 +64,8 @@ from rltemplate.types import ConfigError
 
 FORMAT, VERSION = "rltemplate-certificate", 1
 FOLDER = "prove"
+# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
+METRIC = "policy/first_ratio_max_error"
 HOLDS, BROKEN = "holds", "broken"
 TIMES, MOST = 5, 1000
 SHORT = 10_000  # environment steps of each run, where the user names no other number
@@ -301,7 +302,7 @@ class Proof:
 
     def _try_checks(self, config: Config, names: Sequence[str]) -> dict[str, Any]:
         """Settings and checks from a process of their own; `ConfigError` if it refuses the configuration."""
-        module = f"{WORKER}.rerun.level_checks"
+        module = "rltemplate.rerun.level_checks"
         command = [sys.executable, "-P", "-m", module, *names]
         job = self._series.job("checks", config, [])
         environment = worker_environment(job, config, os.environ) | PATIENT

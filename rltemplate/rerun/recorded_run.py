@@ -20,7 +20,7 @@ from rltemplate.run.continuation import few
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import attempt
 from rltemplate.run.lock import RunLock
-from rltemplate.run.read import read_config
+from rltemplate.run.read import find_run, read_config
 from rltemplate.run.record import RUNNING, SCHEMA_VERSION, check_alone, read_record
 from rltemplate.types import ConfigError
 
@@ -91,7 +91,7 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
     if text.startswith(paths.REF_PREFIX):
         return _measured(_from_ref(_find_id(text, run_refs(project), "here"), project, scratch), scratch)
     try:
-        run_dir = paths.find_run(text, runs_dir)
+        run_dir = find_run(text, runs_dir)
     except ConfigError:
         if os.sep in text or os.path.lexists(text):
             raise

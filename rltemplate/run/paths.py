@@ -5,16 +5,13 @@ Nothing heavy is imported here, so that tools which merely look at runs start at
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from rltemplate.types import ConfigError
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
@@ -30,7 +27,6 @@ LOCK = ".lock"
 JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
 
-_LONGEST_ID = 255  # characters; no file system has longer names
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -63,67 +59,3 @@ def job_run(folder: Path, job: Mapping[str, Any]) -> Path | None:
     `job` is an entry of the index of the sweep in `folder`, wherever that has been moved to with its runs.
     """
     return None if job["run_dir"] is None else Path(os.path.normpath(folder / job["run_dir"]))
-
-
-def find_run(text: str, runs_dir: Path) -> Path:
-    """The folder of the run that `text` names: a folder, an id, a unique part of an id, or its git ref.
-
-    Raises ConfigError in a line if there is none, or more than one.
-    """
-    folder, runs_dir = _expanded(text), _expanded(str(runs_dir))
-    if _is_file(folder / RECORD):
-        return folder.absolute()
-    wanted = text.removeprefix(REF_PREFIX).strip("/")
-    there = runs_dir.glob(f"*/*/{RECORD}") if _is_dir(runs_dir) else ()
-    known = {record.parent.name: record.parent for record in there}
-    if wanted in known:
-        return known[wanted].absolute()
-    matches = sorted(name for name in known if wanted and wanted in name)
-    if len(matches) == 1:
-        return known[matches[0]].absolute()
-    if matches:
-        last = ", ".join(matches[-3:])
-        raise ConfigError(
-            f"run={text}: in the ids of {len(matches)} runs, the last are {last}; use more of it"
-        )
-    raise ConfigError(f"run={text}: {_why_none(folder, runs_dir)}{_instead(wanted, known)}")
-
-
-def _expanded(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # ~somebody, whom this machine does not know
-        return Path(text)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # longer than any name of a file
-        return False
-
-
-def _is_dir(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
-def _why_none(folder: Path, runs_dir: Path) -> str:
-    if _is_file(folder):
-        return "is a file, and no run folder"
-    if _is_dir(folder):
-        return f"is a folder without {RECORD}, and no run folder"
-    return f"no such run under {runs_dir}" if _is_dir(runs_dir) else f"there is no folder runs_dir={runs_dir}"
-
-
-def _instead(wanted: str, known: Collection[str]) -> str:
-    """What was probably meant: the id that is nearest, compared as a whole or by its last part."""
-    ends = {name[-len(wanted) :]: name for name in sorted(known)} if wanted else {}
-    near = difflib.get_close_matches(wanted[:_LONGEST_ID], [*known, *ends], n=1, cutoff=0.75)
-    if near:
-        return f"; did you mean {ends.get(near[0], near[0])}?"
-    return (
-        f"; the newest is {max(known)}" if known else "; expected a run's folder, or its id or a part of it"
-    )

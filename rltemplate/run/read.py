@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,108 @@ import yaml
 
 from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.run import paths
+from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
+
+_LONGEST_ID = 255  # characters; no file system has longer names
+
+
+def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
+    """The run folder that the word `key=text` names.
+
+    `text` is a folder, an id, a unique part of an id, the run's git ref, `last` for the run that began last,
+    or `best` for the finished run with the highest final return. Raises ConfigError.
+    """
+    folder, runs_dir = _expanded(text), _expanded(str(runs_dir))
+    if _is(folder / paths.RECORD, Path.is_file):
+        return folder.absolute()
+    wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
+    records = runs_dir.glob(f"*/*/{paths.RECORD}") if _is(runs_dir, Path.is_dir) else ()
+    known = {record.parent.name: record.parent for record in records}
+    if wanted in known:
+        return known[wanted].absolute()
+    if known and text in ("last", "best"):
+        return (_last(known.values()) if text == "last" else _best(known.values(), key)).absolute()
+    matches = sorted(name for name in known if wanted and wanted in name)
+    if len(matches) == 1:
+        return known[matches[0]].absolute()
+    if matches:
+        last = ", ".join(matches[-3:])
+        raise ConfigError(
+            f"{key}={text}: in the ids of {len(matches)} runs, the last are {last}; use more of it"
+        )
+    raise ConfigError(f"{key}={text}: {_why_none(folder, runs_dir)}{_instead(wanted, known)}")
+
+
+def _last(run_dirs: Iterable[Path]) -> Path:
+    return max(run_dirs, key=lambda run_dir: (str(_record(run_dir).get("started_at", "")), run_dir.name))
+
+
+def _best(run_dirs: Iterable[Path], key: str) -> Path:
+    """The finished run with the highest final return; says so in a line, with its rivals."""
+    finished = {run_dir: _record(run_dir) for run_dir in run_dirs}
+    returns = {
+        run_dir: value
+        for run_dir, record in finished.items()
+        if record.get("status") == "finished" and (value := final_return(record)) is not None
+    }
+    if not returns:
+        raise ConfigError(f"{key}=best: no finished run has a return yet")
+    best = max(returns, key=lambda run_dir: returns[run_dir])
+    groups = ", ".join(sorted({run_dir.parent.name for run_dir in returns}))
+    among = f"the highest final return of {len(returns)} finished runs ({groups})"
+    print(f"note: {key}=best is {best.name} with {returns[best]:.6g}, {among}", file=sys.stderr)
+    return best
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    """The record of a run, empty if it cannot be read."""
+    try:
+        return read_record(run_dir)
+    except ConfigError:
+        return {}
+
+
+def final_return(record: Mapping[str, Any]) -> float | None:
+    """The return of the last evaluation, or of the last episodes where there was none."""
+    metrics = record.get("final_metrics") or {}
+    value = metrics.get("eval/return", metrics.get("episode/return"))
+    return value if _is_number(value) else None
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~somebody, whom this machine does not know
+        return Path(text)
+
+
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except OSError:  # longer than any name of a file
+        return False
+
+
+def _why_none(folder: Path, runs_dir: Path) -> str:
+    if _is(folder, Path.is_file):
+        return "is a file, and no run folder"
+    if _is(folder, Path.is_dir):
+        return f"is a folder without {paths.RECORD}, and no run folder"
+    if not _is(runs_dir, Path.is_dir):
+        return f"there is no folder runs_dir={runs_dir}"
+    return f"no such run under {runs_dir}"
+
+
+def _instead(wanted: str, known: Collection[str]) -> str:
+    """The id that is nearest to `wanted`, compared as a whole or by its last part."""
+    ends = {name[-len(wanted) :]: name for name in sorted(known)} if wanted else {}
+    near = difflib.get_close_matches(wanted[:_LONGEST_ID], [*known, *ends], n=1, cutoff=0.75)
+    if near:
+        return f"; did you mean {ends.get(near[0], near[0])}?"
+    return (
+        f"; the newest is {max(known)}" if known else "; expected a run's folder, or its id or a part of it"
+    )
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
@@ -82,14 +184,14 @@ def read_metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict) or not all(_is_number(value) for value in row.values()):
+        if not isinstance(row, dict) or not all(value is None or _is_number(value) for value in row.values()):
             where = f"{run_dir.name}: line {number} of {paths.METRICS}"
             raise ConfigError(f"{where} is damaged; expected names with numbers")
         yield row
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def value_of(values: Mapping[str, Any], key: str, where: str) -> Any:

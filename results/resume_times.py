@@ -1,6 +1,6 @@
 """How long it takes to keep a run and to go on with it, on this machine.
 
-`python scripts/resume_times.py [only=checkpoints|signals|starts] [out=results/resume-times.md]`
+`python results/resume_times.py`
 
 * checkpoints: writing one whose replay buffer holds 1,000,000 transitions, of which 100,000 are new, and
   reading it again.
@@ -20,52 +20,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from rltemplate.config.command_args import one_of, parse_words
 from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
-PARTS = ("checkpoints", "signals", "starts")
+TRAIN, RESUME = ("scripts/train.py",), ("-m", "rltemplate", "resume")
 TRANSITIONS, NEW = 1_000_000, 100_000
 LENGTH = 100  # transitions to an episode
 QUIET = ["logger=none", "video_every=0", "eval_every=0", "log_every=0", "total_env_steps=100000000"]
 
 
-def main(argv: list[str]) -> int:
+def main() -> None:
     """Measure, and write the tables."""
-    try:
-        given = parse_words(argv, {"only": str, "out": str})
-        parts = given.get("only", ",".join(PARTS)).split(",")
-        for part in parts:
-            try:
-                one_of(*PARTS)(part)
-            except ConfigError as error:
-                raise ConfigError(f"only={part}: {error}") from error
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    out = Path(given.get("out", PROJECT / "results" / "resume-times.md"))
     facts = machine_facts()
     lines = [
         "# What it takes to keep a run",
         "",
-        f"Made with `make resume-times` on {facts['cpu']}, {facts['usable_cores']} cores, one thread each.",
+        f"Made with `python results/resume_times.py` on {facts['cpu']}, {facts['usable_cores']} cores, one "
+        "thread each.",
     ]
-    tables = {"checkpoints": _checkpoints, "signals": _signals, "starts": _starts}
-    for part in parts:
-        for line in ("", *tables[part]()):
+    for table in (_checkpoints, _signals, _starts):
+        for line in ("", *table()):
             print(line, flush=True)
             lines.append(line)
-    out.write_text("\n".join(lines) + "\n")
-    return 0
+    Path(__file__).with_name("resume-times.md").write_text("\n".join(lines) + "\n")
 
 
 def _checkpoints() -> Iterator[str]:
@@ -122,7 +107,7 @@ def _signals() -> Iterator[str]:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder) / "run"
                 words = [f"algo={algo}", f"env={path.stem}", *QUIET, *more, f"run_dir={run_dir}"]
-                process = _start("train", *words)
+                process = _start(TRAIN, *words)
                 _until(process, run_dir, 2)
                 time.sleep(rng.uniform(0.0, 3.0))
                 began = time.perf_counter()
@@ -150,13 +135,13 @@ def _starts() -> Iterator[str]:
         short = ["algo.steps_per_iteration=50"] if "sac" in words[0] else []
         with tempfile.TemporaryDirectory() as folder:
             run_dir = Path(folder) / "run"
-            process = _start("train", *words, *QUIET, *short, f"run_dir={run_dir}")
+            process = _start(TRAIN, *words, *QUIET, *short, f"run_dir={run_dir}")
             _until(process, run_dir, 20 if short else 2, env_steps)
             process.send_signal(signal.SIGTERM)
             process.wait()
             before = _iterations(run_dir)
             began = time.perf_counter()
-            again = _start("resume", f"run={run_dir}")
+            again = _start(RESUME, f"run={run_dir}")
             _until(again, run_dir, before + 1)
             took_s = time.perf_counter() - began
             again.kill()
@@ -167,10 +152,12 @@ def _starts() -> Iterator[str]:
         yield f"| {name} | {num_envs} | {record['resumed'][0]['env_steps']:,} | {took_s:.1f} s |"
 
 
-def _start(script: str, *words: str) -> subprocess.Popen[bytes]:
+def _start(script: Sequence[str], *words: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROJECT / "scripts" / f"{script}.py"), *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, *script, *words]
+    return subprocess.Popen(
+        command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def _until(process: subprocess.Popen[bytes], run_dir: Path, iterations: int, env_steps: int = 0) -> None:
@@ -192,4 +179,4 @@ def _env_steps(run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -1,69 +1,65 @@
-"""One page of HTML about many runs: `python scripts/report.py [runs=GLOB] [out=FILE] [figures=FOLDER]`.
-
-The page holds all that it shows, so that it can be sent around and read without a network. `figures=FOLDER`
-also writes each chart as PNG and SVG. `videos=all` puts in every film and `videos=none` no film, where
-otherwise each experiment has the last one of the seed with the median return. Sweeps, proofs and the journal
-are looked for two folders above the runs; that is also where `report.html` goes without `out=`.
-"""
+"""`make report`: one page of HTML about many runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from rltemplate.analysis.figures import write_figures
 from rltemplate.analysis.report import commits, material
 from rltemplate.analysis.report.page import make_report
-from rltemplate.config.command_args import (
-    Kinds,
-    make_folder,
-    one_of,
-    parse_words,
-    readable,
-)
+from rltemplate.config.command_args import make_folder, one_of, word
 from rltemplate.run.git import changes
 from rltemplate.run.git.command import Git, GitError, attempt
+from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
-PROJECT = Path(__file__).resolve().parents[1]
 NAME = "report.html"
 
 
-def main(argv: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """One page of HTML about all runs, for sending around: [runs='runs/*/*'] [out=FILE] [figures=FOLDER].
+
+    The page holds all that it shows, so that it can be read without a network. `figures=FOLDER` also writes
+    each chart as PNG and SVG. `videos=all` puts in every film and `videos=none` no film; by default each
+    experiment has the last one of the seed with the median return. Sweeps, proofs and the journal are looked
+    for two folders above the runs, where `report.html` goes without `out=`.
+    """
+
+    runs: str = word(default="runs/*/*")
+    out: str | None = word(default=None)
+    figures: str | None = word(default=None)
+    videos: str = word(one_of(*material.VIDEO_CHOICES), "last")
+
+
+def main(args: Args) -> int:
     """Write the page, and say where it is."""
+    run_dirs = find_run_dirs(args.runs)
+    runs_dir = run_dirs[0].parent.parent
+    out = runs_dir / NAME if args.out is None else _file(args.out)
+    figures = None if args.figures is None else _folder(args.figures)
+    report = make_report(
+        run_dirs,
+        runs_dir,
+        pattern=args.runs,
+        written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        changed_files=lambda a, b: changes.files_between(PROJECT, a, b),
+        commit_url=commit_links(PROJECT),
+        videos=args.videos,
+    )
+    if figures is not None:
+        make_folder("figures", figures)
     try:
-        kinds: Kinds = {"runs": str, "out": str, "figures": str, "videos": one_of(*material.VIDEO_CHOICES)}
-        given = parse_words(argv, kinds)
-        pattern = given.get("runs", "runs/*/*")
-        run_dirs = find_run_dirs(pattern)
-        runs_dir = run_dirs[0].parent.parent
-        out = _file(given["out"]) if "out" in given else runs_dir / NAME
-        figures = _folder(given["figures"]) if "figures" in given else None
-        report = make_report(
-            run_dirs,
-            runs_dir,
-            pattern=pattern,
-            written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-            changed_files=lambda a, b: changes.files_between(PROJECT, a, b),
-            commit_url=commit_links(PROJECT),
-            videos=given.get("videos", "last"),
-        )
-        if figures is not None:
-            make_folder("figures", figures)
-        try:
-            replace_text(out, [report.html])
-        except OSError as error:
-            raise ConfigError(f"out={given.get('out', out)}: cannot be written, {error.strerror}") from None
-    except ConfigError as error:
-        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
-        return 2
+        replace_text(out, [report.html])
+    except OSError as error:
+        raise ConfigError(f"out={args.out or out}: cannot be written, {error.strerror}") from None
     for problem in report.problems:
         line = "".join(letter if letter.isprintable() else " " for letter in problem)
         print(f"note: {line}", file=sys.stderr)
@@ -129,7 +125,3 @@ def commit_links(project: Path) -> Callable[[str], str | None]:
             return None  # a commit that this repository does not have
 
     return address
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

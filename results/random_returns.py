@@ -1,4 +1,4 @@
-"""Returns of the random policy: `python scripts/random_returns.py [env=NAME] [episodes=100] [--write]`.
+"""Returns of the random policy: `python results/random_returns.py [--write]`.
 
 Each shipped environment (conf/env) is played with actions drawn uniformly from its action space; episode i is
 reset with seed i, and so is the action space before it. `--write` puts the rows in place of those of the
@@ -20,16 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from rltemplate.analysis import targets
-from rltemplate.config.command_args import (
-    Kinds,
-    one_of,
-    parse_words,
-    readable,
-    whole,
-)
-from rltemplate.types import ConfigError
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "env"
+EPISODES = 100
 
 
 def shipped() -> dict[str, dict[str, Any]]:
@@ -60,32 +53,19 @@ def returns(env_id: str, kwargs: dict[str, Any], episodes: int) -> tuple[list[fl
     return found, steps
 
 
-def main(argv: list[str]) -> int:
+def main(write: bool) -> None:
     """Print a row for each environment."""
-    envs = shipped()
-    try:
-        kinds: Kinds = {"env": one_of(*envs), "episodes": whole(2)}
-        given = parse_words(argv, kinds, flags=["--write"])
-        if "--write" in given and "env" in given:
-            raise ConfigError("--write: writes the rows of all environments; leave out env=")
-    except ConfigError as error:
-        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
-        return 2
-    episodes = given.get("episodes", 100)
     rows: list[list[str]] = []
-    for name in [given["env"]] if "env" in given else envs:
-        env_id = str(envs[name]["id"])
-        kwargs = envs[name].get("kwargs", {})
-        assert isinstance(kwargs, dict)
-        found, steps = returns(env_id, kwargs, episodes)
+    for name, values in shipped().items():
+        env_id = str(values["id"])
+        found, steps = returns(env_id, values.get("kwargs", {}), EPISODES)
         mean, std = statistics.mean(found), statistics.stdev(found)
-        print(f"{name:24} {mean:12.3f}  std {std:10.3f}  {episodes} episodes, {steps:,} steps", flush=True)
+        print(f"{name:24} {mean:12.3f}  std {std:10.3f}  {EPISODES} episodes, {steps:,} steps", flush=True)
         version = env_id.rpartition("-")[2]
-        source = f"scripts/random_returns.py episodes={episodes} (std over episodes)"
+        source = f"results/random_returns.py episodes={EPISODES} (std over episodes)"
         rows.append([name, version, targets.RANDOM, "uniform", "0", _short(mean), _short(std), "", source])
-    if "--write" in given:
+    if write:
         _write(rows)
-    return 0
 
 
 def _short(value: float) -> str:
@@ -103,4 +83,4 @@ def _write(rows: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main("--write" in sys.argv[1:])

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""How long the tools take that look at many runs: `python scripts/many_runs.py [runs=500] [out=FILE]`.
+"""How long the tools take that look at many runs: `python results/many_runs.py`.
 
 One short run is trained for real. Its folder is written again for every run, with another id, seed, discount
 factor and start, and with the rows that a run of 1M steps logs at the default interval: 500, of which every
@@ -23,35 +22,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import yaml
 
-from rltemplate.config.command_args import parse_words, whole
 from rltemplate.determinism.machine import machine_facts
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[1]
-STEPS, LOG_EVERY, EVAL_EVERY, SEEDS = 1_000_000, 2_000, 25_000, 5
+RUNS, STEPS, LOG_EVERY, EVAL_EVERY, SEEDS = 500, 1_000_000, 2_000, 25_000, 5
 
 
-def main(argv: list[str]) -> int:
+def main() -> None:
     """Make the runs, measure, and write the table."""
-    try:
-        given = parse_words(argv, {"runs": whole(SEEDS, 100_000), "out": str})
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    count, out = given.get("runs", 500), Path(given.get("out", PROJECT / "results" / "many-runs.md"))
     facts = machine_facts()
     lines = [
-        f"# What it takes to look at {count} runs of 1M steps",
+        f"# What it takes to look at {RUNS} runs of 1M steps",
         "",
-        f"Made with `python scripts/many_runs.py` on {facts['cpu']}, {facts['usable_cores']} cores.",
+        f"Made with `python results/many_runs.py` on {facts['cpu']}, {facts['usable_cores']} cores.",
         "",
         "| command | wall time | |",
         "| --- | --- | --- |",
     ]
     with tempfile.TemporaryDirectory() as folder:
         runs_dir = Path(folder) / "runs"
-        ids = _make_runs(runs_dir, count)
+        ids = _make_runs(runs_dir, RUNS)
         page = Path(folder) / "report.html"
         for words in (
             ["runs"],
@@ -60,15 +51,13 @@ def main(argv: list[str]) -> int:
             ["stats", f"runs={runs_dir}/*/*", "by=algo.gamma"],
             ["report", f"runs={runs_dir}/*/*", f"out={page}"],
         ):
-            took_s, said = _timed(
-                words if words[0] in ("stats", "report") else [*words, f"runs_dir={runs_dir}"]
-            )
+            where = [] if words[0] in ("stats", "report") else [f"runs_dir={runs_dir}"]
+            took_s, printed = _timed([*words, *where])
             shown = shlex.join(words).replace(f"{runs_dir}", "runs").replace(f"{page}", "report.html")
-            size = f"{page.stat().st_size / 1e6:.1f} MB" if words[0] == "report" else f"{said:,} lines"
+            size = f"{page.stat().st_size / 1e6:.1f} MB" if words[0] == "report" else f"{printed:,} lines"
             lines.append(f"| `make {shown}` | {took_s:.1f} s | {size} |")
             print(lines[-1], flush=True)
-    out.write_text("\n".join(lines) + "\n")
-    return 0
+    Path(__file__).with_name("many-runs.md").write_text("\n".join(lines) + "\n")
 
 
 def _make_runs(runs_dir: Path, count: int) -> list[str]:
@@ -111,9 +100,11 @@ def _row(like: dict[str, float], steps: int, rng: np.random.Generator) -> dict[s
 
 def _timed(words: list[str]) -> tuple[float, int]:
     """How long a command took, and how many lines it printed."""
-    command = [sys.executable, str(PROJECT / "scripts" / f"{words[0]}.py"), *words[1:]]
+    command = [sys.executable, "-m", "rltemplate", *words]
     began = time.perf_counter()
-    done = subprocess.run(command, check=True, env=_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=PROJECT, check=True, env=_environment(), capture_output=True, text=True
+    )
     return time.perf_counter() - began, len(done.stdout.splitlines())
 
 
@@ -122,4 +113,4 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -1,20 +1,22 @@
-"""How far the first ratios of PPO runs were from 1, from the runs' own metrics."""
+"""First ratios of PPO runs as a table: `python results/ratios.py 'runs/*/*' > results/ratios.md`."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rltemplate.rerun.prove import METRIC
 from rltemplate.run import paths
-from rltemplate.run.read import read_config, read_metrics, value_of
+from rltemplate.run.read import find_run_dirs, read_config, read_metrics, value_of
 from rltemplate.run.record import read_record
 from rltemplate.types import ConfigError
 
-# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
-METRIC = "policy/first_ratio_max_error"
 _HEAD = (
     *("environment", "level", "rows acting", "rows learning", "threads"),
     *("runs", "iterations", "largest error"),
@@ -60,3 +62,7 @@ def _count(values: Mapping[str, Any], key: str, where: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"{where}: expected a whole number as {key}, not {value}")
     return value
+
+
+if __name__ == "__main__":
+    print(table(find_run_dirs(sys.argv[1])), end="")

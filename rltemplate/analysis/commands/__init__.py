@@ -1,0 +1,1 @@
+"""Commands that look at recorded runs, one module each."""

@@ -1,0 +1,1 @@
+"""Commands that compute with recorded runs or configurations, one module each."""

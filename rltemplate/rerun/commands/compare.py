@@ -1,0 +1,64 @@
+"""`make compare`: the first divergence of two runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rltemplate.analysis import compare
+from rltemplate.config.command_args import flag, folder, one_of, word
+from rltemplate.run.read import find_run
+from rltemplate.types import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """First divergence of two traced runs: a=RUN b=RUN [zoom=true].
+
+    `zoom=true` runs both again up to there, from the last checkpoint that both have, and names the numbers
+    and the operation that made the difference; `zoom=start` does so from the beginning, and `keep=FOLDER`
+    keeps the tensors.
+    Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable, 130 or 143 interrupted.
+    """
+
+    a: str = word()
+    b: str = word()
+    zoom: str = word(one_of("true", "false", "start"), "false")
+    keep: Path | None = word(folder, None)
+    runs_dir: Path = word(Path, Path("runs"))
+    json: bool = flag()
+
+
+def main(args: Args) -> int:
+    """Print the first divergence, what to look at, and what else differs."""
+    if args.keep is not None and args.zoom == "false":
+        raise ConfigError(f"keep={args.keep}: there is nothing to keep without zoom=true")
+    a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
+    comparison = compare.compare_runs(a, b)
+    found, text = (None, "") if args.zoom == "false" else _zoom(comparison, args)
+    if args.json:
+        print(json.dumps(asdict(comparison) | ({} if args.zoom == "false" else {"zoom": found})))
+    else:
+        said = compare.report(comparison)
+        # A difference, which is the exit status too, is the last line as well.
+        last = said.partition("\n")[0] if comparison.verdict == compare.DIVERGED else ""
+        print("\n\n".join(filter(None, (said, text, last))))
+    return 0 if comparison.verdict == compare.IDENTICAL else 1
+
+
+def _zoom(comparison: compare.Comparison, args: Args) -> tuple[dict[str, Any] | None, str]:
+    """The diverging operation, for JSON and as text."""
+    if comparison.verdict != compare.DIVERGED:
+        return None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
+    from rltemplate.rerun import zoom
+
+    found = zoom.zoom_in(
+        comparison,
+        from_start=args.zoom == "start",
+        keep=args.keep,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    return asdict(found), zoom.report(found)

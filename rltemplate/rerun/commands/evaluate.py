@@ -1,0 +1,61 @@
+"""`make evaluate`: the policy of a recorded run on fresh environments."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rltemplate.config.command_args import flag, whole, word
+from rltemplate.run.continuation import recorded_config
+from rltemplate.run.read import find_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Evaluate the policy of a run on fresh environments: run=RUN [episodes=N] [seed=N]."""
+
+    run: str = word()
+    episodes: int = word(whole(1), 10)
+    seed: int = word(whole(0), 0)
+    runs_dir: Path = word(Path, Path("runs"))
+    json: bool = flag()
+
+
+def main(args: Args) -> int:
+    """Print returns and lengths."""
+    run_dir = find_run(args.run, args.runs_dir)
+    recorded_config(run_dir)  # a damaged one is refused before torch is imported
+
+    from rltemplate.envs.envs import make_env
+    from rltemplate.rng import env_seeds
+    from rltemplate.run import exits
+    from rltemplate.run.evaluate import Evaluator
+    from rltemplate.train import LONGEST_EVALUATION, load_policy
+
+    config, algorithm, envs = load_policy(run_dir)
+    seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
+    evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
+    try:
+        with exits.seen():
+            result = evaluator.run(algorithm.act, seeds, LONGEST_EVALUATION)
+    except SystemExit as error:
+        print(f"error: {exits.told(error)}", file=sys.stderr)
+        return 1
+    finally:
+        algorithm.close()
+    returns, lengths, env_steps = result.returns, result.lengths, algorithm.env_steps
+    if args.json:
+        found = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
+        print(json.dumps(found | result.metrics()))
+    else:
+        spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+        print(
+            f"{config.algo.name} on {config.env.id} after {env_steps:,} steps, {args.episodes} episodes\n"
+            f"return  {statistics.mean(returns):10.2f} +- {spread:.2f} between episodes\n"
+            f"        {min(returns):10.2f} to {max(returns):.2f}\n"
+            f"length  {statistics.mean(lengths):10.1f}"
+        )
+    return 0

@@ -1,0 +1,142 @@
+"""Runs that are killed at random moments and resumed end identical with runs that nobody killed.
+
+`KILLS=20 make prove-resume` kills each of the works that often. Half of the moments are drawn from the time
+of a start (interpreter, libraries, checkpoint, replay of episodes), the others from the seconds after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import newest_state, program
+
+from rltemplate.run import paths
+
+KILLS = int(os.environ.get("KILLS", "2"))
+AFTER_START_S = 3.0  # a run may be killed until so long after its first new iteration
+LONGEST_S = 1800.0
+
+# Small iterations and many checkpoints, so that kills meet everything that a run does. Humanoid falls over
+# within twenty steps unless it may lie on the ground; then its episodes have their full 1,000 steps.
+PPO = "algo=ppo eval_every=8000 eval_episodes=1 log_every=500 video_every=0"
+SAC = (
+    "algo=sac algo.learning_starts=200 algo.steps_per_iteration=40 eval_every=800 eval_episodes=1 "
+    "log_every=200 video_every=0 checkpoint_every=120"
+)
+LYING = "+env.kwargs.terminate_when_unhealthy=false"
+SEVERAL, WORKERS = "env.num_envs=4", "env.num_envs=4 env.num_workers=1"
+WORKS = {
+    "ppo-CartPole": f"{PPO} env=CartPole checkpoint_every=1000 total_env_steps=24000 {SEVERAL} compile=false",
+    "ppo-Hopper": f"{PPO} env=Hopper checkpoint_every=1000 total_env_steps=80000 {WORKERS} compile=true",
+    "ppo-LunarLander": f"{PPO} env=LunarLander checkpoint_every=2000 total_env_steps=16384 env.num_envs=1 "
+    "compile=false",
+    "sac-Pendulum": f"{SAC} env=Pendulum total_env_steps=1600 {WORKERS} compile=true",
+    "sac-Hopper": f"{SAC} env=Hopper total_env_steps=1200 env.num_envs=1 compile=true",
+    "sac-Humanoid": f"{SAC} env=Humanoid {LYING} total_env_steps=4800 {SEVERAL} algo.updates_per_step=0.25 "
+    "compile=false",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", WORKS)
+def test_killed_and_resumed_runs_are_identical(work: str, fork: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(list(work.encode()))
+    straight = tmp_path / "straight"
+    start_s = train(fork, work, straight, None)
+    kills = 0
+    for number in itertools.count():
+        run_dir = tmp_path / f"killed{number}"
+        while True:
+            early = draw.uniform() < 0.5
+            moment = draw.uniform(0.0, start_s) if early else start_s + draw.uniform(0.0, AFTER_START_S)
+            if train(fork, work, run_dir, moment if kills < KILLS else None) >= 0:
+                break
+            kills += 1
+        assert list(differences(straight, run_dir)) == [], f"after {kills} kills"
+        shutil.rmtree(run_dir)
+        if kills >= KILLS:
+            break
+    other = tmp_path / "other"
+    train(fork, work, other, None, "seed=2")
+    assert {paths.TRACE, paths.METRICS} < set(differences(straight, other))
+
+
+def train(fork: Path, work: str, run_dir: Path, kill_after_s: float | None, *more: str) -> float:
+    """Begin or resume a run; the seconds to its first new iteration, or -1 if it was killed.
+
+    A run that was killed before it had a record is begun again.
+    """
+    if (run_dir / paths.RECORD).exists():
+        command = [*program(fork, "resume"), f"run={run_dir}"]
+    else:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        words = [*WORKS[work].split(), *more, f"run_dir={run_dir}"]
+        command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
+    log = run_dir.with_suffix(".log")
+    before, began, first_s = iterations(run_dir), time.monotonic(), 0.0
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command, cwd=fork, env=os.environ | {"WANDB_MODE": "disabled"}, stdout=out, stderr=out
+        )
+    while process.poll() is None:
+        now_s = time.monotonic() - began
+        if kill_after_s is not None and now_s >= kill_after_s:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return -1.0
+        if kill_after_s is None and not first_s and iterations(run_dir) > before:
+            first_s = now_s
+        assert now_s < LONGEST_S
+        time.sleep(0.05 if kill_after_s is None else min(0.05, max(0.0, kill_after_s - now_s)))
+    assert process.returncode == 0, log.read_text()[-2000:]
+    return first_s
+
+
+def iterations(run_dir: Path) -> int:
+    trace = run_dir / paths.TRACE
+    return trace.read_bytes().count(b'\n["iteration"') if trace.exists() else 0
+
+
+def differences(a: Path, b: Path) -> Iterator[str]:
+    """Files of two ended runs and places in their newest checkpoints that are not the same."""
+    if (a / paths.TRACE).read_bytes() != (b / paths.TRACE).read_bytes():
+        yield paths.TRACE
+    if rows(a) != rows(b):
+        yield paths.METRICS
+    states = [newest_state(run) for run in (a, b)]
+    for state in states:
+        del state["run"]["training_s"], state["run"]["logger"]  # clocks
+    yield from unequal(*states, "checkpoint")
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Rows of metrics without times."""
+    read = map(json.loads, (run_dir / paths.METRICS).read_text().splitlines())
+    return [{name: value for name, value in row.items() if "time" not in name} for row in read]
+
+
+def unequal(a: Any, b: Any, place: str) -> Iterator[str]:
+    if isinstance(a, torch.Tensor):
+        if not torch.equal(a, b):
+            yield place
+    elif isinstance(a, dict):
+        for key in {**a, **b}:
+            yield from unequal(a.get(key), b.get(key), f"{place}/{key}")
+    elif isinstance(a, list):
+        for number, pair in enumerate(itertools.zip_longest(a, b)):
+            yield from unequal(*pair, f"{place}/{number}")
+    elif a != b:
+        yield place
