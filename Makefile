@@ -57,29 +57,33 @@ SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)
     set -f; IFS=$$(printf '\n.'); IFS=$${IFS%.};)
 SPLIT = $(if $(value ARGS),$$args)
 # 'exec' lets a signal that make passes on reach the program instead of a shell around it.
-RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) scripts/$1.py $2 $(SPLIT)
+RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
+COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
+
+TARGETS := help install train resume evaluate runs diff stats curves compare prove prove-resume reproduce report rename \
+    test test-changed test-all test-slow lint format bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
 ifneq ($(word 2,$(MAKECMDGOALS)),)
-UNKNOWN := $(filter-out $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile),$(MAKECMDGOALS))
+UNKNOWN := $(filter-out $(TARGETS),$(MAKECMDGOALS))
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
 endif
 
 # Status 1 of these programs is an answer (different, broken), below which make shall not write "Error 1". Under -q
 # make takes it over without a word, and runs what begins with +. A dry run would run that too.
-ANSWERS := compare prove prove-resume reproduce
+ANSWERS := compare prove reproduce
 ifeq ($(filter-out $(ANSWERS),$(or $(MAKECMDGOALS),help))$(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
 MAKEFLAGS += -q
 ALWAYS := +
 endif
 
-.PHONY: help install train resume evaluate runs diff compare prove prove-resume stats reproduce resume-times test test-all test-slow test-changed lint format curves report bench rename lock clean FORCE
+.PHONY: $(TARGETS) FORCE
 
-help: ## this list
+help:
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
-	    printf '  %-14s%s\n' "$$name" "$$text"; done
+	@sed -n -e 's/^##@ /\n/p' -e 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
+	    if [ -n "$$text" ]; then printf '  %-14s%s\n' "$$name" "$$text"; else printf '%s\n' "$$name"; fi; done
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
 $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)
@@ -87,53 +91,68 @@ $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || ech
 
 FORCE:
 
-install: $(STAMP) ## make .venv with the locked dependencies (all targets do, when needed)
+install: $(STAMP)
 	@:
 
+##@ Train
 train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
-	$(call RUN,train,$(OVERRIDES))
+	$(call RUN,scripts/train.py,$(OVERRIDES))
 
-resume: $(STAMP) ## go on with a run that ended early: make resume run=RUN [total_env_steps=N]
-	$(call RUN,resume,$(WORDS))
+resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_env_steps=N]
+	$(COMMAND)
 
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
-	$(call RUN,evaluate,$(WORDS))
+	$(COMMAND)
 
+##@ Look
 runs: $(STAMP) ## table of all runs: make runs [env='Half*'] [return='>3000'] [sort=-return] [show=algo.gamma]
-	$(call RUN,runs,$(WORDS))
+	$(COMMAND)
 
 diff: $(STAMP) ## what was changed between two runs, counted: make diff a=RUN b=RUN [code=full]
-	$(call RUN,diff,$(WORDS))
+	$(COMMAND)
 
-compare: $(STAMP) ## where two traced runs part, and why: make compare a=RUN b=RUN [zoom=true]
-	$(call RUN,compare,$(WORDS))
+stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
+	$(COMMAND)
 
-prove: $(STAMP) ## whether a level holds here: make prove algo=ppo env=Hopper determinism=repeat [times=5]
-	$(call RUN,prove,$(WORDS))
+curves: $(STAMP)
+	$(COMMAND)
 
-prove-resume: $(STAMP) ## kill runs at random moments and continue them: make prove-resume [times=25]
-	$(call RUN,prove_resume,$(WORDS))
+##@ Compare
+compare: $(STAMP) ## first divergence of two traced runs: make compare a=RUN b=RUN [zoom=true]
+	$(COMMAND)
+
+prove: $(STAMP) ## put a level to the test: make prove algo=ppo env=Hopper determinism=repeat [times=5]
+	$(COMMAND)
 
 reproduce: $(STAMP) ## make a recorded run again from its own code, and compare: make reproduce run=RUN
-	$(call RUN,reproduce,$(WORDS))
+	$(COMMAND)
 
-resume-times: $(STAMP) ## how long it takes to keep a run and to go on with it
-	$(call RUN,resume_times,$(WORDS))
+# KILLS=20 make prove-resume
+prove-resume: $(STAMP)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=14400 tests/launch/test_kills.py $(SPLIT)
 
-test: $(STAMP) ## the tests, a quarter of an hour on two cores: make test [ARGS="-k record"]
+##@ Share
+report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*'] [out=FILE] [figures=FOLDER]
+	$(COMMAND)
+
+rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
+	$(call RUN,scripts/rename.py,$(WORDS))
+
+##@ Develop
+test: $(STAMP) ## the tests: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
-
-test-all: $(STAMP) ## all tests that have to pass before a merge
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
-
-test-slow: $(STAMP) ## tests that train for minutes
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
 
 test-changed: $(STAMP) ## the tests that import changed modules
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) files=$$($(VENV_PYTHON) tests/changed.py) || exit 1; \
 	test -z "$$files" || exec $(VENV_PYTHON) -m pytest -n 2 $$files $(SPLIT)
 
-lint: $(STAMP) ## style, format, types, spelling; changes nothing
+test-all: $(STAMP) ## all tests that have to pass before a merge
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
+
+test-slow: $(STAMP)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
+
+lint: $(STAMP) ## style, format, types, imports, spelling; changes nothing
 	@$(NO_OVERRIDES)failed=; \
 	$(VENV_PYTHON) -m ruff check --quiet . || failed=1; \
 	$(VENV_PYTHON) -m ruff format --check --quiet . || { failed=1; echo "not formatted: run 'make format'"; }; \
@@ -141,27 +160,15 @@ lint: $(STAMP) ## style, format, types, spelling; changes nothing
 	$(VENV_PYTHON) -m codespell_lib || failed=1; \
 	test -z "$$failed"
 
-format: $(STAMP) ## format the code and fix what can be fixed safely
+format: $(STAMP)
 	@$(NO_OVERRIDES)$(VENV_PYTHON) -m ruff check --fix-only --quiet . && $(VENV_PYTHON) -m ruff format .
-
-curves: $(STAMP) ## learning curves of runs as picture, table and CSV: make curves runs='runs/*/*' out=results
-	$(call RUN,curves,$(WORDS))
-
-report: $(STAMP) ## one page of HTML about all runs, for sending around: make report [runs='runs/*/*'] [out=FILE]
-	$(call RUN,report,$(WORDS))
-
-stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
-	$(call RUN,stats,$(WORDS))
 
 bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [only=peers,time]
 	@$(SPLIT_ARGS) exec $(VENV_PYTHON) -m bench $(WORDS) $(SPLIT)
 
-rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
-	$(call RUN,rename,$(WORDS))
-
 # pip-compile keeps what is pinned already; ARGS=--upgrade lets everything move. The index and the +cpu of
 # this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.
-lock: $(STAMP) ## pin the dependencies of pyproject.toml in requirements.lock
+lock: $(STAMP)
 	@$(NO_OVERRIDES)cp requirements.lock .venv/lock.txt
 	@$(SPLIT_ARGS) $(VENV_PYTHON) -m piptools compile --quiet --extra dev --strip-extras --no-header --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --no-emit-options --output-file .venv/lock.txt \
@@ -169,6 +176,7 @@ lock: $(STAMP) ## pin the dependencies of pyproject.toml in requirements.lock
 	@{ sed -n '1{/^#/p;}' requirements.lock; sed 's/+cpu$$//' .venv/lock.txt; } >.venv/lock.new
 	@mv .venv/lock.new requirements.lock
 
-clean: ## remove caches and build outputs; never runs/ or .venv
+# Removes caches and build outputs; never runs/ or .venv.
+clean:
 	@$(NO_OVERRIDES)rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov MUJOCO_LOG.TXT
 	@find . \( -path ./.venv -o -path ./runs -o -path ./.git \) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -117,6 +117,8 @@ def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subp
 
 def program(project: Path, command: str) -> list[str]:
     """The command line of a command of a project's own code, in whatever folder it is called."""
+    if command == "train":
+        return [sys.executable, str(project / "scripts" / "train.py")]
     return ["env", f"PYTHONPATH={project}", sys.executable, "-P", "-m", "rltemplate", command]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git, newest_state, run_train, small
+from conftest import SHRUNK, Command, Configure, git, newest_state, program, run_train, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
@@ -24,6 +24,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint, newest_
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.git.snapshot import Snapshot
 from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.read import find_run
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 
@@ -157,7 +158,7 @@ def test_a_saved_run_is_evaluated_on_separate_episodes(finished: Path, fork: Pat
     run_dir, folder = finished, finished.parents[2]
 
     def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(fork / "scripts" / "evaluate.py"), *words]
+        command = [*program(fork, "evaluate"), *words]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     first, again = (evaluate(f"run={name}", "episodes=5", "--json") for name in (run_dir, run_dir.name[-6:]))
@@ -355,11 +356,11 @@ def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
         (folder / paths.RECORD).write_text("{}")
     last = tmp_path / "sac-B" / "20260102-b-333"
     for text in (str(last), "20260102-b-333", "b-33", "refs/runs/20260102-b-333"):
-        assert paths.find_run(text, tmp_path) == last
+        assert find_run(text, tmp_path) == last
     with pytest.raises(ConfigError, match="2 runs"):
-        paths.find_run("20260101", tmp_path)
+        find_run("20260101", tmp_path)
     with pytest.raises(ConfigError, match="no such run"):
-        paths.find_run("c", tmp_path)
+        find_run("c", tmp_path)
 
 
 @pytest.mark.parametrize("there", ["g++", "clang++", "named"])

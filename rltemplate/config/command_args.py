@@ -100,7 +100,7 @@ def program(*words: str) -> list[str]:
 def nearest(wrong: str, names: Iterable[str]) -> str:
     """The hint at the name most like `wrong`, or nothing."""
     plain = {name.strip("-="): name for name in names}
-    near = difflib.get_close_matches(wrong[:_LONGEST].strip("-+~ ").lower(), plain, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong[:_LONGEST].strip("-+~ ").lower(), plain, n=1)
     return f"did you mean {plain[near[0]]}? " if near else ""
 
 

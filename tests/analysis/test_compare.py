@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, program
 
+from rltemplate.__main__ import main
 from rltemplate.analysis.compare import (
     ABSENT,
     LOOK_AT,
@@ -226,7 +226,7 @@ Compared = Callable[[Written, Written], Comparison]
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the script as `make compare` does."""
-    line = [sys.executable, str(ROOT / "scripts" / "compare.py"), *words]
+    line = [*program(ROOT, "compare"), *words]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -607,13 +607,12 @@ def test_what_cannot_be_compared_is_said_in_a_line(
 ) -> None:
     trace, config, message = BAD[case]
     a, b = make_run("run-a", Written()), make_run("run-b", trace, **config)
-    main = runpy.run_path(str(ROOT / "scripts" / "compare.py"))["main"]
-    assert main([f"a={a}", f"b={b}"]) == 2
+    assert main(["compare", f"a={a}", f"b={b}"]) == 2
     printed = capsys.readouterr()
     assert message in printed.err
     assert "run-b" in printed.err
     assert (printed.err.count("\n"), printed.out) == (1, "")
-    assert main([f"a={a}", f"b={a}"]) == 0  # it is b that is refused
+    assert main(["compare", f"a={a}", f"b={a}"]) == 0  # it is b that is refused
 
 
 @pytest.mark.parametrize(
@@ -953,13 +952,13 @@ def test_mistakes_are_one_line_and_exit_status_2(
 def test_neither_torch_nor_hydra_is_loaded(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("run-a", Written())
     make_run("run-b", Written().also("update", 1, "loss"))
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import compare\n"
-        "status = compare.main(['a=run-a', 'b=run-b'])\n"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from rltemplate.__main__ import main\n"
+        "status = main(['compare', 'a=run-a', 'b=run-b'])\n"
         "print(status, sorted({'torch', 'hydra', 'omegaconf', 'numpy', 'yaml'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "1 ['yaml']"
 
@@ -970,7 +969,7 @@ def test_make_hands_both_runs_over(make_run: MakeRun, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     line = ["make", "-n", "compare", "a=x y", "b=z", "json=1"]
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert "scripts/compare.py 'a=x y' 'b=z' --json" in done.stdout
+    assert "-m rltemplate compare 'a=x y' 'b=z' --json" in done.stdout
 
 
 def test_the_report_of_equal_runs_says_that_nothing_differs(make_run: MakeRun) -> None:

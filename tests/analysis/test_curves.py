@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
 from rltemplate.analysis import curves
 from rltemplate.run import paths
@@ -90,7 +89,7 @@ def test_nothing_to_show_is_said_in_a_line(tmp_path: Path) -> None:
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / "runs", seed, [1.0, 2.0 * seed])
-    command = [sys.executable, str(ROOT / "scripts" / "curves.py"), "out=figures"]
+    command = [*program(ROOT, "curves"), "out=figures"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "| 3.0 | 2 |" in done.stdout

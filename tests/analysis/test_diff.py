@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, git, run_train
+from conftest import SHRUNK, git, program, run_train
 from packaging.utils import canonicalize_name
 
 from rltemplate.analysis.compare import ABSENT
@@ -449,7 +448,7 @@ def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def call(project: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    command = [sys.executable, str(project / "scripts" / "diff.py"), *words]
+    command = [*program(project, "diff"), *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

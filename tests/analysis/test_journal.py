@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from conftest import program
 
 from rltemplate.analysis.journal import put
 from rltemplate.run import paths
@@ -180,9 +181,7 @@ def test_a_run_that_goes_on_has_still_one_entry(fork: Path, runs_dir: Path) -> N
     record = records(runs_dir)[0]
     before = list(entries(runs_dir / paths.JOURNAL))
     words = [f"run={record['id']}", f"runs_dir={runs_dir}", "total_env_steps=2048"]
-    done = subprocess.run(
-        [sys.executable, str(fork / "scripts" / "resume.py"), *words], capture_output=True, text=True
-    )
+    done = subprocess.run([*program(fork, "resume"), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     after = entries(runs_dir / paths.JOURNAL)
     assert list(after) == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import importlib.util
 import itertools
 import json
 import re
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, git, run_train
+from conftest import ROOT, git, program, run_train
 
 from rltemplate.analysis import stats
+from rltemplate.analysis.commands.report import commit_links
 from rltemplate.analysis.figures import (
     COLORS,
     DASHES,
@@ -432,11 +432,6 @@ def test_addresses_of_commits() -> None:
 
 
 def test_only_commits_that_a_remote_has_are_linked(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("report_script", ROOT / "scripts" / "report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     work, there = tmp_path / "work", tmp_path / "there.git"
     work.mkdir()
     git(tmp_path, "init", "-q", "--bare", str(there))
@@ -446,13 +441,13 @@ def test_only_commits_that_a_remote_has_are_linked(tmp_path: Path) -> None:
     git(work, "push", "-q", "-u", "origin", "main")
     git(work, "commit", "-q", "--allow-empty", "-m", "mine alone")
     pushed, own = git(work, "rev-parse", "HEAD~1", "HEAD").split()
-    assert script.commit_links(work)(pushed) is None  # a folder is no place on the web
+    assert commit_links(work)(pushed) is None  # a folder is no place on the web
     git(work, "remote", "set-url", "origin", "git@github.com:anna/rl.git")
-    links = script.commit_links(work)
+    links = commit_links(work)
     assert links(pushed) == f"https://github.com/anna/rl/commit/{pushed}"
     assert links(own) is None
     assert links("0" * 40) is None
-    assert script.commit_links(tmp_path)(pushed) is None  # no repository
+    assert commit_links(tmp_path)(pushed) is None  # no repository
 
 
 # --- Words that are not to be trusted ---------------------------------------------------------------------
@@ -617,7 +612,7 @@ def test_equal_runs_are_called_equal_and_others_are_compared(trained: Path, tmp_
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(ROOT / "scripts" / "report.py"), *words]
+    line = [*program(ROOT, "report"), *words]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -643,8 +638,7 @@ def test_the_command_puts_the_page_beside_the_runs_in_one_step(tmp_path: Path) -
 
 def test_the_command_loads_nothing_heavy() -> None:
     script = (
-        "import sys; sys.argv=['report.py', 'runs=none']; sys.path.insert(0, 'scripts')\n"
-        "import report; report.main(['runs=none/*'])\n"
+        "import sys; from rltemplate.__main__ import main; main(['report', 'runs=none/*'])\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run(

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
 from rltemplate.analysis import run_table
 from rltemplate.analysis.runs import Run, experiment_of
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
-
-SCRIPT = ROOT / "scripts" / "runs.py"
 
 
 def write_run(
@@ -75,7 +73,7 @@ def runs_dir(tmp_path: Path) -> Path:
 
 
 def call(runs_dir: Path, *words: str, expected: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), f"runs_dir={runs_dir}", *words]
+    command = [*program(ROOT, "runs"), f"runs_dir={runs_dir}", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == expected, done.stderr
     return done
@@ -228,9 +226,7 @@ def test_that_no_run_fits_is_said(runs_dir: Path, tmp_path: Path) -> None:
     assert call(tmp_path / "empty", "--json").stdout == "[]\n"
     assert "there is no such folder" in call(tmp_path / "nowhere", expected=2).stderr
     # Nobody asked for this folder, and it comes with the first run.
-    fresh = subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=tmp_path / "empty", capture_output=True, text=True
-    )
+    fresh = subprocess.run(program(ROOT, "runs"), cwd=tmp_path / "empty", capture_output=True, text=True)
     assert (fresh.returncode, fresh.stdout) == (0, "no runs under runs yet\n")
 
 
@@ -257,13 +253,12 @@ def test_damaged_folders_are_named_and_the_others_shown(runs_dir: Path) -> None:
 
 
 def test_nothing_heavy_is_loaded(runs_dir: Path) -> None:
-    program = (
-        "import runpy, sys\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit: print(*sys.modules, file=sys.stderr)\n"
+    code = (
+        "import sys; from rltemplate.__main__ import main\n"
+        f"main(['runs', 'runs_dir={runs_dir}', 'sort=return']); print(*sys.modules, file=sys.stderr)"
     )
-    code = f"import sys; sys.argv = ['{SCRIPT}', 'runs_dir={runs_dir}', 'sort=return']\n{program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert {"yaml", "rltemplate.analysis.runs"} <= loaded  # it is the list of what was loaded
     assert not {"torch", "hydra", "omegaconf", "numpy", "scipy", "matplotlib", "rich"} & loaded
@@ -297,7 +292,7 @@ def test_five_hundred_runs_take_less_than_two_seconds(many: Path) -> None:
 
 def test_a_reader_who_has_seen_enough_is_no_error(many: Path) -> None:
     show = "show=" + ",".join(f"group/metric_{i}" for i in range(14))  # more than a pipe holds
-    command = [sys.executable, str(SCRIPT), f"runs_dir={many}", show]
+    command = [*program(ROOT, "runs"), f"runs_dir={many}", show]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -310,7 +305,7 @@ def test_a_reader_who_has_seen_enough_is_no_error(many: Path) -> None:
 
 def test_ids_are_whole_on_a_narrow_terminal(runs_dir: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, str(SCRIPT), f"runs_dir={runs_dir}"]
+    command = [*program(ROOT, "runs"), f"runs_dir={runs_dir}"]
     environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -12,17 +12,18 @@ import csv
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 from scipy import stats as scipy_stats
 
+from rltemplate.__main__ import main
 from rltemplate.analysis import seeds, stats
+from rltemplate.analysis.commands import stats as stats_command
 from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.run import paths
@@ -386,7 +387,7 @@ def write_group(root: Path, finals: Sequence[float], **kinds: Any) -> None:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "scripts" / "stats.py"), *words]
+    script = [*program(ROOT, "stats"), *words]
     return subprocess.run(script, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -502,14 +503,10 @@ def test_several_environments_are_put_together_by_the_probability(tmp_path: Path
 
 def test_coverage_is_written(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        patch.delitem(sys.modules, "stats", raising=False)
-        import stats as script
-
-        patch.setattr(script, "SEEDS", (3, 5))
+        patch.setattr(stats_command, "SEEDS", (3, 5))
         patch.setattr(stats, "POPULATIONS", {"normal": stats.POPULATIONS["normal"]})
         out = tmp_path / "coverage.md"
-        assert script.main(["coverage=true", f"out={out}", "repetitions=10"]) == 0
+        assert main(["stats", "coverage=true", f"out={out}", "repetitions=10"]) == 0
     lines = out.read_text().splitlines()
     assert "| scores | tasks | statistic | 3 seeds | 5 seeds |" in lines
     assert len([line for line in lines if line.startswith("| normal")]) == 6

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, program
 from hydra import compose, initialize_config_dir
 
 from rltemplate.config.loading import to_config, to_dict
@@ -164,7 +164,7 @@ def found() -> dict[str, dict[str, Any]]:
 def test_this_machine_passes_or_is_refused_by_name(found: dict[str, dict[str, Any]]) -> None:
     seen, recorded = found["base"], profiled().determinism.golden
     assert list(seen["digests"]) == list(golden.PARTS)
-    assert list(recorded) == list(golden.PARTS), "record with scripts/golden.py"
+    assert list(recorded) == list(golden.PARTS), "record with python -m rltemplate golden"
     differing = [part for part, digest in seen["digests"].items() if digest != recorded[part]]
     if not differing:
         assert seen["check"] == recorded
@@ -246,7 +246,7 @@ def test_digests_cover_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def golden_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(folder / "scripts" / "golden.py"), *words]
+    command = [*program(folder, "golden"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, git, small
+from conftest import ROOT, SHRUNK, git, program, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run import paths
@@ -40,7 +40,7 @@ class Started:
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(fork / "scripts" / f"{script}.py"), *words],
+                [*program(fork, script), *words],
                 cwd=log.parent,
                 env={**clean, **environment},
                 stdout=out,

@@ -116,10 +116,10 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         yield paths.TRACE
     if rows(a) != rows(b):
         yield paths.METRICS
-    states = [newest_state(run) for run in (a, b)]
-    for state in states:
+    one, two = newest_state(a), newest_state(b)
+    for state in (one, two):
         del state["run"]["training_s"], state["run"]["logger"]  # clocks
-    yield from unequal(*states, "checkpoint")
+    yield from unequal(one, two, "checkpoint")
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

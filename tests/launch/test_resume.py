@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git, small
+from conftest import SHRUNK, Command, Configure, git, program, small
 
 from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
 from rltemplate.config.loading import load_config, to_dict, to_yaml
@@ -261,7 +260,7 @@ def test_a_text_with_dollar_and_brace_stays_itself_in_all_that_becomes_of_a_run(
         ("resume", f"run={run_dir}", "total_env_steps=96"),
         ("evaluate", f"run={run_dir}", "episodes=1"),
     ):
-        command = [sys.executable, str(fork / "scripts" / f"{script}.py"), *more]
+        command = [*program(fork, script), *more]
         environment = {**os.environ, "SECRET": secret}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -310,7 +309,7 @@ def test_an_earlier_run_is_of_use_to_code_with_a_new_key(fork: Path, tmp_path: P
     words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
 
     def call(script: str, *more: str) -> tuple[int, str]:
-        command = [sys.executable, str(project / "scripts" / f"{script}.py"), *more]
+        command = [*program(project, script), *more]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from conftest import ROOT, git, run_train
 
 from bench.startup import time_to_first_step
 from bench.works import MeasurementError
+from rltemplate.__main__ import COMMANDS
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.launch.process import worker_environment
@@ -188,26 +189,16 @@ LOOKING = {
     "stats": ["runs=runs/*/*"],
     "report": ["runs=runs/*/*", "out=page.html"],
     "curves": ["runs=runs/*/*", "out=figures"],
-    "ratios": ["runs=runs/*/*"],
 }
-# These start runs, act, or are no commands about runs.
-COMPUTING = {"train", "resume", "evaluate", "rerun", "golden", "many_runs", "rename"} | {
-    "prove",
-    "prove_resume",
-    "prove_reproduce",
-    "reproduce",
-    "random_returns",
-    "resume_times",
-}
+# These start runs or compute.
+COMPUTING = {"resume", "evaluate", "golden", "prove", "reproduce"}
 
 AT_THE_END = """
-import runpy, sys
-sys.argv = [{script!r}, *{words!r}]
-try:
-    runpy.run_path({script!r}, run_name="__main__")
-except SystemExit as end:
-    print("")
-    print("status", end.code, *sys.modules)
+import sys
+from rltemplate.__main__ import main
+status = main({words!r})
+print("")
+print("status", status, *sys.modules)
 """
 
 
@@ -227,26 +218,24 @@ def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def loaded_by_a_script(name: str, words: Sequence[str], folder: Path) -> set[str]:
+def loaded_by_a_command(name: str, words: Sequence[str], folder: Path) -> set[str]:
     """All that a command prints last: its exit status, and the modules that it has loaded."""
-    script = str(ROOT / "scripts" / f"{name}.py")
-    filled = [word.format(a="run-a", b="run-b") for word in words]
-    return printed(AT_THE_END.format(script=script, words=filled), folder, dict(os.environ))
+    filled = [name, *(word.format(a="run-a", b="run-b") for word in words)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return printed(AT_THE_END.format(words=filled), folder, environment)
 
 
 @pytest.mark.parametrize("name", LOOKING)
 def test_a_command_that_looks_at_runs_loads_no_torch(name: str, two_runs: Path) -> None:
-    loaded = loaded_by_a_script(name, LOOKING[name], two_runs)
+    loaded = loaded_by_a_command(name, LOOKING[name], two_runs)
     assert {"status", "0"} <= loaded
     assert sorted({"torch", "hydra", "omegaconf", "gymnasium"} & loaded) == []
 
 
 def test_a_command_that_loads_torch_is_noticed(two_runs: Path) -> None:
-    loaded = loaded_by_a_script("evaluate", ["run={a}", "episodes=1"], two_runs)
+    loaded = loaded_by_a_command("evaluate", ["run={a}", "episodes=1"], two_runs)
     assert {"status", "0", "torch"} <= loaded
 
 
 def test_every_command_is_known_to_look_or_to_compute() -> None:
-    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    assert sorted(scripts - COMPUTING) == sorted(LOOKING)
-    assert scripts >= COMPUTING
+    assert sorted(COMMANDS) == sorted([*LOOKING, *COMPUTING])

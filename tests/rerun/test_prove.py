@@ -1,6 +1,6 @@
 """A proof holds where the level does, is broken by one flipped bit, and says what it did.
 
-Runs are started in a copy of the project whose `rltemplate/__main__.py` first writes down what reached the
+Runs are started in a copy of the project whose `rltemplate/train.py` first writes down what reached the
 process; after that it is the real one.
 """
 
@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, SHRUNK, run_train
+from conftest import ROOT, SHRUNK, program, run_train
 
 from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.launch import process
@@ -48,7 +47,7 @@ TINY = [*SHRUNK["ppo"], "total_env_steps=96", "eval_episodes=1"]  # three iterat
 FAULT = "RLTEMPLATE_FAULT"
 RATIO = "policy/first_ratio_max_error"
 
-# In front of the real `__main__`: what the process was given, and whom else its parent has started.
+# In front of the real process: what the process was given, and whom else its parent has started.
 WITNESS = """
 import json, os, pathlib, sys, time
 job = json.loads(os.environ["RLTEMPLATE_JOB"])
@@ -71,9 +70,10 @@ if "RATIO" in os.environ:
 def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project") / "copy"
     shutil.copytree(fork, copy)
-    main = copy / "rltemplate" / "__main__.py"
-    docstring, rest = main.read_text().split('"""\n', 1)
-    main.write_text(f'{docstring}"""\n{WITNESS}{rest}')
+    process = copy / "rltemplate" / "train.py"
+    future = "from __future__ import annotations\n"
+    docstring, rest = process.read_text().split(future, 1)
+    process.write_text(f"{docstring}{future}{WITNESS}{rest}")
     return copy
 
 
@@ -346,10 +346,10 @@ def test_a_check_that_fails_breaks_the_proof_before_any_run(project: Path, tmp_p
 
 
 def command(project: Path, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`scripts/prove.py` of the project, run in a folder."""
+    """The command of the project, run in a folder."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
     return subprocess.run(
-        [sys.executable, str(project / "scripts" / "prove.py"), *words],
+        [*program(project, "prove"), *words],
         cwd=folder,
         env=clean | environment,
         capture_output=True,
@@ -486,7 +486,7 @@ def test_a_signal_ends_the_run_and_what_was_started_beside_it(
     number: signal.Signals, project: Path, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, str(project / "scripts" / "prove.py"), *TINY, "times=2"],
+        [*program(project, "prove"), *TINY, "times=2"],
         cwd=tmp_path,
         env=os.environ | {"WAIT_IN": "run_1"},
         text=True,
@@ -509,7 +509,7 @@ def test_a_signal_ends_the_run_and_what_was_started_beside_it(
     assert process.returncode == 128 + number, err
     assert "run_0, 1 of 2 (undisturbed): 96 steps" in out
     assert err.splitlines() == [
-        f"interrupted, so nothing is proved; what was made until then is in {found[0].parent}"
+        f"interrupted, so there is no answer; what was made until then is in {found[0].parent}"
     ]
     if pids is not None:
         assert len(pids) == 2, "the run and the load"
@@ -522,4 +522,4 @@ def test_make_hands_over_overrides_and_the_number_of_runs() -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     # Started by another make, make also says which folder it enters and leaves.
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    assert any(line.endswith("scripts/prove.py 'algo=sac' 'times=3' --json") for line in lines)
+    assert any(line.endswith("-m rltemplate prove 'algo=sac' 'times=3' --json") for line in lines)

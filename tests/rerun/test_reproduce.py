@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, git, run_train
+from conftest import SHRUNK, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun.reproduce import (
@@ -511,7 +511,7 @@ def test_a_signal_ends_the_child_and_leaves_nothing(
     place: Place, tmp_path: Path, number: signal.Signals
 ) -> None:
     before, scratch = place.state(), tmp_path / "scratch"
-    command = [sys.executable, str(place.clone / "scripts" / "reproduce.py"), f"run={place.run}"]
+    command = [*program(place.clone, "reproduce"), f"run={place.run}"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
@@ -520,7 +520,7 @@ def test_a_signal_ends_the_child_and_leaves_nothing(
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + number
-    assert said == "interrupted, so nothing is known; everything was removed\n"
+    assert said == "interrupted, so there is no answer\n"
     assert place.state() == before
     assert list(scratch.iterdir()) == []
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
@@ -530,7 +530,7 @@ def test_a_signal_ends_the_child_and_leaves_nothing(
 @pytest.mark.slow
 def test_the_command_says_it_all(place: Place, tmp_path: Path) -> None:
     """As JSON and by its exit status; the run that is kept is one like any other."""
-    command = [sys.executable, str(place.clone / "scripts" / "reproduce.py"), f"run={place.run}"]
+    command = [*program(place.clone, "reproduce"), f"run={place.run}"]
     done = subprocess.run(
         [*command, "--json", "keep=kept"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

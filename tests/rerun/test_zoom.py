@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, git, run_train, small
+from conftest import ROOT, SHRUNK, git, program, run_train, small
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.config.algorithms import ALGORITHMS
@@ -93,10 +93,8 @@ def copy_of(run_dir: Path, folder: Path) -> Path:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    script = str(ROOT / "scripts" / "compare.py")
-    return subprocess.run(
-        [sys.executable, script, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
+    line = [*program(ROOT, "compare"), *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def edit_digest(run_dir: Path, iteration: int, item: str) -> None:
@@ -385,7 +383,7 @@ class OtherCode(NamedTuple):
     def compare(self, folder: Path, *words: str) -> subprocess.Popen[str]:
         """Start to compare both, with a folder for temporary files below `folder`."""
         (folder / "tmp").mkdir()
-        line = [sys.executable, str(self.project / "scripts" / "compare.py")]
+        line = program(self.project, "compare")
         return subprocess.Popen(
             [*line, f"a={self.good}", f"b={self.broken}", *words],
             cwd=folder,
@@ -469,7 +467,7 @@ def test_a_signal_leaves_nothing(other_code: OtherCode, tmp_path: Path, number: 
     process.send_signal(number)
     output, said = process.communicate()
     assert (process.returncode, output) == (128 + number, "")
-    assert said.splitlines()[-1] == "interrupted, so nothing was looked at more closely"
+    assert said.splitlines()[-1] == "interrupted, so there is no answer"
     other_code.assert_tidy(tmp_path)
 
 
@@ -607,7 +605,7 @@ def test_a_signal_ends_what_was_run_again_and_leaves_nothing(run: Run, tmp_path:
     a, b = run("ppo", "trace=step"), run("ppo", "trace=step", RLTEMPLATE_FAULT="action@2:3")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    words = [sys.executable, str(ROOT / "scripts" / "compare.py"), f"a={a}", f"b={b}", "zoom=true"]
+    words = [*program(ROOT, "compare"), f"a={a}", f"b={b}", "zoom=true"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
@@ -616,7 +614,7 @@ def test_a_signal_ends_what_was_run_again_and_leaves_nothing(run: Run, tmp_path:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
-    assert said.splitlines()[-1] == "interrupted, so nothing was looked at more closely"
+    assert said.splitlines()[-1] == "interrupted, so there is no answer"
     assert list(scratch.iterdir()) == []
     assert children_with(str(scratch)) == ""
 
