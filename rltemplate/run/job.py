@@ -15,7 +15,7 @@ from rltemplate.run import paths
 from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = paths.PROJECT
 
 
 JOB_VARIABLE = "RLTEMPLATE_JOB"

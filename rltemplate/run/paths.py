@@ -26,6 +26,7 @@ SWEEP_INDEX = "sweep.json"
 LOCK = ".lock"
 JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
+PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

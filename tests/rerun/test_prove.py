@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -73,7 +74,8 @@ def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     process = copy / "rltemplate" / "train.py"
     future = "from __future__ import annotations\n"
     docstring, rest = process.read_text().split(future, 1)
-    process.write_text(f"{docstring}{future}{WITNESS}{rest}")
+    guarded = "if __name__ == '__main__':" + textwrap.indent(WITNESS, "    ")
+    process.write_text(f"{docstring}{future}{guarded}{rest}")
     return copy
 
 

@@ -11,7 +11,7 @@ from rltemplate.analysis import diff
 from rltemplate.analysis.runs import load_run
 from rltemplate.config.command_args import flag, one_of, word
 from rltemplate.run.git import changes
-from rltemplate.run.job import PROJECT
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
 
 SHORT = 200  # lines of a diff that is shown unasked

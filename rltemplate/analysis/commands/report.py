@@ -15,8 +15,8 @@ from rltemplate.analysis.report.page import make_report
 from rltemplate.config.command_args import make_folder, one_of, word
 from rltemplate.run.git import changes
 from rltemplate.run.git.command import Git, GitError, attempt
-from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import replace_text
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
