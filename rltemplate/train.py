@@ -69,8 +69,6 @@ from rltemplate.run.checkpoint import (
 )
 from rltemplate.run.continuation import Continuation, check_same_run, find_continuation
 from rltemplate.run.evaluate import Evaluator
-from rltemplate.run.faults import VARIABLE as FAULT
-from rltemplate.run.faults import Fault, parse_fault
 from rltemplate.run.finite import first_not_finite
 from rltemplate.run.folder import RunFolder
 from rltemplate.run.git.snapshot import Snapshot, take_snapshot
@@ -426,16 +424,6 @@ def make_trace(config: Config, run_dir: Path) -> Trace | None:
     return Trace(run_dir, config.trace.name, config.algo.name, device)
 
 
-def watched(trace: Trace | None) -> tuple[Probe, Fault | None]:
-    """The probe that an algorithm is given, with the fault in front of it that a test may ask for."""
-    probe = trace or Probe()
-    wanted = os.environ.get(FAULT)
-    if wanted is None:
-        return probe, None
-    fault = Fault(probe, wanted)
-    return fault, fault
-
-
 def go_on(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
     """Continue from a checkpoint, bit for bit; the number of iterations that had ended there.
 
@@ -509,7 +497,6 @@ class TrainingRun:
         self._job = job
         self._begun = False
         self._logger: Logger | None = None
-        self._fault: Fault | None = None
         self._outcome: dict[str, Any] = {"status": "failed", "final_metrics": {}, "error": None}
         seed_foreign_code(self.config.seed)
         self.algorithm, self._envs = build_algorithm(self.config)
@@ -541,7 +528,7 @@ class TrainingRun:
         observers.trace = make_trace(config, run_dir)
         if observers.trace is not None:
             observers.trace.warn_through(logger.message)
-        self.algorithm.probe, self._fault = watched(observers.trace)
+        self.algorithm.probe = observers.trace or Probe()
         assert self.folder.git is not None
         if self.folder.git.problem is not None:
             logger.message(f"code not recorded: {self.folder.git.problem}")
@@ -556,8 +543,6 @@ class TrainingRun:
     def keep(self) -> None:
         """The loop is over: keep what there is."""
         assert self.observers is not None
-        if self._fault is not None and not self._fault.done:
-            raise RuntimeError(f"{FAULT}={os.environ[FAULT]}: the run met no such item")
         if not self.observers.complete:
             self.observers.interrupted()
 
@@ -642,10 +627,6 @@ def run(job: Job) -> int:
         training = TrainingRun(job, folder)
         settings = switches.confirm(settings)
         tried = check_level(config, training.algorithm)
-        if FAULT in os.environ:
-            parse_fault(os.environ[FAULT])
-            if config.compile:
-                raise ConfigError(f"{FAULT}: a compiled update cannot be reached; use compile=false")
         if continuation is None:
             snapshot = _snapshot(job)
         else:

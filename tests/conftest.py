@@ -6,17 +6,21 @@ import dataclasses
 import functools
 import json
 import os
+import sys
 
 # Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
 os.environ["OMP_NUM_THREADS"] = "1"
-
+# In this process and in those that tests start, RLTEMPLATE_FAULT flips a bit.
+FAULTS = f"{os.path.dirname(__file__)}/faults"  # noqa: PTH120 - before any other import
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FAULTS, os.environ.get("PYTHONPATH")]))
+sys.path.append(FAULTS)
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flipped_bits  # noqa: F401
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -109,6 +113,7 @@ def train_command(fork: Path, tmp_path: Path) -> Command:
 def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `scripts/train.py` of the fork in a folder."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+    clean["PYTHONPATH"] = FAULTS
     command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
     return subprocess.run(
         command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.run.checkpoint import load_checkpoint
-from rltemplate.run.faults import VARIABLE as FAULT
-from rltemplate.run.faults import Fault
 from rltemplate.run.job import Job
 from rltemplate.run.state import START, State
 from rltemplate.run.trace import Trace, digest
@@ -253,11 +251,7 @@ def replay(job: Job, request: Request) -> None:
         folder = Path(request.folder)
         device = switches.resolve_device(config.device.name).type
         trace = Trace(folder, "step", config.algo.name, device, first)
-        inner: Probe = trace
-        if FAULT in os.environ:
-            inner = Fault(trace, os.environ[FAULT], first)
-        # In front of the fault, whose own operations are none of the run's.
-        keeper = Keeper(inner, request)
+        keeper = Keeper(trace, request)
         algorithm.probe = keeper
         for iteration in range(first, request.iteration + 1):
             trace.step_by_step = keeper.inside = iteration == request.iteration

@@ -28,10 +28,10 @@ from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_foreign_code
 from rltemplate.rerun import recorded_code, replay, zoom
 from rltemplate.rerun.zoom import Zoom, zoom_in
-from rltemplate.run.faults import VARIABLE as FAULT
 from rltemplate.run.record import SCHEMA_VERSION
-from rltemplate.train import build_algorithm, make_trace, watched
+from rltemplate.train import build_algorithm, make_trace
 
+FAULT = "RLTEMPLATE_FAULT"
 WORDS = {
     "ppo": ["algo=ppo", "env=Pendulum", *SHRUNK["ppo"], "total_env_steps=96", "algo.hidden_sizes=[8]"],
     "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=72", "algo.hidden_sizes=[8]"],
@@ -56,13 +56,12 @@ def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
         algorithm, _ = build_algorithm(config)
         trace = make_trace(config, folder)
         assert trace is not None
-        algorithm.probe, injected = watched(trace)
+        algorithm.probe = trace
         while algorithm.env_steps < config.total_env_steps:
             result = algorithm.train_iteration()
             trace.end_iteration(algorithm, result.probes)
         algorithm.close()
         trace.close()
-        assert injected is None or injected.done
     record = {"schema": SCHEMA_VERSION, "status": "finished", "git": {}, "environment": environment}
     (folder / "record.json").write_text(json.dumps(record))
     return folder

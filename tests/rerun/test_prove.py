@@ -312,9 +312,9 @@ def test_a_ratio_that_is_not_one_breaks_the_level_invariant(prove_it: Prove) -> 
 
 @pytest.mark.slow
 def test_a_run_that_crashes_is_named_with_its_error(prove_it: Prove) -> None:
-    found = prove_it("times=2", extra={"run_1": {FAULT: "nonsense@0"}})
+    found = prove_it("times=2", extra={"run_1": {FAULT: "nonsense"}})
     assert found["verdict"] == "broken"
-    error = f"RuntimeError: {FAULT}=nonsense@0: the run met no such item"
+    error = f"ConfigError: {FAULT}=nonsense: expected ITEM@ITERATION or ITEM@ITERATION:INDEX"
     assert found["sentence"].startswith("repeat is broken for ppo on CartPole-v1: run_1 (")
     assert found["sentence"].endswith(f"failed: {error}")
     assert [run["status"] for run in found["runs"]] == ["finished", "failed"]

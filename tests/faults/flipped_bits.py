@@ -1,0 +1,138 @@
+"""One value of a run changed in its last bit, in front of the trace: the change must be found.
+
+A test sets the environment variable `RLTEMPLATE_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
+instance `action@3:17`: the action of step 17 in iteration 3. `start/net@3` is the entry `net` of the state
+with which iteration 3 begins. The run goes on with the changed value, and its record names the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "RLTEMPLATE_FAULT"
+TRACE = "rltemplate.run.trace"
+
+
+def flipped(value: Any) -> Any:
+    """A copy of a number, a tensor or an array, with the last bit of its largest element flipped.
+
+    For a float that is one unit in the last place, for an integer the neighbour, for a truth value the other.
+    Of integers the first odd one is taken, where there is one: the result is then no larger than the largest.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(value, int):
+        return value ^ 1
+    if isinstance(value, torch.Tensor):
+        return torch.from_numpy(flipped(value.detach().cpu().contiguous().numpy())).to(value.device)
+    array: np.ndarray = np.array(value)
+    flat = array.reshape(-1)
+    if flat.dtype == np.bool_:
+        flat[0] = not flat[0]
+    else:
+        words = flat.view(f"u{flat.dtype.itemsize}")
+        words[int(np.argmax(np.abs(flat) if flat.dtype.kind == "f" else words & 1))] ^= 1
+    return array.item() if isinstance(value, float) else array
+
+
+def flip_entry(state: Any, path: str) -> bool:
+    """Flip the entry of a state that has the path `adam/0` or the like; False if there is none."""
+    *way, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+    try:
+        for key in way:
+            state = state[key]
+        state[last] = flipped(state[last])
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+class Fault:
+    """Flips one item."""
+
+    def __init__(self, wanted: str, first_iteration: int = 0) -> None:
+        from rltemplate.types import ConfigError
+
+        found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
+        if found is None:
+            raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
+        self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
+        self._iteration, self.here = first_iteration, 0
+        self.done = False
+
+    def begin(self, algorithm: Any) -> None:
+        """Change an entry of the algorithm's state, if that is wanted."""
+        self._iteration += 1
+        when, _, path = self._item.partition("/")
+        if when == "start" and self._iteration - 1 == self._at and not self.done:
+            state = algorithm.state_dict()
+            self.done = flip_entry(state, path)
+            algorithm.load_state_dict(state)
+        self.here = 0
+
+    def passed(self, item: str, value: Any) -> Any:
+        """The value of an item, or once another one."""
+        # Items before the first `start` belong to iteration 0 as well.
+        here = max(0, self._iteration - 1) == self._at and self.here == self._index
+        if item != self._item or not here or self.done:
+            return value
+        self.done = True
+        return flipped(value)
+
+
+def let_traces_flip(module: ModuleType) -> None:
+    """Replace `Trace` by one that flips the item that the environment variable names when it is made."""
+    trace: Any = module.Trace
+
+    class FlippingTrace(trace):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            wanted = os.environ.get(VARIABLE)
+            self.fault = None if wanted is None else Fault(wanted, self._iteration)
+
+        def begin(self, algorithm: Any) -> None:
+            if self.fault is not None:
+                self.fault.begin(algorithm)
+            super().begin(algorithm)
+
+        def event(self, name: str, index: int = 0) -> None:
+            if self.fault is not None:
+                self.fault.here = index
+            super().event(name, index)
+
+        def __call__(self, item: str, value: Any) -> Any:
+            return super().__call__(item, value if self.fault is None else self.fault.passed(item, value))
+
+    module.Trace = FlippingTrace  # type: ignore[attr-defined]
+
+
+class _OnImport(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != TRACE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        load = spec.loader.exec_module
+
+        def load_and_replace(module: ModuleType) -> None:
+            load(module)
+            let_traces_flip(module)
+
+        spec.loader.exec_module = load_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _OnImport())
