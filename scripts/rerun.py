@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.config.command_args import parse, readable, word  # noqa: E402
 from rltemplate.config.loading import load_config, to_dict  # noqa: E402
 from rltemplate.config.schema import Config  # noqa: E402
-from rltemplate.launch.process import become, check_folder  # noqa: E402
+from rltemplate.config.validation import check_folder  # noqa: E402
+from rltemplate.launch.process import become  # noqa: E402
 from rltemplate.run import paths  # noqa: E402
 from rltemplate.run.git.snapshot import Snapshot  # noqa: E402
 from rltemplate.run.job import Job  # noqa: E402

@@ -1,4 +1,7 @@
-"""Tokens and keys in files and texts: those that cannot be anything else.
+"""THE list of secrets: names of files that speak of one, and tokens and keys that cannot be anything else.
+
+Files with such a name or content never enter a snapshot of the code (run/git), and a configuration with such
+a value is refused (config/cli). Names are matched without regard to case.
 
 What services all over the world give out is found by detect-secrets (the maintained package
 `bc-detect-secrets`), by those of its plugins that recognise a token by its form. Not by the ones that go by
@@ -20,11 +23,43 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
+from pathlib import PurePosixPath
 from typing import Any
 
-from rltemplate.run.git.exclusions import secret_name
+# --- Names of files -----------------------------------------------------------------------------------
+
+SECRET_NAMES = (
+    *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml"),
+    *(".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".mylogin.cnf", ".htpasswd", ".dockercfg"),
+    *(".boto", ".s3cfg", ".vault-pass*", ".vault_pass*", ".vault-token", ".condarc", "kaggle.json"),
+    *("database.ini", "db.ini", "settings.ini", "appsettings*.json", "auth.json", "local.ini"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "service-account*.json", "service_account*.json"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.ovpn"),
+    *("*.tfstate", "*.tfvars"),
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".kaggle")
+SECRET_PATHS = (".docker/config.json", "gh/hosts.yml")
+BROAD_SECRET_NAMES = (
+    *("*credential*", "*token*", "*secret*", "*password*", "*passwd*", "*api_key*", "*api-key*", "*apikey*"),
+)
+# What stands behind the name of a file that is kept beside its successor.
+_BACKUP = re.compile(r"(?:[._-](?:old|bak|backup|orig|save|copy|[0-9]+)|~)+$")
+# Placeholders that are meant to be shared, and files of text models that merely have "token" in their name.
+KEPT_NAMES = (
+    *("*.example", "*.template", "*.sample", "*.dist", ".env-example", ".env_example"),
+    *("*tokeniz*", "special_tokens_map.json", "added_tokens.json"),
+)
+# The broad names would otherwise drop tokenizer.py or test_secrets.py, and the run could not be repeated.
+SOURCE_SUFFIXES = (
+    *(".py", ".pyi", ".pyx", ".pxd", ".ipynb", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh"),
+    *(".rs", ".go", ".java", ".jl", ".r", ".js", ".jsx", ".ts", ".tsx", ".sh", ".proto", ".cmake"),
+    *(".tex", ".bib", ".css"),
+)
+
+# --- Tokens -------------------------------------------------------------------------------------------
 
 # By module and class of a plugin: what it finds, and what any of its finds contains.
 SCANNED: dict[str, tuple[str, tuple[bytes, ...]]] = {
@@ -118,6 +153,23 @@ _PACKED: dict[bytes, Callable[[io.BytesIO], Any]] = {
 
 class _Unseen(Exception):
     """An archive could not be searched; the message says why, as the end of "because it ..."."""
+
+
+def secret_name(path: str) -> str | None:
+    """Why the name of the new file `path` (relative, with slashes) speaks of a secret, else None."""
+    pure = PurePosixPath(path.lower())
+    folder = next((part for part in pure.parts[:-1] if part in SECRET_FOLDERS), None)
+    if folder is not None:
+        return f"likely secret: in {folder}/"
+    match = next((known for known in SECRET_PATHS if f"/{pure}".endswith(f"/{known}")), None)
+    if match is not None:
+        return f"likely secret: is a {match}"
+    if any(fnmatchcase(pure.name, pattern) for pattern in KEPT_NAMES):
+        return None
+    names = SECRET_NAMES if pure.suffix in SOURCE_SUFFIXES else SECRET_NAMES + BROAD_SECRET_NAMES
+    spoken = (pure.name, _BACKUP.sub("", pure.name))
+    match = next((each for each in names if any(fnmatchcase(name, each) for name in spoken)), None)
+    return None if match is None else f"likely secret: named like {match}"
 
 
 def secret_content(data: bytes, path: str = "") -> str | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
-from rltemplate.config.schema import Config, Level, Products
+from rltemplate.config.schema import Config, Device, Level, Products
 from rltemplate.types import ConfigError
 
+_MOST_GPU_BYTES = 2**39  # no GPU has more, and only torch knows how much this one has
 # Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
 _SET_BY_THE_PROJECT = {
     "render_mode": "training shows nothing, and videos are made every video_every steps",
@@ -68,6 +71,57 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
 
 def _shown(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def check_folder(config: Config) -> None:
+    """Raise `ConfigError` unless the run's folder can be made, or is there and empty."""
+    key = "runs_dir" if config.run_dir is None else "run_dir"
+    text = config.runs_dir if config.run_dir is None else config.run_dir
+    if not text.strip():
+        raise ConfigError(f"{key}: expected the name of a folder")
+    try:
+        folder = Path(text).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{key}={text}: is a file; expected a folder")
+        if key == "run_dir" and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
+        # A link that leads nowhere does not exist, and nothing can be made in its place.
+        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    except RuntimeError:  # ~somebody
+        raise ConfigError(f"{key}={text}: this machine does not know whose home that is") from None
+    except OSError as error:  # a name that is too long
+        raise ConfigError(f"{key}={text}: cannot be made, {error.strerror}") from None
+    if not there.is_dir():
+        raise ConfigError(f"{key}={text}: cannot be made, {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
+
+
+def check_memory(config: Config, memory: int | None, obs_size: int = 1, action_size: int = 1) -> None:
+    """Raise `ConfigError` if the `memory` of this machine (bytes) cannot hold the least that the run needs.
+
+    The sizes are those of the environment, and small ones where it has not been made yet.
+    """
+    if memory is None:
+        return
+    owner = "this machine has"
+    if config.device is not Device.cpu:
+        memory, owner = max(memory, _MOST_GPU_BYTES), "no GPU has more than"
+    needs = config.algo.memory(config.env.num_envs, obs_size, action_size)
+    total = sum(needs.values())
+    if total > memory:
+        key = max(needs, key=lambda key: needs[key])
+        value = getattr(config.algo, key.removeprefix("algo."))
+        left = memory - (total - needs[key])
+        enough = f", enough for {value * left // needs[key]}" if isinstance(value, int) and left > 0 else ""
+        raise ConfigError(
+            f"{key}={value}: needs at least {_gib(needs[key])} of memory ({_gib(total)} with all else), and "
+            f"{owner} {_gib(memory)}{enough}"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def choose(wrong: str, allowed: Any) -> str:

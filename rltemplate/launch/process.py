@@ -12,81 +12,20 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from rltemplate.config.loading import from_dict
-from rltemplate.config.schema import Config, Device
-from rltemplate.determinism.machine import usable_memory
+from rltemplate.config.schema import Config
+from rltemplate.config.validation import check_folder
 from rltemplate.determinism.switches import prepared
 from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job, new_job
 from rltemplate.types import ConfigError
 
 WORKER = "rltemplate.train"
-
-
 SWEEP_VARIABLE = "RLTEMPLATE_SWEEP"
-
-
 SESSION_VARIABLE = "RLTEMPLATE_SESSION"
-
-
 INHERITED_VARIABLE = "RLTEMPLATE_INHERITED"
-
-
-_MOST_GPU_BYTES = 2**39  # no GPU has more, and only torch knows how much this one has
-
-
-def check_folder(config: Config) -> None:
-    """Raise `ConfigError` unless the run's folder can be made, or is there and empty."""
-    key = "runs_dir" if config.run_dir is None else "run_dir"
-    text = config.runs_dir if config.run_dir is None else config.run_dir
-    if not text.strip():
-        raise ConfigError(f"{key}: expected the name of a folder")
-    try:
-        folder = Path(text).expanduser().absolute()
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{key}={text}: is a file; expected a folder")
-        if key == "run_dir" and folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
-        # A link that leads nowhere does not exist, and nothing can be made in its place.
-        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-    except RuntimeError:  # ~somebody
-        raise ConfigError(f"{key}={text}: this machine does not know whose home that is") from None
-    except OSError as error:  # a name that is too long
-        raise ConfigError(f"{key}={text}: cannot be made, {error.strerror}") from None
-    if not there.is_dir():
-        raise ConfigError(f"{key}={text}: cannot be made, {there} is no folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
-
-
-def check_memory(config: Config, obs_size: int = 1, action_size: int = 1) -> None:
-    """Raise `ConfigError` if the memory of this machine cannot hold what the algorithm needs at the least.
-
-    The sizes are those of the environment, and small ones where nobody has made it yet.
-    """
-    memory, owner = usable_memory(), "this machine has"
-    if memory is None:
-        return
-    if config.device is not Device.cpu:
-        memory, owner = max(memory, _MOST_GPU_BYTES), "no GPU has more than"
-    needs = config.algo.memory(config.env.num_envs, obs_size, action_size)
-    total = sum(needs.values())
-    if total > memory:
-        key = max(needs, key=lambda key: needs[key])
-        value = getattr(config.algo, key.removeprefix("algo."))
-        left = memory - (total - needs[key])
-        enough = f", enough for {value * left // needs[key]}" if isinstance(value, int) and left > 0 else ""
-        raise ConfigError(
-            f"{key}={value}: needs at least {_gib(needs[key])} of memory ({_gib(total)} with all else), and "
-            f"{owner} {_gib(memory)}{enough}"
-        )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def worker_command() -> list[str]:
@@ -111,12 +50,25 @@ def worker_environment(job: Job, config: Config, base: Mapping[str, str]) -> dic
 
 
 def run_single(
-    config: Config, command: Sequence[str], *, env_name: str | None = None, overrides: Sequence[str] = ()
+    config: Config,
+    command: Sequence[str],
+    *,
+    env_name: str | None = None,
+    overrides: Sequence[str] = (),
+    run_here: Callable[[], int] | None = None,
 ) -> NoReturn:
-    """Become the process of this run. `env_name` names the folder; without it the environment's id does."""
+    """Become the process of this run, or train in this one with `run_here`.
+
+    `env_name` names the folder; without it the id of the environment does.
+    """
     check_folder(config)
-    name = env_name or config.env.id
-    become(new_job(config, command, env_name=name, overrides=overrides, journal=True))
+    job = new_job(config, command, env_name=env_name or config.env.id, overrides=overrides, journal=True)
+    if run_here is None:
+        become(job)
+    environment = worker_environment(job, config, os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(run_here())
 
 
 def become(job: Job) -> NoReturn:

@@ -1,33 +1,31 @@
-"""A sweep: its folder, the index of its jobs, and the processes that look after them.
+"""A sweep: one process looks after it, another one is Hydra's launcher, and each job starts a run of its own.
 
-A sweep that ended early goes on like a single run: the same command with `sweep=resume` skips the jobs that
-have finished, resumes those that have a run, and starts the others. What decides the bits of its runs must
-still be what it was: code and libraries unless `accept=changes` is said, the configuration always.
+A job is known by its overrides: they and the id of the sweep make the id of its run. So a job finds its run
+again without an index, in a sweep that is resumed as well as in a job that a scheduler calls a second time:
+a run that has finished is not repeated, one that ended early goes on, and one that is missing is started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import json
 import os
-import platform
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
+import xxhash
+
+from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.loading import from_dict, load_config
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import package_versions
@@ -49,665 +47,439 @@ from rltemplate.run.continuation import (
     how_back,
 )
 from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
-from rltemplate.run.job import PROJECT, Job, new_job
-from rltemplate.run.lines import replace_text
-from rltemplate.run.lock import RunLock
-from rltemplate.run.record import RunRecord, SweepMembership
+from rltemplate.run.job import PROJECT, Job, new_job, run_folder
+from rltemplate.run.record import FINISHED, RunRecord, SweepMembership
+from rltemplate.run.sweep_record import SweepJob, SweepRecord
 from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError
 
 NEWEST = "resume"
-
-# What launchers change in the environment of their workers and a single run therefore would not have.
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+# What launchers change in the environment of their workers, and a single run would not have.
 _CHANGED_BY_LAUNCHERS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMBA_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "ENABLE_IPC",
-    "KMP_INIT_AT_FORK",
-    "CUDA_VISIBLE_DEVICES",
-    "PYTHONPATH",
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ENABLE_IPC"),
+    *("KMP_INIT_AT_FORK", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"),
 )
-_FINISHED, _REFUSED, _INTERRUPTED = 0, 2, (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-class Sweep:
-    """The folder of a sweep and its index `sweep.json`.
+def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]) -> int:
+    """Run the sweep of a checked command to its end; the exit status of the command.
 
-    Jobs may run in several processes at once. Each of them changes the index under a lock and replaces the
-    file as a whole, so that a reader always finds a complete one.
+    Raises ConfigError, before anything has started, if the sweep cannot be resumed.
     """
-
-    def __init__(self, folder: Path, session: int = 0) -> None:
-        """Take part in the sweep whose folder exists, the `session`th time that it was resumed."""
-        self.folder = folder
-        self.session = session
-        self._lock: int | None = None  # a file descriptor
-        self._received: list[int] = []  # signals, from just before the launcher is split off
-        self._handled: list[int] = []
-        self._supervising: int | None = None  # a file descriptor
-
-    @classmethod
-    def create(
-        cls, config: Config, command: Sequence[str], words: Sequence[str], num_jobs: int | None
-    ) -> Sweep:
-        """Make the folder, and record the code as it is now: the last job may start in days.
-
-        `words` say what the sweep is, and find it again.
-        """
-        sweep_id = paths.new_id("sweep")
-        sweep = cls(sweeps_dir(config) / sweep_id)
+    root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
+    if plan.resume is None:
+        folder = root / paths.new_id("sweep")
         try:
-            sweep.folder.mkdir(parents=True)
+            folder.mkdir(parents=True)
         except OSError as error:
-            raise ConfigError(f"runs_dir={config.runs_dir}: cannot be made, {error.strerror}") from error
-        snapshot = take_snapshot(PROJECT, keep_ref=sweep_id)
-        sweep._hold()
-        index = {
-            "id": sweep_id,
-            "status": "running",
-            "command": list(command),
-            "words": list(words),
-            "num_jobs": num_jobs,
-            "start_time": _now(),
-            "end_time": None,
-            "signal": None,
-            "resumed": [],
-            "snapshot": json.loads(snapshot.to_json()),
-            "versions": package_versions(),
-            "jobs": [],
-        }
-        _write(sweep.folder / paths.SWEEP_INDEX, index)
-        return sweep
+            raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
+        _lock(folder)
+        record = _new_record(folder.name, plan, command)
+    else:
+        folder = find_sweep(root, plan.resume, plan.words)
+        _lock(folder)
+        record = SweepRecord.read(folder)
+        if record.status == "finished":
+            print("every job has finished already; nothing is started")
+            _show(record, folder)
+            return 0
+        _resume(record, folder, plan, command)
+    record.write(folder)
+    place = {word: i for i, word in enumerate(record.words)}
+    sys.argv[1:] = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
+    session = len(record.commands) - 1
+    received = _catch_signals()
+    launcher = _fork_launcher(folder, session)
+    if launcher == 0:
+        start_jobs()
+        return 0
+    launched = _wait(launcher, received, _stop_file(folder, session))
+    return _finish(folder, launched, received)
 
-    @classmethod
-    def resume(
-        cls,
-        folder: Path,
-        command: Sequence[str],
-        configs: Sequence[Config],
-        num_jobs: int | None,
-        accept: bool = False,
-    ) -> Sweep:
-        """Go on with the sweep of a folder; nothing of one that has finished is touched.
 
-        `configs` are those that its words stand for now, `num_jobs` how many there are (None: unknown).
-        Raises ConfigError in a line or two, and changes nothing, if the sweep or one of its unfinished runs
-        is still running, if a configuration has changed, or code or libraries that nobody accepts.
-        """
-        sweep = cls(folder)
-        sweep._hold()
-        try:
-            if not sweep.finished:
-                sweep._go_on(command, configs, num_jobs, accept)
-        except ConfigError:
-            sweep._release()
-            raise
-        return sweep
+# --- The beginning ---------------------------------------------------------------------------------------
 
-    def _go_on(
-        self, command: Sequence[str], configs: Sequence[Config], num_jobs: int | None, accept: bool
-    ) -> None:
-        index = self.read()
-        unfinished = [job for job in index["jobs"] if job["status"] != "finished"]
-        run_dirs = [paths.job_run(self.folder, job) for job in unfinished]
-        left = [path for path in run_dirs if path is not None and (path / paths.RECORD).is_file()]
-        for run_dir in left:  # of a supervisor that was killed, or still in the hands of a scheduler
-            lock = RunLock(run_dir)
-            lock.acquire()
-            lock.release()
-        if len(configs) == num_jobs:
-            self._check_configs(index, configs)
-        kept = index["snapshot"]
-        began = {name: kept.get(name) for name in GitRecord.__dataclass_fields__} | {"ref": kept["keep_ref"]}
-        first = RunRecord(id=index["id"], status="", git=GitRecord(**began), versions=index["versions"])
-        records = [first, *_records(left)]
-        snapshot = take_snapshot(PROJECT)
-        changed = _changes(index["id"], records, snapshot, accept)
-        if snapshot.tree != kept["tree"]:
-            snapshot = take_snapshot(PROJECT, keep_ref=f"{index['id']}-{secrets.token_hex(3)}")
-            kept = json.loads(snapshot.to_json())
-        now = {"snapshot": kept, "versions": package_versions(), "num_jobs": num_jobs}
-        with self._changed() as index:
-            ended = index["status"]
-            resumed = {
-                "time": _now(),
-                "command": list(command),
-                # Whoever is killed has no time to say so.
-                "interruption": "killed" if ended == "running" else ended,
-                "accept": accept,
-                "changed": changed,
-            }
-            _give_up_running(index)
-            index["resumed"].append(resumed)
-            index |= {"status": "running", "signal": None, "end_time": None, **now}
-        self.session = len(index["resumed"])
-        print(f"sweep {index['id']} goes on: {_summary(index)}", flush=True)
 
-    @classmethod
-    def from_environment(cls) -> Sweep | None:
-        """The sweep that this process works for, if any."""
-        folder = os.environ.get(SWEEP_VARIABLE)
-        return None if folder is None else cls(Path(folder), int(os.environ[SESSION_VARIABLE]))
+def _lock(folder: Path) -> None:
+    """Be the only one who looks after the sweep until the end of this process, or raise ConfigError.
 
-    def read(self) -> dict[str, Any]:
-        """The index as it is now."""
-        index: dict[str, Any] = json.loads((self.folder / paths.SWEEP_INDEX).read_text(encoding="utf-8"))
-        return index
+    The launcher inherits the lock, and may outlive a supervisor that was killed. Runs do not.
+    """
+    fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"sweep {folder.name} is still running; wait, or end that first") from None
 
-    @property
-    def finished(self) -> bool:
-        """Whether every job has come to its end."""
-        return bool(self.read()["status"] == "finished")
 
-    def in_order(self, argv: Sequence[str]) -> list[str]:
-        """The words of a command in the order in which the sweep was started, which numbers its jobs."""
-        place = {word: i for i, word in enumerate(self.read()["words"])}
-        return sorted(argv, key=lambda word: place.get(word, len(place)))
+def _new_record(sweep_id: str, plan: Plan, command: Sequence[str]) -> SweepRecord:
+    """Record the code as it is now: the last job may start in days."""
+    return SweepRecord(
+        id=sweep_id,
+        words=plan.words,
+        num_jobs=plan.num_jobs,
+        commands=[list(command)],
+        start_time=_now(),
+        versions=package_versions(),
+        snapshot=json.loads(take_snapshot(PROJECT, keep_ref=sweep_id).to_json()),
+    )
 
-    @contextlib.contextmanager
-    def _changed(self) -> Iterator[dict[str, Any]]:
-        # Released by the kernel when its holder dies, so a killed job locks nobody out.
-        with (self.folder / ".index.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            index = self.read()
-            yield index
-            index["jobs"].sort(key=lambda job: job["job"])
-            _write(self.folder / paths.SWEEP_INDEX, index)
 
-    def _hold(self) -> None:
-        """Be the only one who looks after the sweep, or raise ConfigError with a line about who does.
+def _resume(record: SweepRecord, folder: Path, plan: Plan, command: Sequence[str]) -> None:
+    """Check that the sweep may go on, and make its record that of a new start; see `run_sweep`."""
+    _check_configs(folder, record, plan)
+    snapshot = take_snapshot(PROJECT)
+    record.changed = _check_changes(record, snapshot, plan.accept)
+    if snapshot.tree != record.snapshot["tree"]:
+        snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
+        record.snapshot = json.loads(snapshot.to_json())
+    # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
+    _ask(_stop_file(folder, len(record.commands) - 1), signal.SIGTERM)
+    for job in record.jobs:
+        _settle(job, folder, "failed")
+    counted = Counter(job.status for job in record.jobs)
+    counted["not started"] += max(0, (plan.num_jobs or 0) - len(record.jobs))
+    summary = ", ".join(f"{number} {status}" for status, number in counted.items() if number)
+    print(f"sweep {record.id} goes on: {summary or 'no job yet'}", flush=True)
+    for path in folder.glob("job_*.json"):
+        path.unlink()
+    record.status, record.end_time, record.jobs = "running", None, []
+    record.versions, record.num_jobs, record.accept = package_versions(), plan.num_jobs, plan.accept
+    record.commands.append(list(command))
 
-        The lock is not that of runs, which ends with one process: the launcher holds this one as well, and
-        may outlive a supervisor that was killed. Runs and workers are other programs and do not.
-        """
-        fd = os.open(self.folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            os.close(fd)
-            by = f", looked after by {holder}" if holder else ""
+
+def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
+    """The folder of the newest sweep that was started with `words`, in any order.
+
+    `text` is `resume`, or a part of the id of the sweep that is meant. Raises ConfigError.
+    """
+    known: dict[str, list[str]] = {}
+    for path in sorted(root.glob(f"*/{paths.SWEEP_INDEX}")):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # damaged, or of an earlier version
+            known[path.parent.name] = SweepRecord.read(path.parent).words
+    meant = [name for name in known if text == NEWEST or text in name]
+    if not meant:
+        newest = f", such as {max(known)}" if known else ""
+        raise ConfigError(
+            f"sweep={text}: no such sweep in {root}; allowed: {NEWEST}, or the id of a sweep{newest}"
+        )
+    same = [name for name in meant if sorted(known[name]) == sorted(words)]
+    if len(same) > 1:
+        print(f"note: {len(same)} sweeps have these words; {same[-1]} goes on", file=sys.stderr)
+    if same:
+        return root / same[-1]
+    nearest = min(reversed(meant), key=lambda name: len(set(known[name]) ^ set(words)))
+    theirs, ours = (
+        " ".join(word for word in some if word not in others) or "nothing"
+        for some, others in ((known[nearest], words), (words, known[nearest]))
+    )
+    raise ConfigError(
+        f"sweep={text}: no sweep in {root} was started with these words\n"
+        f"the nearest is {nearest}, which has {theirs} where this command has {ours}"
+    )
+
+
+def _check_configs(folder: Path, record: SweepRecord, plan: Plan) -> None:
+    """Raise ConfigError if a job would now have another configuration than its run was started with."""
+    now = {_meaning(words): deciding(c) for words, c in zip(plan.overrides, plan.configs, strict=True)}
+    for job in record.jobs:
+        run_dir, expected = job.run(folder), now.get(_meaning(job.overrides))
+        if run_dir is None or expected is None or not (run_dir / paths.CONFIG).is_file():
+            continue
+        before = deciding(load_config(run_dir / paths.CONFIG))
+        for key, value in expected.items():
+            if value not in (before.get(key), "auto"):  # which has got a value since the run began
+                raise ConfigError(
+                    f"{key}={value}: {run_dir.name} ({' '.join(job.overrides)}) was started with "
+                    f"{before.get(key)}\na sweep goes on with the configuration that it had: "
+                    "bring conf/ back, or start another sweep"
+                )
+
+
+def _check_changes(record: SweepRecord, snapshot: Snapshot, accept: bool) -> dict[str, list[str]]:
+    """Code and libraries that decide results and have changed; ConfigError unless that is accepted."""
+    facts = {name: record.snapshot.get(name) for name in GitRecord.__dataclass_fields__}
+    before = GitRecord(**facts | {"ref": record.snapshot["keep_ref"]})
+    changed = {"code": changed_code(before, snapshot), "libraries": changed_libraries(record.versions)}
+    for what, found in changed.items():
+        if found and not accept:
             raise ConfigError(
-                f"sweep {self.folder.name} is still running{by}; wait, or end that first"
-            ) from None
-        self._lock = fd
-        self._sign(f"process {os.getpid()}")
+                f"{record.id}: the {what} changed since the sweep began: {few(found)}\n"
+                f"bring back {how_back(what, before.ref)}, or go on all the same with accept={ACCEPT}"
+            )
+    return {what: found for what, found in changed.items() if found}
 
-    def _sign(self, who: str) -> None:
-        """Write into the lock who has it."""
-        if self._lock is not None:
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{who} on {platform.node()}\n".encode(), 0)
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+# --- The process that looks after the sweep --------------------------------------------------------------
 
-    def _check_configs(self, index: Mapping[str, Any], configs: Sequence[Config]) -> None:
-        """Raise ConfigError unless the runs that there are have configurations from among these."""
-        now = [deciding(config) for config in configs]
-        for job in index["jobs"]:
-            run_dir = paths.job_run(self.folder, job)
-            if run_dir is not None and (run_dir / paths.CONFIG).is_file():
-                before = deciding(load_config(run_dir / paths.CONFIG))
-                # Which one is meant shows in what they share.
-                found = min((_differences(before, each) for each in now), key=len)
-                _refuse_differences(job, found, job["run_id"])
 
-    def fork_launcher(self) -> int:
-        """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
+def _catch_signals() -> list[int]:
+    """Collect signals that ask a process to end, from before there is a launcher; ignored ones stay so."""
+    received: list[int] = []
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: received.append(number))
+    return received
 
-        It leaves the process group of the terminal, and takes workers and runs with it. Ctrl-C would
-        otherwise reach all of them, and kill the workers that wait for the runs; now only this process hears
-        it, and tells the runs. Some schedulers signal every process that there is: the launcher goes on, for
-        a run that was asked to end has still to be waited for.
-        """
-        inherited = {name: os.environ.get(name) for name in _CHANGED_BY_LAUNCHERS}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # From before there is a launcher: a signal in between would end this process and leave it alone.
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, _: self._received.append(number))
-                self._handled.append(number)
-        supervisor = os.getpid()
 
-        def leave_it_to_the_supervisor(number: int, _frame: FrameType | None) -> None:
-            if os.getppid() != supervisor:  # it was killed
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+def _fork_launcher(folder: Path, session: int) -> int:
+    """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
 
-        # This process alone has the end that is written to, which closes with it however it ends.
-        supervised, self._supervising = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.setpgid(0, 0)
-            os.close(self._supervising)
-            threading.Thread(target=self._end_unsupervised, args=(supervised,), daemon=True).start()
-            for each in self._handled:
-                signal.signal(each, leave_it_to_the_supervisor)  # other programs do not inherit it
-            os.environ[INHERITED_VARIABLE] = json.dumps(inherited)
-            os.environ[SWEEP_VARIABLE] = str(self.folder)
-            os.environ[SESSION_VARIABLE] = str(self.session)
-            # Workers import this package to find the function that they are to call.
-            others = os.environ.get("PYTHONPATH")
-            path = [str(PROJECT), *([others] if others else [])]
-            os.environ["PYTHONPATH"] = os.pathsep.join(path)
-        else:
-            os.close(supervised)
-            self._sign(f"process {supervisor} and its launcher {pid}")
+    It leaves the process group of the terminal, and takes workers and runs with it: Ctrl-C would otherwise
+    kill the workers that wait for the runs. Now only the supervisor hears it, and asks the runs to end.
+    """
+    inherited = {name: os.environ.get(name) for name in _CHANGED_BY_LAUNCHERS}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The supervisor alone has the end that is written to, which closes with it however it ends.
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(reading)
         return pid
+    os.setpgid(0, 0)
+    os.close(writing)
 
-    def _end_unsupervised(self, supervised: int) -> None:
-        """In the launcher: when the supervisor is gone, start no further jobs and ask the runs to end."""
-        os.read(supervised, 1)
-        print(f"sweep {self.folder.name} has lost its supervisor: its runs are ended", file=sys.stderr)
-        self.stop(signal.SIGTERM)
+    def end_without_supervisor() -> None:
+        os.read(reading, 1)
+        print(f"sweep {folder.name} has lost its supervisor: its runs are ended", file=sys.stderr)
+        _ask(_stop_file(folder, session), signal.SIGTERM)
 
-    def wait(self, launcher: int) -> bool:
-        """Wait for the launcher and pass signals on to the runs; whether it came to its end.
+    threading.Thread(target=end_without_supervisor, daemon=True).start()
+    for number in STOP_SIGNALS:  # some schedulers signal every process; other programs do not inherit this
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    # Workers import this package to find the function that they are to call.
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {
+        INHERITED_VARIABLE: json.dumps(inherited),
+        SWEEP_VARIABLE: str(folder),
+        SESSION_VARIABLE: str(session),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+    return 0
 
-        The first signal asks the runs to end, which may take them an iteration; the second reaches them
-        again; the third ends everything at once.
-        """
-        # Needed when the sweep ends, and by then the files may hold other code than what runs here.
-        import rltemplate.analysis.journal  # noqa: F401
 
-        passed = 0
-        while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
-            for number in self._received[passed:]:
-                passed += 1
-                if passed > 2:
-                    os.killpg(launcher, signal.SIGKILL)
-                else:
-                    self.stop(number)
-            time.sleep(0.05)
-        for number in self._handled:
-            signal.signal(number, signal.SIG_IGN)
-        return os.waitstatus_to_exitcode(ended[1]) == 0
+def _wait(launcher: int, received: Sequence[int], stop: Path) -> bool:
+    """Wait for the launcher and pass signals on to the jobs; true if it came to its end.
 
-    def stop(self, number: int) -> None:
-        """Start no further jobs and send the signal to those that run on this machine."""
-        # A run knows more signals, but only two ways to say that it was asked to end.
-        sent = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        with self._changed() as index:
-            index["signal"] = index["signal"] or int(sent)
-            for job in index["jobs"]:
-                if job["status"] == "running" and job["host"] == socket.gethostname():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(job["pid"], sent)
+    The first signal asks the runs to end, which may take them an iteration; the second reaches them again;
+    the third ends everything at once.
+    """
+    # Needed at the end, when the files may hold other code than what runs here.
+    import rltemplate.analysis.journal  # noqa: F401
 
-    def run(
-        self, number: int, config: Config, overrides: Sequence[str], *, env_name: str, console: bool
-    ) -> float | None:
-        """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+    passed = 0
+    while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
+        for number in received[passed:]:
+            passed += 1
+            if passed > 2:
+                os.killpg(launcher, signal.SIGKILL)
+            else:  # a run knows more signals, but only two ways to say that it was asked to end
+                _ask(stop, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        time.sleep(0.05)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    return os.waitstatus_to_exitcode(ended[1]) == 0
 
-        A job that the index has goes on: one that has finished is not run again, of one that has a run the
-        run is resumed, whether the sweep was resumed or a scheduler calls the job a second time.
 
-        Without a console of its own the job writes to `job_<number>.log` in the folder of the sweep.
-        """
-        with self._changed() as index:
-            if len(index["resumed"]) != self.session:  # a scheduler started late what is done elsewhere
-                print(f"{' '.join(overrides)}: the sweep was resumed, which this process is no part of")
-                return None
-            entry = self._entry(index, number, overrides)
-            title = f"#{entry['job']} {' '.join(overrides)}"
-            if entry["status"] == "finished":
-                print(f"{title}: finished already", flush=True)
-                return _last_value(entry)
-            if index["signal"] is not None:
-                return None
-            try:
-                job = self._job(index, entry, config, overrides, env_name)
-            except ConfigError as error:
-                self._refuse(entry, error)
-                return None
-            if job is None:  # it came to its end, and who should have written so did not
-                self._close(entry, _FINISHED)
-                print(f"{title}: finished already", flush=True)
-                return _last_value(entry)
-            log = None if console else self.folder / f"job_{entry['job']}.log"
-            shown = f"{title}\n   goes on in {job.run_dir}" if job.resume else title
-            print(shown if log is None else f"{shown}\n   output in {log}", flush=True)
-            environment = worker_environment(job, from_dict(job.config), _inherited_environment())
-            entry |= {"exit_status": None, "end_time": None, "return": None}
-            try:
-                process = _spawn(worker_command(), environment, log)
-            except OSError as error:
-                problem = f"its process could not be started: {error}"
-                entry |= {"status": "failed", "end_time": _now(), "problem": problem}
-                print(f"#{entry['job']} failed: {problem}", flush=True)
-                return None
-            # Still under the lock: whoever stops the sweep now finds the process or prevents it.
-            entry |= {"status": "running", "host": socket.gethostname(), "pid": process.pid}
-            entry["start_time"] = entry["start_time"] or _now()
+def _stop_file(folder: Path, session: int) -> Path:
+    """The signals that jobs pass on to their runs, one a line. With it, no further job starts."""
+    return folder / f"stop-{session}"
+
+
+def _ask(stop: Path, number: int) -> None:
+    with stop.open("a") as file:
+        file.write(f"{int(number)}\n")
+
+
+def _asked(stop: Path) -> list[int]:
+    return [int(line) for line in stop.read_text().split()] if stop.exists() else []
+
+
+def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
+    """Close the record, print the table of jobs and return the exit status of the command."""
+    record = SweepRecord.read(folder)
+    for job in record.jobs:
+        _settle(job, folder, "interrupted" if received else "failed")
+    record.status, record.end_time = "failed", _now()
+    exit_status = 1
+    if received:
+        record.status = "interrupted"
+        exit_status = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
+    elif launched and len(record.jobs) >= (record.num_jobs or 1):
+        statuses = {job.status for job in record.jobs}
+        if statuses == {"finished"}:
+            record.status, exit_status = "finished", 0
+        elif statuses == {"refused"}:
+            exit_status = 2
+    record.write(folder)
+    from rltemplate.analysis.journal import write_sweep
+
+    write_sweep(folder, asdict(record), folder.parent.parent, PROJECT)
+    _show(record, folder)
+    return exit_status
+
+
+def _settle(job: SweepJob, folder: Path, instead: str) -> None:
+    """Correct the status of a job whose process had no time to say how it ended."""
+    if job.status == "running":
+        _close(job, folder, None)
+        job.status = job.status if job.status == "finished" else instead
+
+
+def _show(record: SweepRecord, folder: Path) -> None:
+    """Print a line for each job, the reasons of those that failed, and where the record is."""
+    print(f"sweep {record.id}: {record.status}")
+    for job in record.jobs:
+        value = "" if job.final_return is None else f", return {job.final_return:.2f}"
+        print(f"#{job.job} {' '.join(job.overrides)}: {job.status}{value}, {job.run_id or 'no run'}")
+        if job.status in ("failed", "refused"):
+            log = folder / f"job_{job.job}.log"
+            where = log if log.exists() else job.run(folder) or "above"
+            print(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
+    print(folder / paths.SWEEP_INDEX)
+
+
+# --- A job -----------------------------------------------------------------------------------------------
+
+
+def run_job(
+    compose: Callable[[], Config], env_name: str, overrides: list[str], number: int, console: bool
+) -> float | None:
+    """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+
+    Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
+    """
+    folder = Path(os.environ[SWEEP_VARIABLE])
+    stop = _stop_file(folder, int(os.environ[SESSION_VARIABLE]))
+    if stop.exists():
+        return None
+    title, entry = f"#{number} {' '.join(overrides)}", SweepJob(job=number, overrides=overrides)
+    try:
+        job = _prepare(entry, folder, compose(), env_name)
+    except ConfigError as error:
+        entry.status, entry.exit_status, entry.problem = "refused", 2, str(error)
+        entry.write(folder)
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    if job is None:
+        _close(entry, folder, 0)
+        print(f"{title}: finished already", flush=True)
+        return entry.final_return
+    log = None if console else folder / f"job_{number}.log"
+    shown = f"{title}\n   goes on in {job.run_dir}" if job.resume else title
+    print(shown if log is None else f"{shown}\n   output in {log}", flush=True)
+    entry.status = "running"
+    entry.write(folder)
+    try:
+        process = _spawn(job, log)
+    except OSError as error:
+        exit_status, entry.problem = 1, f"its process could not be started: {error}"
+    else:
         try:
-            process.wait()
-        except BaseException as raised:
-            # A scheduler takes the job away, and its handler ends this process: the run must not outlive it.
-            process.terminate()
-            process.wait()
+            exit_status = _wait_for(process, stop)
+        except BaseException as raised:  # a handler of the scheduler, which takes the job away
+            _close(entry, folder, 128 + signal.SIGTERM)
             if not isinstance(raised, Exception):
                 raise
             print(f"{title}: {raised}", file=sys.stderr)
-        finally:
-            if process.returncode is not None:
-                with self._changed() as index:
-                    entry = next(job for job in index["jobs"] if job["run_id"] == entry["run_id"])
-                    code = process.returncode
-                    self._close(entry, code if code >= 0 else 128 - code)  # as a shell reports a signal
-        if log is not None:
-            print(f"#{entry['job']} {entry['status']}", flush=True)
-        return _last_value(entry)
-
-    def refuse(self, number: int, overrides: Sequence[str], error: ConfigError) -> None:
-        """Record a job that cannot be run, for what is wrong with its configuration, and say so."""
-        with self._changed() as index:
-            if len(index["resumed"]) == self.session:
-                self._refuse(self._entry(index, number, overrides), error)
-
-    def _refuse(self, entry: dict[str, Any], error: ConfigError) -> None:
-        entry |= {"status": "refused", "exit_status": _REFUSED, "end_time": _now(), "problem": str(error)}
-        print(f"error: {error}", file=sys.stderr)
-
-    def _entry(self, index: dict[str, Any], number: int, overrides: Sequence[str]) -> dict[str, Any]:
-        """What the index says of this job, which it may not have had until now.
-
-        Overrides say which job it is: a sweeper that draws may come to other numbers the second time. Jobs
-        with equal ones are told apart by what the launcher called them.
-        """
-        called = [self.session, number]
-        known: list[dict[str, Any]] = [
-            job
-            for job in index["jobs"]
-            if _meaning(job["overrides"]) == _meaning(overrides)
-            and (job["launch"] == called or job["launch"][0] < self.session)
-        ]
-        if known:
-            entry = min(known, key=lambda job: (job["launch"] != called, job["job"] != number))
-        else:
-            taken = {job["job"] for job in index["jobs"]}
-            entry = {
-                "job": max(taken) + 1 if number in taken else number,
-                "overrides": list(overrides),
-                "run_id": None,
-                "run_dir": None,
-                "status": "not started",
-                "exit_status": None,
-                "start_time": None,
-                "end_time": None,
-                "host": None,
-                "pid": None,
-                "return": None,
-                "resumed": 0,
-            }
-            index["jobs"].append(entry)
-        entry["launch"] = called
-        return entry
-
-    def _job(
-        self,
-        index: Mapping[str, Any],
-        entry: dict[str, Any],
-        config: Config,
-        overrides: Sequence[str],
-        env_name: str,
-    ) -> Job | None:
-        """What the process of a run is told, and the index as well; None if the run has finished."""
-        last = index["resumed"][-1] if index["resumed"] else {"command": index["command"], "accept": False}
-        membership = SweepMembership(id=index["id"], dir=str(self.folder), job=entry["job"])
-        there = paths.job_run(self.folder, entry)
-        if there is not None and (there / paths.RECORD).is_file():
-            job = resume_job(there, last["command"], accept=last["accept"])
-            if job is None:
-                return None
-            before, now = deciding(from_dict(job.config)), deciding(config)
-            _refuse_differences(entry, _differences(before, now), job.run_id)
-            entry["resumed"] += 1
-            entry.pop("problem", None)
-            return replace(job, sweep=membership, journal=False)
-        entry.pop("problem", None)
-        job = new_job(config, last["command"], env_name=env_name, overrides=overrides, sweep=membership)
-        entry |= {
-            "run_id": job.run_id,
-            "run_dir": os.path.relpath(job.run_dir, self.folder),
-            "start_time": None,
-        }
-        return job
-
-    def _close(self, entry: dict[str, Any], exit_status: int) -> None:
-        """Enter the end of a job. Its record decides: only a run that reached its end is `finished` there."""
-        run_dir = paths.job_run(self.folder, entry)
-        record = None if run_dir is None else next(_records([run_dir]), None)
-        status, recorded = _status(exit_status), "missing" if record is None else record.status
-        if recorded == "finished":
-            status = "finished"
-        elif status == "finished":
-            status = "failed"
-            entry["problem"] = f"its process ended with exit status 0 and its record is {recorded}"
-        value = None if record is None else record.final_metrics.get("eval/return")
-        entry |= {"status": status, "exit_status": exit_status, "end_time": _now()}
-        entry["return"] = None if value is None else float(value)
-
-    def finish(self, launched: bool) -> int:
-        """Close the index, print the table of jobs and return the exit status of the command.
-
-        `launched` says whether the launcher came to its end, so that no job is missing.
-        """
-        exit_status: int
-        with self._changed() as index:
-            jobs = index["jobs"]
-            complete = launched and len(jobs) >= (index["num_jobs"] or 1)
-            _give_up_running(index)
-            if index["signal"] is not None:
-                index["status"], exit_status = "interrupted", 128 + index["signal"]
-            elif complete and all(job["status"] == "finished" for job in jobs):
-                index["status"], exit_status = "finished", _FINISHED
-            else:
-                refused = bool(jobs) and all(job["status"] == "refused" for job in jobs)
-                index["status"], exit_status = "failed", _REFUSED if refused else 1
-            index["end_time"] = _now()
-        from rltemplate.analysis.journal import write_sweep
-
-        write_sweep(self.folder, index, self.folder.parent.parent, PROJECT)
-        self.show()
-        return exit_status
-
-    def show(self) -> None:
-        """Print the table of jobs."""
-        _print_table(self.read(), self.folder)
+            return None
+    _close(entry, folder, exit_status)
+    if log is not None:
+        print(f"#{number} {entry.status}", flush=True)
+    return entry.final_return
 
 
-def sweeps_dir(config: Config) -> Path:
-    """Where the folders of sweeps are, absolute."""
-    return Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS
+def _prepare(entry: SweepJob, folder: Path, config: Config, env_name: str) -> Job | None:
+    """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
+    record = SweepRecord.read(folder)
+    # A sweeper that draws may ask for other values under a number when the sweep is resumed.
+    number = None if record.num_jobs is None else entry.job
+    key = xxhash.xxh3_64_hexdigest(f"{record.id} {_meaning(entry.overrides)} {number}".encode())
+    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{key[:8]}"
+    run_id = f"{prefix}{secrets.token_hex(2)}"
+    run_dir = run_folder(config, run_id, env_name)
+    there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
+    if there is not None:
+        run_id, run_dir = there.parent.name, there.parent
+    entry.run_id, entry.run_dir = run_id, os.path.relpath(run_dir, folder)
+    command, membership = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
+    if there is not None:
+        job = resume_job(run_dir, command, accept=record.accept)
+        return job and replace(job, sweep=membership, journal=False)
+    job = new_job(config, command, env_name=env_name, overrides=entry.overrides, sweep=membership)
+    return replace(job, run_id=run_id, run_dir=str(run_dir))
 
 
-def find_sweep(folder: Path, text: str, words: Sequence[str]) -> tuple[Path, str | None]:
-    """The folder of the sweep that goes on, and a note where it was chosen from several.
-
-    `text` is `resume` for the newest one in `folder` that was started with `words`, in any order, else its
-    id or a unique part of it. Raises ConfigError if there is none, or if its words are others.
-    """
-    known = {}
-    for path in sorted(folder.glob(f"*/{paths.SWEEP_INDEX}")):
-        with contextlib.suppress(OSError, ValueError):
-            known[path.parent.name] = json.loads(path.read_text(encoding="utf-8")).get("words")
-    told = f"sweep={text}"
-    if text == NEWEST:
-        same = [name for name, of in known.items() if of is not None and sorted(of) == sorted(words)]
-        if same:
-            note = f"{len(same)} sweeps have these words; {same[-1]} goes on, sweep=ID takes another one"
-            return folder / same[-1], note if len(same) > 1 else None
-        comparable = [name for name, of in known.items() if of is not None]
-        if not comparable:
-            raise ConfigError(f"{told}: there is no sweep in {folder}; start one without {told}")
-        nearest = min(reversed(comparable), key=lambda name: len(set(known[name]) ^ set(words)))
-        raise ConfigError(
-            f"{told}: no sweep in {folder} was started with these words\n"
-            f"the nearest is {nearest}, {_compared(known[nearest], words)}"
-        )
-    matches = [text] if text in known else [name for name in known if text in name]
-    if len(matches) != 1:
-        near = f"did you mean {NEWEST}? " if difflib.get_close_matches(text, [NEWEST]) else ""
-        allowed = f"{near}allowed: {NEWEST}, or a unique part of the id of a sweep in {folder}"
-        found = f"in the ids of {len(matches)} sweeps" if matches else "no such sweep"
-        raise ConfigError(f"{told}: {found}; {allowed}{f', as {max(known)}' if known else ''}")
-    of = known[matches[0]]
-    if of is None or sorted(of) != sorted(words):
-        how = "which did not record its words" if of is None else _compared(of, words)
-        raise ConfigError(f"{told}: this command is not that of {matches[0]}, {how}")
-    return folder / matches[0], None
-
-
-def _compared(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """Of two commands, what each has that the other has not."""
-    has, here = (
-        " ".join(word for word in words if word not in others) or "nothing"
-        for words, others in ((theirs, ours), (ours, theirs))
+def _meaning(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Overrides but those that say where a run lies, what it is for, and who starts it."""
+    named = [(word.partition("=")[0], word) for word in overrides]
+    return tuple(
+        sorted(word for key, word in named if key not in BOOKKEEPING_KEYS and not key.startswith("hydra"))
     )
-    return f"which has {has} where this command has {here}"
 
 
-def _meaning(overrides: Sequence[str]) -> list[str]:
-    return sorted(word for word in overrides if word.partition("=")[0] not in BOOKKEEPING_KEYS)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Keys with other values: key, value before, value now."""
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    # What was left open has a value since the run began.
-    keys = [key for key in keys if (key, now.get(key)) != ("determinism.products", "auto")]
-    return [(key, before.get(key), now.get(key)) for key in keys]
-
-
-def _refuse_differences(
-    entry: Mapping[str, Any], differences: Sequence[tuple[str, Any, Any]], run_id: str
-) -> None:
-    if differences:
-        key, before, now = differences[0]
-        raise ConfigError(
-            f"{key}={now}: {run_id} ({' '.join(entry['overrides'])}) was started with {before}\n"
-            "a sweep goes on with the configuration that it had: bring conf/ back, or start another sweep"
+def _spawn(job: Job, log: Path | None) -> subprocess.Popen[bytes]:
+    environment = worker_environment(job, from_dict(job.config), _inherited_environment())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if log is None:
+        return subprocess.Popen(worker_command(), env=environment, stdin=subprocess.DEVNULL)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
 
 
-def _records(run_dirs: Sequence[Path]) -> Iterator[RunRecord]:
-    """The records that can be read; a job is refused when its turn comes, and says why."""
-    for run_dir in run_dirs:
-        with contextlib.suppress(ConfigError):
-            yield RunRecord.read(run_dir)
+def _wait_for(process: subprocess.Popen[bytes], stop: Path) -> int:
+    """Wait for a run and pass on the signals that the sweep was sent; its exit status, as a shell has it.
+
+    The run does not outlive an exception.
+    """
+    passed = 0
+    try:
+        while process.poll() is None:
+            for number in _asked(stop)[passed:]:
+                process.send_signal(number)
+                passed += 1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            process.wait()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _changes(
-    sweep_id: str, records: Sequence[RunRecord], snapshot: Snapshot, accept: bool
-) -> dict[str, list[str]]:
-    """What decides bits and is not what it was; ConfigError unless that is accepted."""
-    changed: dict[str, list[str]] = {}
-    for what, among in (
-        ("code", [changed_code(record.git, snapshot) for record in records]),
-        ("libraries", [changed_libraries(record.versions) for record in records]),
-    ):
-        found = list(dict.fromkeys(name for names in among for name in names))
-        if not found:
-            continue
-        changed[what] = found
-        if not accept:
-            raise ConfigError(
-                f"{sweep_id}: the {what} changed since the sweep began: {few(found)}\n"
-                f"bring back {how_back(what, records[0].git.ref)}, or go on all the same with accept={ACCEPT}"
-            )
-    return changed
-
-
-def _give_up_running(index: dict[str, Any]) -> None:
-    """Nobody looks after jobs that are still said to run."""
-    for job in index["jobs"]:
-        if job["status"] == "running":
-            job["status"] = "failed" if index["signal"] is None else "interrupted"
-
-
-def _summary(index: Mapping[str, Any]) -> str:
-    """How many jobs are where, in words."""
-    counted = Counter(job["status"] for job in index["jobs"])
-    counted["not started"] += max(0, (index["num_jobs"] or 0) - len(index["jobs"]))
-    return ", ".join(f"{number} {status}" for status, number in counted.items() if number) or "no job yet"
+def _close(job: SweepJob, folder: Path, exit_status: int | None) -> None:
+    """Write the end of a job. Its record decides: only a run that reached its end is `finished` there."""
+    run_dir, record = job.run(folder), None
+    with contextlib.suppress(ConfigError):
+        record = None if run_dir is None else RunRecord.read(run_dir)
+    job.exit_status = exit_status
+    if record is not None and record.status == FINISHED:
+        job.status, job.final_return = FINISHED, record.final_metrics.get("eval/return")
+    elif exit_status in _INTERRUPTED:
+        job.status = "interrupted"
+    else:
+        job.status = "refused" if exit_status == 2 else "failed"
+        if exit_status == 0:
+            recorded = "missing" if record is None else record.status
+            job.problem = f"its process ended with exit status 0 and its record is {recorded}"
+    job.write(folder)
 
 
 def _inherited_environment() -> dict[str, str]:
     """The environment with which the command was started, as far as the launcher has changed it."""
     environment = dict(os.environ)
-    inherited = json.loads(environment.get(INHERITED_VARIABLE, "{}"))
-    # On a cluster the scheduler says which devices a job may use.
-    kept = {"CUDA_VISIBLE_DEVICES"} if "SLURM_JOB_ID" in environment else set()
-    for name, value in inherited.items():
-        if name in kept:
-            continue
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    return environment
-
-
-def _spawn(words: list[str], environment: dict[str, str], log: Path | None) -> subprocess.Popen[bytes]:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if log is None:
-        return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL)
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-        )
-
-
-def _status(exit_status: int) -> str:
-    if exit_status in _INTERRUPTED:
-        return "interrupted"
-    return {_FINISHED: "finished", _REFUSED: "refused"}.get(exit_status, "failed")
-
-
-def _last_value(entry: Mapping[str, Any]) -> float | None:
-    value: float | None = entry["return"]
-    return value
-
-
-def _print_table(index: Mapping[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=f"sweep {index['id']}: {index['status']}", title_justify="left")
-    for column in ("job", "overrides", "status", "return", "run"):
-        table.add_column(column, overflow="fold", justify="right" if column == "return" else "left")
-    for job in index["jobs"]:
-        shown = "-" if job["return"] is None else f"{job['return']:.2f}"
-        style = None if job["status"] == "finished" else "red"
-        overrides = escape(" ".join(job["overrides"]))
-        table.add_row(f"#{job['job']}", overrides, job["status"], shown, job["run_id"] or "-", style=style)
-    console = Console()
-    console.print(table)
-    for job in index["jobs"]:
-        if job["status"] in ("failed", "refused"):
-            log = folder / f"job_{job['job']}.log"
-            where = (
-                log if log.exists() else os.path.normpath(folder / job["run_dir"]) if job["run_dir"] else ""
-            )
-            reason = job.get("problem") or f"exit status {job['exit_status']}, see {where}"
-            text = f"#{job['job']} {' '.join(job['overrides'])}: {job['status']}, {reason}"
-            console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{folder / paths.SWEEP_INDEX}", markup=False, highlight=False, soft_wrap=True)
+    inherited: dict[str, str | None] = json.loads(environment[INHERITED_VARIABLE])
+    if "SLURM_JOB_ID" in environment:  # on a cluster the scheduler says which devices a job may use
+        inherited.pop("CUDA_VISIBLE_DEVICES", None)
+    merged = {**environment, **inherited}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _write(path: Path, index: Mapping[str, Any]) -> None:
-    replace_text(path, [json.dumps(index, indent=2), "\n"])

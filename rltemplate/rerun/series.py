@@ -8,15 +8,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.algorithms import check_actions
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.launch.process import check_memory, worker_command, worker_environment
+from rltemplate.launch.command import check_environments
+from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import Snapshot, take_snapshot
@@ -129,11 +128,4 @@ def take_out(key: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def check_environment(config: Config) -> None:
     """Raise ConfigError if there is no such environment here or the algorithm cannot act in it."""
-    from rltemplate.envs.envs import EnvSpec, check_env
-
-    spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the runs give them again
-        codec = check_env(spec)
-    check_actions(config.algo.name, codec)
-    check_memory(config, codec.obs_size, codec.action_size)
+    check_environments([config])

@@ -363,7 +363,7 @@ def test_levels_checks_settings_digests_and_refs_are_shown(tmp_path: Path) -> No
 def test_sweeps_proofs_and_journal_are_found_beside_the_runs(tmp_path: Path) -> None:
     write_run(tmp_path)
     sweep = {"status": "failed", "words": ["seed=1,2"], "num_jobs": 2}
-    jobs = [{"job": 0, "run_id": "run-1", "status": "finished", "return": 1.0, "overrides": ["seed=1"]}]
+    jobs = [{"job": 0, "run_id": "run-1", "status": "finished", "final_return": 1.0, "overrides": ["seed=1"]}]
     proof: dict[str, Any] = {"sentence": "repeat holds for ppo", "problems": [], "inverse": None}
     for name, document in (
         ("sweeps/s1/sweep.json", sweep | {"jobs": jobs}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import runpy
 import select
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from rltemplate.config.cli.composition import compose_config
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config
+from rltemplate.launch.command import check_environments
 from rltemplate.types import ConfigError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
@@ -147,6 +147,12 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
     ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
     ("run_dir=a,b", ["all jobs of a sweep have one run_dir"]),
+    # how a sweep is carried out
+    ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
+    ("seed=1,2 sweep=", ["expected resume"]),
+    ("seed=1,2 sweep=resume sweep=resume", ["sweep is given twice"]),
+    ("seed=1,2 sweep=resume accept=change", ["accept=change: did you mean changes?"]),
+    ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     # form
     ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
     ("sac", ["did you mean algo=sac?"]),
@@ -477,9 +483,10 @@ def test_questions_are_answered_without_a_trace(words: list[str], expected: str,
 
 def test_a_check_imports_no_torch(tmp_path: Path) -> None:
     program = (
-        "import runpy, sys; from rltemplate.config.cli.preflight import preflight;"
+        "import sys; from rltemplate.config.cli.preflight import preflight;"
+        "from rltemplate.launch.command import check_environments;"
         "plan = preflight(['seed=1,2', 'env=MountainCarContinuous-v0', 'algo=sac']);"
-        f"runpy.run_path({str(SCRIPT)!r})['check_environments'](plan.configs);"
+        "check_environments(plan.configs);"
         "assert 'rltemplate.envs.envs' in sys.modules;"
         "print(sorted({'torch', 'wandb', 'matplotlib', 'tensorboard'} & set(sys.modules)))"
     )
@@ -492,16 +499,13 @@ def test_a_check_imports_no_torch(tmp_path: Path) -> None:
 def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = runpy.run_path(str(SCRIPT))
     words = ["algo=sac", "env=Humanoid", "algo.buffer_size=200000"]
     plan = preflight(words)
-    script["check_environments"](plan.configs)
-    monkeypatch.setattr("rltemplate.launch.process.usable_memory", lambda: 2**29)
-    plan = preflight(words)  # nobody has seen the environment yet
-    assert script["is_known"](plan) is False
+    check_environments(plan.configs)
+    monkeypatch.setattr("rltemplate.launch.command.usable_memory", lambda: 2**29)
     with pytest.raises(ConfigError, match=r"buffer_size=200000: .*has 0\.5 GiB, enough for 1[0-9]{5}$"):
-        script["check_environments"](plan.configs)
-    script["check_environments"](preflight([*words[:2], "algo.buffer_size=150000"]).configs)
+        check_environments(plan.configs)
+    check_environments(preflight([*words[:2], "algo.buffer_size=150000"]).configs)
 
 
 def test_no_run_is_refused_for_more_than_it_needs() -> None:

@@ -1,14 +1,13 @@
-"""One run is one fresh process, and a job of a sweep is the single run of its configuration.
+"""Sweeps: jobs are single runs in fresh processes, signals end them well, and `sweep=resume` goes on.
 
-The commands run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that reports
-what it was given; the last test uses the real one.
+Most tests run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that does what
+the file `orders.json` says for its seed; the last one uses the real one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import shutil
@@ -16,69 +15,84 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import git, newest_state
+from conftest import SHRUNK, alive, copy_project, git
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config
-from rltemplate.launch import process
-from rltemplate.launch.process import SWEEP_VARIABLE, check_folder, run_single, worker_environment
-from rltemplate.launch.sweep import Sweep
-from rltemplate.run.job import JOB_VARIABLE, Job, run_folder
-from rltemplate.run.record import SweepMembership
+from rltemplate.launch import sweep as sweeps
+from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
+from rltemplate.launch.sweep import find_sweep
+from rltemplate.run.sweep_record import SweepRecord
 from rltemplate.types import ConfigError
 
-PROJECT = Path(__file__).resolve().parents[2]
-
-# What a seed makes it do: 13 fails, 14 dies, 15 refuses, 16 ends early, 90 and above wait for a signal.
-FAKE_WORKER = """
+WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
+environment = {name: text for name, text in os.environ.items() if name != "RLTEMPLATE_JOB"}
+from rltemplate.config.loading import from_dict, to_yaml
 from rltemplate.run.job import Job
+from rltemplate.run.lock import RunLock
 
-environment = dict(os.environ)
 job = Job.from_environment()
 seed = job.config["seed"]
-if seed == 15:
+orders = Path("orders.json")
+order = json.loads(orders.read_text()).get(str(seed)) if orders.exists() else None
+if order == "refuse":
     sys.exit(2)
 folder = Path(job.run_dir)
-folder.mkdir(parents=True)
-environment.pop("RLTEMPLATE_JOB")
+folder.mkdir(parents=True, exist_ok=job.resume)
+if order == "die at once":
+    os.kill(os.getpid(), signal.SIGKILL)
+lock = RunLock(folder)
+lock.acquire()
+(folder / "config.yaml").write_text(to_yaml(from_dict(job.config)))
+ignored = [n for n in (2, 15) if signal.getsignal(n) is signal.SIG_IGN]
+blocked = [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
 facts = {"job": json.loads(job.to_json()), "environment": environment, "children": dict(os.environ),
-         "code": __file__, "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-         "ignored": [n.name for n in signal.valid_signals()
-                     if n in (2, 15) and signal.getsignal(n) is signal.SIG_IGN]}
-(folder / "facts.json").write_text(json.dumps(facts))
+         "code": __file__, "signals": [ignored, blocked], "pid": os.getpid()}
+with (folder / "starts.jsonl").open("a") as file:
+    file.write(json.dumps(facts) + "\\n")
 print(f"hello from seed {seed}", flush=True)
-heard = []
-if seed >= 90:
+
+def write(status):
+    record = {"schema": 1, "id": job.run_id, "status": status, "final_metrics": {"eval/return": 10.0 * seed}}
+    (folder / "record.json").write_text(json.dumps(record))
+
+write("running")
+if order in ("wait", "ignore"):
+    heard = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: heard.append(n))
     (folder / "ready").touch()
-    while not heard:
+    while not heard or order == "ignore":
         time.sleep(0.01)
     time.sleep(0.3)  # a second copy of the signal would arrive by now
     (folder / "heard").write_text(json.dumps(heard))
+    write("interrupted")
     sys.exit(128 + heard[0])
-if seed == 14:
-    os.kill(os.getpid(), signal.SIGKILL)
-status = {13: "failed", 16: "running"}.get(seed, "finished")
-record = {"schema": 1, "status": status, "final_metrics": {"eval/return": 10.0 * seed}}
-(folder / "record.json").write_text(json.dumps(record))
-sys.exit(1 if seed == 13 else 0)
+if order == "fail":
+    write("failed")
+    sys.exit(1)
+if order == "end early":
+    sys.exit(0)
+write("finished")
+if order == "die at the end":
+    os.kill(os.getppid(), signal.SIGKILL)  # which would have written that it has finished
+sys.exit(0)
 """
 
 
 @pytest.fixture(scope="module")
-def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project") / "copy"
-    shutil.copytree(fork, copy)
-    (copy / "rltemplate" / "train.py").write_text(FAKE_WORKER)
+    copy_project(copy)
+    (copy / "rltemplate" / "train.py").write_text(WORKER)
+    git(copy, "commit", "-qam", "a worker")
     return copy
 
 
@@ -95,10 +109,7 @@ def leave_nothing_running() -> Iterator[None]:
 
 def kill_session(leader: int) -> list[int]:
     """Kill every process of the session and return those that there were."""
-    if Path("/proc/self").exists():
-        listed = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
-    else:
-        listed = subprocess.check_output(["ps", "-A", "-o", "pid="], text=True).split()
+    listed = subprocess.check_output(["ps", "-A", "-o", "pid="], text=True).split()
     found = []
     for pid in map(int, listed):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or somebody else's
@@ -108,10 +119,12 @@ def kill_session(leader: int) -> list[int]:
     return found
 
 
-def start(project: Path, cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    project: Path, cwd: Path, *words: str, before: Sequence[str] = (), **environment: str
+) -> subprocess.Popen[str]:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.Popen(
-        [sys.executable, str(project / "scripts" / "train.py"), *words],
+        [sys.executable, *before, str(project / "scripts" / "train.py"), *words],
         cwd=cwd,
         env=clean | environment,
         text=True,
@@ -128,287 +141,161 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def train(project: Path, cwd: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+def train(project: Path, cwd: Path, *words: str, **environment: Any) -> tuple[int, str, str]:
     return finish(start(project, cwd, *words, **environment))
 
 
-def index_of(cwd: Path) -> tuple[Path, dict[str, Any]]:
-    (path,) = cwd.glob("runs/sweeps/*/sweep.json")
-    return path.parent, json.loads(path.read_text())
+def order(cwd: Path, **orders: str) -> None:
+    """Tell runs what to do from now on, by seed."""
+    (cwd / "orders.json").write_text(json.dumps({name.lstrip("s"): text for name, text in orders.items()}))
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
-    return facts
+def sweep_in(cwd: Path, runs_dir: str = "runs") -> tuple[Path, SweepRecord]:
+    """The folder of the only sweep, and its record."""
+    (path,) = cwd.glob(f"{runs_dir}/sweeps/*/sweep.json")
+    return path.parent, SweepRecord.read(path.parent)
 
 
-@functools.cache
-def defaults() -> Config:
-    return preflight([]).configs[0]
+def statuses(cwd: Path) -> list[str]:
+    return [job.status for job in sweep_in(cwd)[1].jobs]
 
 
-def config(**changes: Any) -> Config:
-    return from_dict({**to_dict(defaults()), **changes})
+def starts_in(run_dir: Path | None) -> list[dict[str, Any]]:
+    """Facts about each start of a run."""
+    assert run_dir is not None
+    return [json.loads(line) for line in (run_dir / "starts.jsonl").read_text().splitlines()]
 
 
-def example_job(**changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "config": to_dict(config()),
-        "run_id": "id",
-        "run_dir": "/somewhere/id",
-        "command": ["scripts/train.py", "seed=1"],
-        "overrides": ["seed=1"],
-        "sweep": SweepMembership(id="s", dir="/somewhere/s", job=3),
-        "snapshot": '{"tree": "0"}',
-    }
-    return Job(**{**values, **changes})
+def resumes(cwd: Path) -> list[list[bool]]:
+    """For each job of the only sweep, whether each start of its run was to go on with it."""
+    folder, record = sweep_in(cwd)
+    return [[start["job"]["resume"] for start in starts_in(job.run(folder))] for job in record.jobs]
 
 
-# ------------------------------------------------------------------------------------------- one process
+def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.005)
 
 
-@pytest.mark.parametrize("changes", [{}, {"sweep": None, "snapshot": None}])
-def test_a_job_survives_the_environment_and_is_taken_out_of_it(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    job = example_job(**changes)
-    monkeypatch.setenv(JOB_VARIABLE, job.to_json())
-    assert Job.from_environment() == job
-    assert JOB_VARIABLE not in os.environ
-    with pytest.raises(ConfigError, match=r"scripts/train\.py"):
-        Job.from_environment()
+def wait_for_runs(process: subprocess.Popen[str], cwd: Path, number: int = 1) -> None:
+    """Until so many runs wait for a signal."""
+    until(lambda: len(list(cwd.glob("runs/*/*/ready"))) >= number, process)
 
 
-def test_equal_jobs_get_equal_environments_from_different_parents() -> None:
-    own, job = config(num_threads=3), example_job()
-    plain = worker_environment(job, own, {"PATH": "/bin"})
-    disturbed = worker_environment(
-        job,
-        own,
-        {
-            "PATH": "/bin",
-            "OMP_NUM_THREADS": "7",
-            "PYTHONHASHSEED": "5",
-            SWEEP_VARIABLE: "/s",
-            "PYTHONPATH": str(PROJECT),
-        },
-    )
-    assert disturbed == plain
-    assert plain["OMP_NUM_THREADS"] == "3"
-    assert plain["PYTHONHASHSEED"] == "0"
-    other = worker_environment(job, config(num_threads=2), {"PATH": "/bin"})
-    assert other != plain
+def heard_in(cwd: Path) -> list[list[int]]:
+    return [json.loads(path.read_text()) for path in cwd.glob("runs/*/*/heard")]
 
 
-def test_own_code_comes_first_and_is_named_once() -> None:
-    base = {"PYTHONPATH": os.pathsep.join(["/other", str(PROJECT)])}
-    environment = worker_environment(example_job(), config(), base)
-    assert environment["PYTHONPATH"].split(os.pathsep) == [str(PROJECT), "/other"]
+def killed(project: Path, cwd: Path, *words: str) -> None:
+    """Start a sweep whose run of seed 2 waits, and kill every process of it then."""
+    order(cwd, s2="wait")
+    process = start(project, cwd, *words)
+    wait_for_runs(process, cwd)
+    assert len(kill_session(process.pid)) >= 3
+    finish(process)
+    order(cwd)
 
 
-def test_folders_are_named_after_what_the_user_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run_folder(config(), "id", "ALE/Pong-v5") == tmp_path / "runs" / "ppo-ALE-Pong-v5" / "id"
-    assert run_folder(config(runs_dir="/x"), "id", "Hopper") == Path("/x/ppo-Hopper/id")
-    assert run_folder(config(run_dir="a/b"), "id", "Hopper") == tmp_path / "a" / "b"
-
-
-@pytest.mark.parametrize("key", ["run_dir", "runs_dir"])
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, key: str) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match=key):
-            check_folder(config(**{key: str(path)}))
-    check_folder(config(**{key: str(tmp_path / "new" / "below")}))
-    assert not (tmp_path / "new").exists()
-
-
-def test_run_dir_may_exist_only_if_empty(tmp_path: Path) -> None:
-    check_folder(config(run_dir=str(tmp_path)))
-    (tmp_path / "something").touch()
-    with pytest.raises(ConfigError, match="not empty"):
-        check_folder(config(run_dir=str(tmp_path)))
-    check_folder(config(runs_dir=str(tmp_path)))
-
-
-def sweep_with(tmp_path: Path, snapshot: dict[str, Any]) -> Sweep:
-    """A sweep whose index is as it was written at the start."""
-    index = {"id": "s", "status": "running", "command": ["train.py"], "num_jobs": 1, "signal": None}
-    index |= {"words": ["seed=1"], "resumed": []}
-    (tmp_path / "sweep.json").write_text(json.dumps(index | {"snapshot": snapshot, "jobs": []}))
-    return Sweep(tmp_path)
-
-
-@pytest.mark.parametrize("number_of_paths", [1, 10_000])
-def test_a_snapshot_of_any_size_reaches_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_paths: int
-) -> None:
-    snapshot = {"tree": "0", "untracked": [f"folder/file_{n}" for n in range(number_of_paths)]}
-    sweep = sweep_with(tmp_path, snapshot)
-    report = "import sys, rltemplate.launch.process as l; sys.stdout.write(l.Job.from_environment().snapshot)"
-    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-P", "-c", report])
-    sweep.run(0, config(runs_dir=str(tmp_path)), ["seed=1"], env_name="CartPole", console=False)
-    (job,) = sweep.read()["jobs"]
-    assert (job["status"], job["exit_status"]) == ("failed", 0)  # no record says that it finished
-    assert json.loads((tmp_path / "job_0.log").read_text()) == snapshot
-
-
-def test_a_job_whose_process_cannot_start_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = sweep_with(tmp_path, {"tree": "0"})
-    monkeypatch.setattr(process, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
-    assert sweep.run(0, config(), ["seed=1"], env_name="CartPole", console=True) is None
-    (job,) = sweep.read()["jobs"]
-    assert (job["status"], job["pid"]) == ("failed", None)
-    assert sweep.finish(True) == 1
-    assert "no_such_interpreter" in capsys.readouterr().out.replace("\n", "")
-    with pytest.raises(ConfigError, match="could not be started"):
-        run_single(config(runs_dir=str(tmp_path)), ["train.py"])
-
-
-# ------------------------------------------------------------------------------------------- single runs
+# --- Single runs -----------------------------------------------------------------------------------------
 
 
 def test_a_single_run_is_told_everything_and_writes_nothing_else(project: Path, tmp_path: Path) -> None:
-    status, out, err = train(project, tmp_path, "seed=5", "env=Hopper-v5", "run_dir=here", "device=cpu")
-    assert (status, err) == (0, "")
-    assert "hello from seed 5" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
-    facts = facts_of(tmp_path / "here")
-    job = facts["job"]
-    assert job["config"]["env"]["id"] == "Hopper-v5"
-    assert job["run_dir"] == str(tmp_path / "here")
-    assert job["command"][1:] == ["seed=5", "env=Hopper-v5", "run_dir=here", "device=cpu"]
-    assert job["sweep"] is None
-    assert "seed=5" in job["overrides"]
-    assert JOB_VARIABLE not in facts["children"]
-
-
-@pytest.mark.parametrize(("seed", "expected"), [(13, 1), (14, -signal.SIGKILL), (15, 2)])
-def test_the_exit_status_is_that_of_the_run(project: Path, tmp_path: Path, seed: int, expected: int) -> None:
-    assert train(project, tmp_path, f"seed={seed}")[0] == expected
-
-
-def test_the_run_uses_the_code_beside_the_script(project: Path, tmp_path: Path) -> None:
     (tmp_path / "rltemplate").mkdir()
     (tmp_path / "rltemplate" / "__init__.py").write_text("raise SystemExit('the wrong code')")
-    (tmp_path / "rltemplate" / "train.py").write_text("")
-    status, _, err = train(project, tmp_path, "run_dir=here", PYTHONPATH=str(tmp_path))
-    assert (status, err) == (0, "")
-    assert facts_of(tmp_path / "here")["code"] == str(project / "rltemplate" / "train.py")
-
-
-def test_a_module_of_the_projects_brings_its_environments(project: Path, tmp_path: Path) -> None:
-    (project / "my_envs.py").write_text(
+    (tmp_path / "my_envs.py").write_text(
         "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
-    status, _, err = train(project, tmp_path, "env=my_envs:mine/Walk-v0")
+    words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "device=cpu"]
+    status, out, err = train(project, tmp_path, *words, PYTHONPATH=str(tmp_path))
     assert (status, err) == (0, "")
-    (run,) = (tmp_path / "runs").glob("ppo-my_envs-mine-Walk-v0/*")
-    assert facts_of(run)["job"]["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
+    assert "hello from seed 5" in out
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {
+        "here",
+        "rltemplate",
+        "my_envs.py",
+    }
+    (facts,) = starts_in(tmp_path / "here")
+    job = facts["job"]
+    assert job["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
+    assert job["run_dir"] == str(tmp_path / "here")
+    assert job["command"][1:] == words
+    assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
+    assert "RLTEMPLATE_JOB" not in facts["children"]
+    assert facts["code"] == str(project / "rltemplate" / "train.py")
+    order(tmp_path, s1="fail", s2="die at once", s3="refuse")
+    assert [train(project, tmp_path, f"seed={n}")[0] for n in (1, 2, 3)] == [1, -signal.SIGKILL, 2]
 
 
-# ------------------------------------------------------------------------------------------------ sweeps
+# --- Whole sweeps ----------------------------------------------------------------------------------------
 
 
 def test_a_failing_job_stops_nobody_and_is_named(project: Path, tmp_path: Path) -> None:
-    status, out, err = train(project, tmp_path, "seed=1,13,14,2,16")
+    order(tmp_path, s13="fail", s14="die at once", s16="end early")
+    status, out, err = train(project, tmp_path, "seed=1,13,14,2,16", "hydra/launcher=basic")
     assert status == 1, err
     assert "Traceback" not in err
-    folder, index = index_of(tmp_path)
-    assert [job["status"] for job in index["jobs"]] == ["finished", "failed", "failed", "finished", "failed"]
-    assert [job["exit_status"] for job in index["jobs"]] == [0, 1, 128 + signal.SIGKILL, 0, 0]
-    assert [job["return"] for job in index["jobs"]] == [10.0, 130.0, None, 20.0, 160.0]
-    assert [job["overrides"] for job in index["jobs"]] == [[f"seed={seed}"] for seed in (1, 13, 14, 2, 16)]
-    assert index["status"] == "failed"
-    assert index["command"][1:] == ["seed=1,13,14,2,16"]
-    assert out.count("hello from seed") == 5
-    assert "#1 seed=13: failed, exit status 1" in out
-    assert "#4 seed=16: failed, its process ended with exit status 0 and its record is running" in out
-    assert "#0 seed=1: failed" not in out
-
-    moved = tmp_path / "moved"
-    (tmp_path / "runs").rename(moved)
-    for job in index["jobs"]:
-        facts = facts_of(moved / "sweeps" / folder.name / job["run_dir"])
-        assert facts["job"]["run_id"] == job["run_id"]
-        assert facts["job"]["sweep"] == {"id": index["id"], "dir": str(folder), "job": job["job"]}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved"]
+    folder, record = sweep_in(tmp_path)
+    assert statuses(tmp_path) == ["finished", "failed", "failed", "finished", "failed"]
+    assert [job.exit_status for job in record.jobs] == [0, 1, 128 + signal.SIGKILL, 0, 0]
+    assert [job.final_return for job in record.jobs] == [10.0, None, None, 20.0, None]
+    assert [job.overrides for job in record.jobs] == [[f"seed={seed}"] for seed in (1, 13, 14, 2, 16)]
+    assert (record.status, record.commands[0][1]) == ("failed", "seed=1,13,14,2,16")
+    assert "#1 seed=13: failed, " in out
+    assert "exit status 1, see " in out
+    assert "its process ended with exit status 0 and its record is running" in out
+    # One snapshot of the code for all jobs, which a ref keeps.
+    tree = git(project, "rev-parse", f"refs/runs/{record.id}^{{tree}}").strip()
+    assert tree == record.snapshot["tree"]
+    (facts,) = starts_in(record.jobs[0].run(folder))
+    assert json.loads(facts["job"]["snapshot"]) == record.snapshot
+    assert facts["job"]["sweep"] == {"id": record.id, "dir": str(folder), "job": 0}
 
 
-def test_a_sweep_of_refused_jobs_is_refused(project: Path, tmp_path: Path) -> None:
-    assert train(project, tmp_path, "-m", "seed=15")[0] == 2
-
-
-def test_a_doubt_about_a_sweep_is_said_once_and_stops_nothing(project: Path, tmp_path: Path) -> None:
-    words = ["algo=sac", "env=Pendulum", "total_env_steps=1000", "seed=1,2"]
-    status, _, err = train(project, tmp_path, *words)
-    assert status == 0
-    assert err == (
-        "note: algo.learning_starts=1000 is not below total_env_steps=1000: "
-        "this run collects random actions and learns nothing\n"
-    )
-    assert len(index_of(tmp_path)[1]["jobs"]) == 2
-
-
-def test_a_sweep_crosses_algorithms_and_environments(project: Path, tmp_path: Path) -> None:
-    status, _, err = train(project, tmp_path, "algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0")
-    assert status == 0, err
-    _, index = index_of(tmp_path)
-    assert index["num_jobs"] == len(index["jobs"]) == 4
-    assert len({job["run_id"] for job in index["jobs"]}) == 4
+def test_a_sweep_crosses_algorithms_and_environments_and_doubts_once(project: Path, tmp_path: Path) -> None:
+    words = ["algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0", "total_env_steps=1000"]
+    status, out, err = train(project, tmp_path, *words)
+    assert status == 0, out
+    assert err.count("this run collects random actions and learns nothing\n") == 1
+    assert len(err.splitlines()) == 1, err
+    record = sweep_in(tmp_path)[1]
+    assert (record.num_jobs, len({job.run_id for job in record.jobs})) == (4, 4)
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     pairs = [f"{algo}-{env}" for algo in ("ppo", "sac") for env in ("Hopper", "MountainCarContinuous-v0")]
-    assert folders == [*pairs, "sweeps"]
+    assert [name for name in folders if "-" in name] == pairs
+    order(tmp_path, s15="refuse")
+    assert train(project, tmp_path, "-m", "seed=15")[0] == 2  # as a single run
 
 
 INHERITED = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
 
 
-@pytest.fixture(scope="module")
-def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a single run was given, started from an environment that says more than the default."""
-    cwd = tmp_path_factory.mktemp("single")
-    assert train(project, cwd, "seed=1", "run_dir=here", **INHERITED)[0] == 0
-    return facts_of(cwd / "here")
-
-
-@pytest.mark.parametrize(
-    "launcher", ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
-)
-def test_a_job_has_the_environment_of_the_single_run(
-    project: Path, tmp_path: Path, alone: dict[str, Any], launcher: str
-) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Path, launcher: str) -> None:
+    assert train(project, tmp_path, "seed=1", "run_dir=here", **INHERITED)[0] == 0
     status, out, err = train(project, tmp_path, "seed=1,2", f"hydra/launcher={launcher}", **INHERITED)
     assert status == 0, err + out
-    folder, index = index_of(tmp_path)
-    first, second = (facts_of(folder / job["run_dir"]) for job in index["jobs"])
+    folder, record = sweep_in(tmp_path)
+    first, second, alone = (
+        starts_in(run_dir)[0] for run_dir in (*(job.run(folder) for job in record.jobs), tmp_path / "here")
+    )
 
     def relevant(facts: dict[str, Any]) -> dict[str, str]:
-        names = ("PWD", "OLDPWD", "_", "SHLVL")
-        ignored = ("SUBMITIT", "LOKY", "JOBLIB", "PYTEST")
-        return {k: v for k, v in facts["environment"].items() if k not in names and not k.startswith(ignored)}
+        names, own = ("PWD", "OLDPWD", "_", "SHLVL"), ("SUBMITIT", "LOKY", "JOBLIB", "PYTEST")
+        return {k: v for k, v in facts["environment"].items() if k not in names and not k.startswith(own)}
 
     assert relevant(first) == relevant(second) == relevant(alone)
-    for facts in (first, second, alone):
-        assert facts["blocked"] == facts["ignored"] == []
+    assert first["signals"] == second["signals"] == alone["signals"] == [[], []]
     assert first["job"]["config"] == alone["job"]["config"] | {"run_dir": None}
-    assert first["job"]["config"] != second["job"]["config"]
-    if launcher == "basic":
-        assert "hello from seed 1" in out
-    else:
-        assert "hello" not in out
+    assert ("hello from seed 1" in out) == (launcher == "basic")
+    if launcher != "basic":
         assert (folder / "job_0.log").read_text() == "hello from seed 1\n"
 
 
-def wait_for_runs(process: subprocess.Popen[str], cwd: Path, number: int) -> None:
-    """Until so many runs wait for a signal."""
-    deadline = time.monotonic() + 60
-    while len(list(cwd.glob("runs/*/*/ready"))) < number:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+# --- Signals ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -416,57 +303,68 @@ def wait_for_runs(process: subprocess.Popen[str], cwd: Path, number: int) -> Non
     [
         ("basic", signal.SIGTERM),
         ("joblib", signal.SIGINT),
-        pytest.param("basic", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("joblib", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("basic", signal.SIGUSR1, marks=pytest.mark.long),
     ],
 )
-def test_a_signal_reaches_running_jobs_once_and_starts_no_others(
+def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
     project: Path, tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:
-    words = ["seed=90,91,92,93", f"hydra/launcher={launcher}"]
-    if launcher == "joblib":
-        words.append("hydra.launcher.n_jobs=2")
-    process = start(project, tmp_path, *words)
     expected = 1 if launcher == "basic" else 2
+    words = ["seed=90,91,92,93", f"hydra/launcher={launcher}"]
+    words += ["hydra.launcher.n_jobs=2"] * (expected - 1)
+    order(tmp_path, **{f"s{seed}": "wait" for seed in range(90, 94)})
+    process = start(project, tmp_path, *words)
     wait_for_runs(process, tmp_path, expected)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does: to every process of the group
     else:
         process.send_signal(number)
     status, _, err = finish(process)
-    assert status == 128 + number, err
+    sent = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+    assert status == 128 + sent, err
     assert "Traceback" not in err
-    _, index = index_of(tmp_path)
-    statuses = sorted(job["status"] for job in index["jobs"])
-    assert statuses == ["interrupted"] * expected + ["not started"] * (4 - expected)
-    assert index["status"] == "interrupted"
-    heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
-    assert heard == [[number]] * expected
+    assert statuses(tmp_path) == ["interrupted"] * expected
+    assert sweep_in(tmp_path)[1].status == "interrupted"
+    assert heard_in(tmp_path) == [[sent]] * expected
+    order(tmp_path)
+    status, out, err = train(project, tmp_path, *words, "sweep=resume")
+    assert status == 0, err + out
+    assert f"goes on: {expected} interrupted, {4 - expected} not started" in out
+    assert resumes(tmp_path) == [[False, True]] * expected + [[False]] * (4 - expected)
+
+
+@pytest.mark.long
+def test_a_third_signal_ends_everything_at_once(project: Path, tmp_path: Path) -> None:
+    order(tmp_path, s1="ignore")
+    process = start(project, tmp_path, "seed=1,2", "hydra/launcher=basic")
+    wait_for_runs(process, tmp_path)
+    ((facts,),) = [starts_in(path.parent) for path in tmp_path.glob("runs/*/*/ready")]
+    for _ in range(3):
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert finish(process)[0] == 130
+    until(lambda: not alive(facts["pid"]))
+    assert statuses(tmp_path) == ["interrupted"]
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
 def test_a_killed_supervisor_leaves_no_run_unattended(project: Path, tmp_path: Path, launcher: str) -> None:
     more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    process = start(project, tmp_path, "seed=90,91,92,93", f"hydra/launcher={launcher}", *more)
     running = 1 + len(more)
+    order(tmp_path, **{f"s{seed}": "wait" for seed in range(90, 94)})
+    process = start(project, tmp_path, "seed=90,91,92,93", f"hydra/launcher={launcher}", *more)
     wait_for_runs(process, tmp_path, running)
     os.kill(process.pid, signal.SIGKILL)
-    folder, index = index_of(tmp_path)
-    until = time.monotonic() + 30
-    while any(job["status"] == "running" for job in index["jobs"]) and time.monotonic() < until:
-        time.sleep(0.05)
-        folder, index = index_of(tmp_path)
-    assert sorted(job["status"] for job in index["jobs"] if job["run_id"]) == ["interrupted"] * running
-    assert index["signal"] == signal.SIGTERM
-    heard = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/heard")]
-    assert heard == [[signal.SIGTERM]] * running
-    with (folder / ".lock").open() as lock:
-        while time.monotonic() < until:  # the launcher, which has the lock too, ends by itself
-            try:
+    until(lambda: set(statuses(tmp_path)) == {"interrupted"})
+    assert heard_in(tmp_path) == [[signal.SIGTERM]] * running
+    with (sweep_in(tmp_path)[0] / ".lock").open() as lock:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:  # the launcher, which has the lock too, ends by itself
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except BlockingIOError:
-                time.sleep(0.05)
+            time.sleep(0.05)
     pytest.fail("the launcher goes on")
 
 
@@ -489,84 +387,312 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_a_signal_that_comes_with_the_launcher_leaves_nothing_running(project: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_AT_ONCE, str(project / "scripts" / "train.py"), "seed=90,91"]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    STARTED.append(process.pid)
+    order(tmp_path, s90="wait", s91="wait")
+    words = ["seed=90,91", "hydra/launcher=basic"]
+    process = start(project, tmp_path, *words, before=("-c", INTERRUPTED_AT_ONCE))
     status, _, err = finish(process)
     assert status == 128 + signal.SIGINT, err
-    _, index = index_of(tmp_path)
-    assert index["status"] == "interrupted"
-    assert {job["status"] for job in index["jobs"]} <= {"not started"}
+    assert sweep_in(tmp_path)[1].status == "interrupted"
     assert not list(tmp_path.glob("runs/*/*/ready"))
     assert kill_session(process.pid) == []
 
 
-def test_the_code_is_recorded_once_before_the_first_job(project: Path, tmp_path: Path) -> None:
-    status, _, err = train(project, tmp_path, "seed=1,2")
-    assert status == 0, err
-    folder, index = index_of(tmp_path)
-    tree = git(project, "rev-parse", f"refs/runs/{index['id']}^{{tree}}").strip()
-    assert tree == index["snapshot"]["tree"]
-    for job in index["jobs"]:
-        assert json.loads(facts_of(folder / job["run_dir"])["job"]["snapshot"]) == index["snapshot"]
+# --- Going on --------------------------------------------------------------------------------------------
 
 
-def test_a_failed_test_leaves_no_process(project: Path, tmp_path: Path) -> None:
-    process = start(project, tmp_path, "seed=90,91", "hydra/launcher=basic")
-    wait_for_runs(process, tmp_path, 1)
-    (job,) = index_of(tmp_path)[1]["jobs"]
-    assert {process.pid, job["pid"]} < set(kill_session(process.pid))
-    assert finish(process)[0] == -signal.SIGKILL
+@pytest.mark.parametrize(
+    "launcher",
+    ["basic", *(pytest.param(name, marks=pytest.mark.long) for name in ("joblib", "submitit_local"))],
+)
+def test_after_a_kill_the_sweep_goes_on_with_any_launcher(
+    project: Path, tmp_path: Path, launcher: str
+) -> None:
+    killed(project, tmp_path, "seed=1,2,3", "hydra/launcher=basic")
+    before = sweep_in(tmp_path)[1]
+    assert (before.status, statuses(tmp_path)) == ("running", ["finished", "running"])
+    words = ["sweep=resume", f"hydra/launcher={launcher}", "seed=1,2,3"]
+    status, out, err = train(project, tmp_path, *words)
+    assert status == 0, err + out
+    assert "goes on: 1 finished, 1 failed, 1 not started" in out
+    folder, record = sweep_in(tmp_path)
+    assert (record.id, record.status) == (before.id, "finished")
+    assert [command[1:] for command in record.commands] == [["seed=1,2,3", "hydra/launcher=basic"], words]
+    assert [job.final_return for job in record.jobs] == [10.0, 20.0, 30.0]
+    assert [job.run_id for job in record.jobs][:2] == [job.run_id for job in before.jobs]
+    assert resumes(tmp_path) == [[False], [False, True], [False]]
+    first, second = starts_in(record.jobs[1].run(folder))
+    own = ("SUBMITIT", "LOKY", "JOBLIB", "PYTEST")
+    for told in (first, second):
+        told["environment"] = {k: v for k, v in told["environment"].items() if not k.startswith(own)}
+    assert second["environment"] == first["environment"]
+    # A finished sweep is left alone, and other words are no sweep that is started by mistake.
+    text = (folder / "sweep.json").read_bytes()
+    status, out, err = train(project, tmp_path, "sweep=resume", "seed=1,2,3")
+    assert (status, err, "every job has finished already" in out) == (0, "", True)
+    assert (folder / "sweep.json").read_bytes() == text
+    status, out, err = train(project, tmp_path, "sweep=resume", "seed=1,2")
+    assert (status, out) == (2, "")
+    assert f"the nearest is {folder.name}, which has seed=1,2,3 where this command has seed=1,2" in err
+    assert len(list(tmp_path.glob("runs/*/*"))) == 4
 
 
-# ------------------------------------------------------------------------------------------ the real one
+def test_every_way_to_end_early_has_its_way_to_go_on(project: Path, tmp_path: Path) -> None:
+    order(tmp_path, s1="fail", s2="refuse", s3="die at once", s4="die at the end")
+    words = ["seed=1,2,3,4,5", "hydra/launcher=basic"]
+    assert train(project, tmp_path, *words)[0] == 1  # the launcher is killed in the fourth job
+    before = sweep_in(tmp_path)[1]
+    assert statuses(tmp_path) == ["failed", "refused", "failed", "finished"]
+    order(tmp_path)
+    status, out, err = train(project, tmp_path, *words, "sweep=resume")
+    assert status == 0, err + out
+    assert "#3 seed=4: finished already" in out
+    record = sweep_in(tmp_path)[1]
+    assert [job.final_return for job in record.jobs] == [10.0, 20.0, 30.0, 40.0, 50.0]
+    assert resumes(tmp_path) == [[False, True], [False], [False], [False], [False]]
+    kept = [old.run_id == new.run_id for old, new in zip(before.jobs, record.jobs, strict=False)]
+    assert kept == [True, False, False, True]  # a run that left no record has nothing to go on with
 
 
-def _result(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "time" not in k} for line in lines], _tensors(folder)
+def test_a_sweep_goes_on_where_it_was_moved_to(project: Path, tmp_path: Path) -> None:
+    words = ["eval_episodes=3,4", "seed=2,2"]  # equal jobs are two jobs
+    killed(project, tmp_path, *words)
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    status, out, err = train(project, tmp_path, "runs_dir=moved", "sweep=resume", *words[::-1])
+    assert status == 0, err + out
+    assert not (tmp_path / "runs").exists()
+    record = sweep_in(tmp_path, "moved")[1]
+    # The numbers are those of the first order.
+    chosen = [[word for word in job.overrides if "dir" not in word] for job in record.jobs]
+    assert [words[0] for words in chosen] == ["eval_episodes=3"] * 2 + ["eval_episodes=4"] * 2
+    assert len({job.run_id for job in record.jobs}) == 4
+    ended = [len(path.read_text().splitlines()) for path in tmp_path.glob("moved/*/*/starts.jsonl")]
+    assert sorted(ended) == [1, 1, 1, 2]
 
 
-def _tensors(folder: Path) -> dict[str, list[Any]]:
-    """Every tensor in the checkpoint, by its place."""
-    import torch
+def test_one_process_at_a_time_looks_after_a_sweep_and_a_run(project: Path, tmp_path: Path) -> None:
+    order(tmp_path, s2="wait")
+    words = ["seed=1,2,3", "hydra/launcher=basic"]
+    process = start(project, tmp_path, *words)
+    wait_for_runs(process, tmp_path)
+    folder, _ = sweep_in(tmp_path)
+    status, out, err = train(project, tmp_path, *words, "sweep=resume")
+    assert (status, out) == (2, "")
+    assert f"sweep {folder.name} is still running" in err
+    (run_dir,) = tmp_path.glob("runs/*/*-seed2-*")
+    (facts,) = starts_in(run_dir)
+    os.kill(process.pid, signal.SIGSTOP)  # so that neither of the two can end the run
+    (launcher,) = {int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(process.pid)]).split()}
+    os.kill(launcher, signal.SIGKILL)
+    process.kill()
+    process.wait()  # not for what it prints: the run can still write there
+    status, out, err = train(
+        project, tmp_path, *words, "sweep=resume"
+    )  # the run is there without its launcher
+    assert (status, statuses(tmp_path)) == (1, ["finished", "refused", "finished"])
+    assert f"{run_dir} is in use, by process {facts['pid']}" in out
+    os.kill(facts["pid"], signal.SIGTERM)
+    until(lambda: not alive(facts["pid"]))
+    order(tmp_path)
+    status, out, err = train(project, tmp_path, *words, "sweep=resume")
+    assert status == 0, err + out
+    assert resumes(tmp_path) == [[False], [False, True], [False]]
 
-    found: dict[str, list[Any]] = {}
 
-    def walk(node: Any, place: str) -> None:
-        if isinstance(node, torch.Tensor):
-            found[place] = node.tolist()
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                walk(value, f"{place}/{key}")
+def test_changed_code_and_configuration_stop_a_sweep_from_going_on(project: Path, tmp_path: Path) -> None:
+    copy, cwd = tmp_path / "project", tmp_path / "cwd"
+    shutil.copytree(project, copy)
+    cwd.mkdir()
+    words = ["seed=1,2,3", "hydra/launcher=basic", "sweep=resume"]
+    killed(copy, cwd, *words[:2])
+    folder, before = sweep_in(cwd)
+    default = copy / "conf" / "config.yaml"
+    text = default.read_text()
+    default.write_text(text.replace("eval_episodes: 10", "eval_episodes: 11"))
+    status, out, err = train(copy, cwd, *words, "accept=changes")
+    assert (status, out) == (2, "")
+    assert "eval_episodes=11: " in err
+    assert "was started with 10" in err
+    default.write_text(text)
+    (copy / "README.md").write_text("Changes nothing.\n")
+    changed = copy / "rltemplate" / "rng.py"
+    changed.write_text(f"{changed.read_text()}# something else\n")
+    status, out, err = train(copy, cwd, *words)
+    assert (status, out) == (2, "")
+    assert f"{folder.name}: the code changed since the sweep began: rltemplate/rng.py\n" in err
+    assert f"refs/runs/{folder.name}" in err
+    assert "accept=changes" in err
+    assert sweep_in(cwd)[1] == before
+    status, out, err = train(copy, cwd, *words, "accept=changes")
+    assert status == 0, err + out
+    record = sweep_in(cwd)[1]
+    assert record.changed == {"code": ["rltemplate/rng.py"]}
+    tree, kept = record.snapshot["tree"], before.snapshot["tree"]
+    told = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
+    assert [json.loads(each["snapshot"])["tree"] for each in told] == [kept, tree, tree]
+    assert [(each["resume"], each["accept"]) for each in told] == [
+        (False, False),
+        (True, True),
+        (False, False),
+    ]
+    git(copy, "gc", "--quiet", "--prune=now")
+    for each in (kept, tree):  # the code of each run can still be had
+        assert git(copy, "cat-file", "-t", each).strip() == "tree"
 
-    walk(newest_state(folder), "")
-    assert found
-    return found
+
+# --- One process, many calls -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_job_has_the_result_of_the_single_run(fork: Path, tmp_path: Path, launcher: str) -> None:
-    words = ["debug=fast", "logger=none", "total_env_steps=1024", "video_every=0"]
-    single, sweep = tmp_path / "single", tmp_path / "sweep"
-    for cwd in (single, sweep):
-        cwd.mkdir()
-    status, out, err = train(fork, single, *words, "seed=2", "run_dir=here")
-    assert status == 0, out + err
-    status, out, err = train(fork, sweep, *words, "seed=1,2", f"hydra/launcher={launcher}")
-    assert status == 0, out + err
-    folder, index = index_of(sweep)
-    other, same = (_result(folder / job["run_dir"]) for job in index["jobs"])
-    alone = _result(single / "here")
-    assert same == alone
-    assert other[0] != alone[0]
-    assert other[1] != alone[1]
+@pytest.fixture
+def folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep of two jobs, in a process of its launcher."""
+    worker = [sys.executable, "-P", str(project / "rltemplate" / "train.py")]
+    monkeypatch.setattr(sweeps, "worker_command", lambda: worker)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    monkeypatch.setenv(SWEEP_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SESSION_VARIABLE, "0")
+    monkeypatch.setenv(INHERITED_VARIABLE, "{}")
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path)
+    return tmp_path
+
+
+def record(folder: Path, *words: str) -> None:
+    folder.mkdir(exist_ok=True, parents=True)
+    SweepRecord(
+        id="20260101-000000-sweep-aaaaaa",
+        words=list(words),
+        num_jobs=2,
+        commands=[["train.py"]],
+        start_time="",
+        versions={},
+        snapshot={},
+    ).write(folder)
+
+
+def run_job(number: int, seed: int) -> float | None:
+    def compose() -> Config:
+        return preflight([f"seed={seed}"]).configs[0]
+
+    return sweeps.run_job(compose, "CartPole", [f"seed={seed}"], number, False)
+
+
+@contextlib.contextmanager
+def taken_away(folder: Path, raised: BaseException) -> Iterator[None]:
+    """A scheduler that sends a signal when the run is there, and a handler that raises."""
+
+    def leave(*_: object) -> None:
+        raise raised
+
+    script = (
+        "import os, signal, time\nfrom pathlib import Path\n"
+        f"while not list(Path({str(folder)!r}).glob('runs/*/*/ready')): time.sleep(0.01)\n"
+        f"os.kill({os.getpid()}, signal.SIGUSR2)"
+    )
+    before = signal.signal(signal.SIGUSR2, leave)
+    scheduler = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        yield
+    finally:
+        scheduler.wait()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_job_that_a_scheduler_calls_again_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
+    order(folder, s2="wait", s3="wait")
+    with taken_away(folder, SystemExit(144)), pytest.raises(SystemExit):
+        run_job(1, 2)
+    (job,) = SweepRecord.read(folder).jobs
+    # The run was asked to end and has been waited for: nothing else writes its folder when it comes again.
+    assert job.status == "interrupted"
+    assert heard_in(folder) == [[signal.SIGTERM]]
+    order(folder, s3="wait")
+    assert [run_job(1, 2), run_job(1, 2)] == [20.0, 20.0]
+    assert "#1 seed=2: finished already" in capsys.readouterr().out
+    assert [start["job"]["resume"] for start in starts_in(job.run(folder))] == [False, True]
+    for path in folder.glob("runs/*/*/ready"):
+        path.unlink()
+    with taken_away(folder, RuntimeError("timed out too many times")):  # the scheduler gives it up
+        assert run_job(2, 3) is None
+    assert "timed out too many times" in capsys.readouterr().err
+    assert run_job(0, 1) == 10.0
+    assert [job.status for job in SweepRecord.read(folder).jobs] == ["finished", "finished", "interrupted"]
+    # A scheduler that starts late what was ended, or is done elsewhere since, starts nothing.
+    (folder / "stop-0").write_text("15\n")
+    assert run_job(3, 4) is None
+    assert len(SweepRecord.read(folder).jobs) == 3
+    # A process that cannot start is a job that has failed.
+    (folder / "stop-0").unlink()
+    monkeypatch.setattr(sweeps, "worker_command", lambda: [str(folder / "no_such_interpreter")])
+    assert run_job(3, 4) is None
+    assert "no_such_interpreter" in f"{SweepRecord.read(folder).jobs[3].problem}"
+
+
+def test_a_sweep_is_found_by_its_words_in_any_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, other = ["seed=1,2", "env=Hopper"], ["seed=1,2,3", "env=Hopper"]
+    for name, words in {"a1": both, "a2": both, "a3": other}.items():
+        record(tmp_path / name, *words)
+    (tmp_path / "b4").mkdir()
+    (tmp_path / "b4" / "sweep.json").write_text('{"id": "of an earlier version"}')
+    assert find_sweep(tmp_path, "resume", both[::-1]).name == "a2"
+    assert "2 sweeps have these words; a2 goes on" in capsys.readouterr().err
+    assert find_sweep(tmp_path, "resume", other).name == "a3"
+    assert find_sweep(tmp_path, "a1", both).name == "a1"
+    for text, words, expected in (
+        (
+            "resume",
+            ["seed=1,2,4", "env=Hopper"],
+            "a3, which has seed=1,2,3 where this command has seed=1,2,4",
+        ),
+        ("a1", other, "a1, which has seed=1,2 where this command has seed=1,2,3"),
+        ("zz", both, "no such sweep in .*; allowed: resume, or"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?s)sweep={text}: .*{expected}"):
+            find_sweep(tmp_path, text, words)
+
+
+# --- The real one ----------------------------------------------------------------------------------------
+
+SMALL = [*SHRUNK["ppo"], "total_env_steps=960", "checkpoint_every=320", "logger=none", "eval_every=640"]
+SMALL += ["env=Pendulum", "env.max_episode_steps=20", "eval_episodes=1", "video_every=0", "log_every=320"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "second"), [("basic", "joblib"), ("joblib", "basic"), ("basic", "submitit_local")]
+)
+def test_a_sweep_that_was_killed_has_the_results_of_single_runs(
+    fork: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    single, cwd = tmp_path / "single", tmp_path / "sweep"
+    for path in (single, cwd):
+        path.mkdir()
+    for seed in (1, 2):
+        assert train(fork, single, *SMALL, f"seed={seed}", f"run_dir={seed}")[0] == 0
+    straight = [(single / f"{seed}" / "trace.jsonl").read_bytes() for seed in (1, 2)]
+    assert straight[0] != straight[1]
+    process = start(fork, cwd, *SMALL, "seed=1,2", f"hydra/launcher={first}")
+
+    def in_the_middle() -> bool:
+        """Beyond the first checkpoint of the second run, and far from its end."""
+        found = list(cwd.glob("runs/*/*-seed2-*/trace.jsonl"))
+        saved = list(cwd.glob("runs/*/*-seed2-*/checkpoints/step_*.json"))
+        return bool(found and saved) and found[0].read_bytes().count(b"\n") >= 14
+
+    until(in_the_middle, process)
+    kill_session(process.pid)
+    finish(process)
+    assert statuses(cwd)[1] == "running"
+    status, out, err = train(fork, cwd, *SMALL, "seed=1,2", "sweep=resume", f"hydra/launcher={second}")
+    assert status == 0, err + out
+    folder, sweep = sweep_in(cwd)
+    run_dirs = [job.run(folder) or folder for job in sweep.jobs]
+    assert [(run_dir / "trace.jsonl").read_bytes() for run_dir in run_dirs] == straight
+    (again,) = json.loads((run_dirs[1] / "record.json").read_text())["resumed"]
+    assert again["env_steps"] > 0  # not merely run again

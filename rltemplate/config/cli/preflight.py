@@ -42,7 +42,7 @@ from rltemplate.config.cli.secret_values import check_words
 from rltemplate.config.command_args import readable
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config, register_schemas
-from rltemplate.launch.process import check_folder, check_memory
+from rltemplate.config.validation import check_folder
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
 __all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
@@ -108,7 +108,6 @@ def _plan(argv: Sequence[str]) -> Plan:
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)
-            check_memory(job.config)
             check_folder(job.config)
             return Plan(
                 argv=[*plain, *flags],
@@ -125,8 +124,6 @@ def _plan(argv: Sequence[str]) -> Plan:
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         _check_sweep(configs)
-        for config in configs:
-            check_memory(config)
         if not arguments.multirun:
             flags = [*flags, "--multirun"]
         return Plan(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rltemplate.config.secrets import secret_content
+from rltemplate.config.secrets import secret_content, secret_name
 from rltemplate.run.git import exclusions
 from rltemplate.run.git.command import (
     BROKEN_HEAD,
@@ -167,7 +167,7 @@ class _Status:
             self._skip(path, "a git repository of its own", None)
             return
         size, reason = _examine(_on_disk(self._git, path))
-        reason = exclusions.secret_name(os.fsdecode(path)) or reason
+        reason = secret_name(os.fsdecode(path)) or reason
         if reason is None:
             self._new.append((size or 0, path))
         else:

@@ -23,8 +23,7 @@ import pytest
 from conftest import ROOT, Command, git
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.secrets import MAX_UNPACKED_BYTES, secret_content, secret_in_value
-from rltemplate.run.git.exclusions import secret_name
+from rltemplate.config.secrets import MAX_UNPACKED_BYTES, secret_content, secret_in_value, secret_name
 from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.types import ConfigError
 
