@@ -199,8 +199,8 @@ def _check_configs(folder: Path, record: SweepRecord, plan: Plan) -> None:
 
 def _check_changes(record: SweepRecord, snapshot: Snapshot, accept: bool) -> dict[str, list[str]]:
     """Code and libraries that decide results and have changed; ConfigError unless that is accepted."""
-    facts = {name: record.snapshot.get(name) for name in GitRecord.__dataclass_fields__}
-    before = GitRecord(**facts | {"ref": record.snapshot["keep_ref"]})
+    facts: dict[str, Any] = {name: record.snapshot.get(name) for name in GitRecord.__dataclass_fields__}
+    before = GitRecord(**(facts | {"ref": record.snapshot["keep_ref"]}))
     changed = {"code": changed_code(before, snapshot), "libraries": changed_libraries(record.versions)}
     for what, found in changed.items():
         if found and not accept:
