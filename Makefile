@@ -61,7 +61,7 @@ RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
 COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
-TARGETS := help install train resume evaluate runs diff stats curves compare prove prove-resume reproduce report rename \
+TARGETS := help install train resume evaluate runs diff stats compare prove prove-resume reproduce report rename \
     test test-changed test-all test-slow lint format bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -112,9 +112,6 @@ diff: $(STAMP) ## what was changed between two runs, counted: make diff a=RUN b=
 	$(COMMAND)
 
 stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
-	$(COMMAND)
-
-curves: $(STAMP)
 	$(COMMAND)
 
 ##@ Compare

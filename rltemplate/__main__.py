@@ -29,7 +29,6 @@ COMMANDS = {
     "diff": "analysis.commands.diff",
     "compare": "rerun.commands.compare",
     "stats": "analysis.commands.stats",
-    "curves": "analysis.commands.curves",
     "report": "analysis.commands.report",
     "prove": "rerun.commands.prove",
     "reproduce": "rerun.commands.reproduce",

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import quote, urlsplit
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
-# git@host:owner/name.git, as ssh has it without a scheme.
-_SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w-]+(?:\.[\w-]+)+):(?!/)(?P<path>[^\s]+)")
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+from rltemplate.run.git.command import GitError, attempt
+
+# https://host/owner/name, ssh://git@host:22/owner/name, git@host:owner/name; user names and tokens are cut.
+_REMOTE = re.compile(
+    r"(?:(?P<web>https?)://|ssh://|git://)?(?:[^@/\s]+@)?(?P<host>[\w-]+(?:\.[\w-]+)+)"
+    r"(?P<port>:\d+(?=/))?[:/](?!/)(?P<path>[\w./~-]+)"
+)
 
 
 def web_address(remote: str) -> str | None:
-    """Where people look at the repository with this remote address; None if that is no place on the web.
-
-    User names, passwords and tokens in the address stay behind.
-    """
-    scp = _SSH.fullmatch(remote)
-    if scp is not None:
-        host, path = scp["host"], scp["path"]
-    else:
-        try:
-            parts = urlsplit(remote)
-            # Another port is one of ssh or git, unless the address is of the web already.
-            port = f":{parts.port}" if parts.port and parts.scheme in ("http", "https") else ""
-        except ValueError:
-            return None
-        if parts.scheme not in ("http", "https", "ssh", "git") or not parts.hostname:
-            return None
-        host, path = f"{parts.hostname}{port}", parts.path
-    path = path.strip("/").removesuffix(".git")
-    return f"https://{host}/{quote(path, safe='/~')}" if path else None
-
-
-def commit_address(web: str, commit: str) -> str | None:
-    """The page of a commit, as GitHub, GitLab, Bitbucket, Gitea, sourcehut and their like have it."""
-    if not _COMMIT.fullmatch(commit):
+    """The web page of the repository with this remote address; None for a folder."""
+    found = _REMOTE.fullmatch(remote)
+    if found is None:
         return None
-    host = urlsplit(web).hostname or ""
-    if "gitlab" in host:
-        return f"{web}/-/commit/{commit}"
-    return f"{web}/{'commits' if host == 'bitbucket.org' else 'commit'}/{commit}"
+    port = found["port"] or "" if found["web"] else ""  # another port is one of ssh or git
+    return f"https://{found['host']}{port}/{found['path'].strip('/').removesuffix('.git')}"
+
+
+def commit_links(project: Path) -> Callable[[str], str | None]:
+    """A function that gives the web page of a commit; None for a commit that no remote is known to have."""
+
+    def answer(*words: str) -> str:
+        try:
+            return attempt(project, lambda git: git.line(*words))
+        except GitError:  # no repository, no such remote, or no such commit
+            return ""
+
+    remotes = answer("remote").split()
+    web = (
+        web_address(answer("remote", "get-url", "origin" if "origin" in remotes else remotes[0]))
+        if remotes
+        else None
+    )
+
+    @cache
+    def address(commit: str) -> str | None:
+        if web is None or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+            return None
+        known = answer("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
+        return f"{web}/commit/{commit}" if known else None
+
+    return address
