@@ -1,9 +1,9 @@
-"""A part of a recorded run once more, in a fresh process, with a closer look at it.
+"""A part of a recorded run once more, in a process of its own, with a closer look at it.
 
-`python -P -m rltemplate.rerun.replay` finds the run's job and a `Request` in its environment. It goes on
-from a checkpoint or starts at the beginning, follows the run with fingerprints up to one iteration, takes
-every step and update of that one, and keeps what it was asked for: an event's tensors, and torch's
-operations."""
+`python -P -m rltemplate.rerun.replay REQUEST` finds the run's job in its environment. It goes on from a
+checkpoint or starts at the beginning, follows the run with fingerprints up to one iteration, takes every step
+and update of that one, and keeps the tensors of one event and torch's operations.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
+from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.job import Job
 from rltemplate.run.state import START, State
@@ -29,15 +30,12 @@ from rltemplate.types import Algorithm, ConfigError, Probe, V
 if TYPE_CHECKING:
     import numpy as np
 
-MODULE = "rltemplate.rerun.replay"
-REQUEST_VARIABLE = "RLTEMPLATE_REPLAY"
 TENSORS, ITEMS, OPERATIONS = "tensors.npz", "items.json", "operations.jsonl"
 RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
 REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
-# Of what this process is told and what it leaves behind. Whoever starts it may be newer or older code, and
-# reads this number in its source; it goes up with every change of `Request`, of what a `Job` must have, of
-# the files and of the exit statuses.
-FORM = 1
+# The version of `Request`, of the files and of the exit statuses. The process may be older or newer code than
+# the one that starts it, which reads this number in its source.
+FORM = 2
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -45,13 +43,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to look at.
+    """The part of the run to look at.
 
-    `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is
-    traced by step and update; of its event `event` number `index`, if one is named, tensors and operations
-    are kept. The event may be RESULTS. With `since`, an earlier event of the iteration, operations are kept
-    from that one on: what makes the first item of an event may run before it opens. Everything is written
-    to `folder`.
+    `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is traced by step
+    and update. Of its event `event` number `index` (or RESULTS) tensors and operations are kept; with
+    `since`, operations from that earlier event on, for the first item of an event may be made before it
+    opens. Files are written to `folder`.
     """
 
     folder: str
@@ -66,12 +63,11 @@ class Request:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_environment(cls) -> Request:
-        """The request of this process."""
-        values = json.loads(os.environ.pop(REQUEST_VARIABLE))
-        if values["since"] is not None:
-            values["since"] = tuple(values["since"])
-        return cls(**values)
+    def from_json(cls, text: str) -> Request:
+        """The request that `to_json` wrote."""
+        values = json.loads(text)
+        since = values.pop("since")
+        return cls(**values, since=None if since is None else tuple(since))
 
 
 class Keeper(Probe):
@@ -85,11 +81,11 @@ class Keeper(Probe):
         self._stack = contextlib.ExitStack()
         self._log: Any = None
         self._state = State()
-        self._here = False  # whether the event is the one that was asked for
-        self.inside = False  # whether the iteration is the one that was asked for
+        self._here = False  # in the wanted event
+        self.inside = False  # in the wanted iteration
         self.items: list[dict[str, Any]] = []
         self.tensors: list[np.ndarray] = []
-        self.operations: list[dict[str, Any]] = []
+        self.operations: list[LoggedOperation] = []
 
     def begin(self, algorithm: Algorithm) -> None:
         """Keep the state with which an iteration begins, if this is the event."""
@@ -111,7 +107,7 @@ class Keeper(Probe):
 
     def _log_from(self, name: str, index: int) -> None:
         self._here = self.inside and (name, index) == self._wanted
-        if self._log is None and (self._here or (self.inside and (name, index) == self._since)):
+        if self._log is None and self.inside and (name, index) in (self._wanted, self._since):
             self._log = self._stack.enter_context(_operations())
 
     def __call__(self, item: str, value: V) -> V:
@@ -130,8 +126,10 @@ class Keeper(Probe):
                     self._keep(item, value)
 
     def _keep(self, item: str, value: Any) -> None:
+        import numpy as np
+
         self.items.append({"item": item, "after_operations": 0 if self._log is None else len(self._log.logs)})
-        self.tensors.append(_copied(value))
+        self.tensors.append(np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value))
 
     def end(self) -> None:
         """The event is over."""
@@ -146,21 +144,14 @@ class Keeper(Probe):
                 item["after_operations"] = sum(call is not None for call in before)
 
     def write(self, folder: Path) -> None:
-        """Everything that was kept."""
+        """Write everything that was kept."""
         import numpy as np
 
         (folder / ITEMS).write_text(json.dumps(self.items))
         named: dict[str, Any] = {str(i): tensor for i, tensor in enumerate(self.tensors)}
         np.savez(folder / TENSORS, **named)
         with (folder / OPERATIONS).open("w") as file:
-            for call in self.operations:
-                file.write(json.dumps(call) + "\n")
-
-
-def _copied(value: Any) -> np.ndarray:
-    import numpy as np
-
-    return np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+            file.writelines(json.dumps(asdict(call)) + "\n" for call in self.operations)
 
 
 @contextlib.contextmanager
@@ -174,7 +165,7 @@ def _unobserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _operations() -> Iterator[Any]:
-    """torch's log of every operation with digests of what went in and came out, and the calling line."""
+    """torch's log of every operation with digests of its inputs and results, and the calling line."""
     from torch.utils._debug_mode import DebugMode
 
     mode = DebugMode(record_stack_trace=True, record_profiler_context=False)
@@ -185,28 +176,28 @@ def _operations() -> Iterator[Any]:
 def _bits(tensor: Any) -> str | None:
     from torch._subclasses import FakeTensor
 
-    if isinstance(tensor, FakeTensor):  # of a program that is just being made, without numbers
+    if isinstance(tensor, FakeTensor):  # of a program that is being compiled, without numbers
         return None
     with _unobserved():
         return digest(tensor.detach().cpu())
 
 
-def _described(call: Any) -> dict[str, Any] | None:
-    """One operation, or None for what has no result that could differ."""
+def _described(call: Any) -> LoggedOperation | None:
+    """One operation, or None if it has no result that could differ."""
     from torch.utils._pytree import tree_leaves
 
     if not getattr(call, "log", None) or "hash" not in call.log:
         return None
     given, named = call.log.get("input_hash") or ((), {})
-    read = {name: value for name, value in named.items() if name != "out"}  # that one is only written
-    return {
-        "operation": str(call.op),
-        "arguments": _ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
-        "inputs": [leaf for leaf in tree_leaves((given, read)) if leaf is not None],
-        "outputs": [leaf for leaf in tree_leaves(call.log["hash"]) if leaf is not None],
-        "source": _places(call.stack_trace),
-        "forward_source": _places(call.fwd_stack_trace),
-    }
+    read = {name: value for name, value in named.items() if name != "out"}  # which is only written
+    return LoggedOperation(
+        operation=str(call.op),
+        arguments=_ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
+        inputs=[leaf for leaf in tree_leaves((given, read)) if leaf is not None],
+        outputs=[leaf for leaf in tree_leaves(call.log["hash"]) if leaf is not None],
+        source=_places(call.stack_trace),
+        forward_source=_places(call.fwd_stack_trace),
+    )
 
 
 def _places(trace: str | None) -> list[str]:
@@ -226,19 +217,23 @@ def _places(trace: str | None) -> list[str]:
 
 
 class _NoStart(Exception):
-    """The checkpoint does not allow to go on from it."""
+    """The run cannot go on from the checkpoint."""
 
 
 def replay(job: Job, request: Request) -> None:
     """Do what is asked. Raises ConfigError where the run cannot be run again here."""
-    # These load torch, which whoever only starts such processes does not need.
+    # These load torch, which a process that only starts this one does not need.
+    import torch
+
     from rltemplate.envs.global_rng import seed_foreign_code
     from rltemplate.train import build_algorithm, go_on
 
     config = from_dict(job.config)
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     if request.event is not None and not config.compile:  # the compiler would start over
-        _fill_uninitialized_memory()
+        # Operations on memory that was never written then agree, where torch is deterministic.
+        deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
+        deterministic.fill_uninitialized_memory = True
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)
     try:
@@ -251,8 +246,7 @@ def replay(job: Job, request: Request) -> None:
         folder = Path(request.folder)
         device = switches.resolve_device(config.device.name).type
         trace = Trace(folder, "step", config.algo.name, device, first)
-        keeper = Keeper(trace, request)
-        algorithm.probe = keeper
+        algorithm.probe = keeper = Keeper(trace, request)
         for iteration in range(first, request.iteration + 1):
             trace.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
@@ -265,18 +259,10 @@ def replay(job: Job, request: Request) -> None:
         algorithm.close()
 
 
-def _fill_uninitialized_memory() -> None:
-    """Where torch allows it: operations on memory that was never written then agree between two runs."""
-    import torch
-
-    deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
-    deterministic.fill_uninitialized_memory = True  # of no effect without deterministic algorithms
-
-
-def main() -> int:
+def main(request: str) -> int:
     """The process; returns the exit status."""
     try:
-        replay(Job.from_environment(), Request.from_environment())
+        replay(Job.from_environment(), Request.from_json(request))
     except (ConfigError, _NoStart) as error:
         print(f"error: {error}", file=sys.stderr)
         return NO_START if isinstance(error, _NoStart) else REFUSED
@@ -284,4 +270,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -1,19 +1,13 @@
 """A recorded run made again from its own code, and compared with what was recorded.
 
-The code is the one that `refs/runs/<id>` holds, laid out in a linked worktree of its own; nothing of the
-present package can be imported there. What was recorded comes from the run's folder or, where there is none,
-from the ref alone. The run is started by the script of the recorded tree, `scripts/rerun.py`, with the
-variables that may change bits as they were.
-
-Compared are the traces, byte for byte, and then the rows of metrics but for times. A run that ended early is
-made again as far as it went; one that was interrupted and went on is compared with one straight run, for
-these are identical. The process is ended as soon as nothing more can be learned from it.
+The code comes from the ref of the run, the recorded facts from its folder or from the ref alone. Compared are
+the traces, byte for byte, then the rows of metrics without times. A run that ended early is made again as far
+as it went; an interrupted and resumed run is compared with one straight run, since these are identical. The
+process is ended as soon as the rest can tell nothing more.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
 import signal
 import tempfile
@@ -25,44 +19,41 @@ from typing import Any
 
 from rltemplate.analysis import compare, traces
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
+from rltemplate.rerun.recorded_code import CodeTree, checked_out, with_packages
 from rltemplate.rerun.recorded_run import (
     ITERATION_LINE,
-    Recorded,
+    RecordedRun,
     check_possible,
     copy_iterations,
-    digest_after,
+    iteration_chains,
     read_recorded,
     timeless,
     timeless_rows,
 )
-from rltemplate.rerun.rerun_environment import Conditions
 from rltemplate.run import paths
 from rltemplate.run.continuation import few
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
-from rltemplate.run.lines import replace_text
-from rltemplate.run.record import read_record
+from rltemplate.run.record import FAILED, RunRecord
 from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
-SCRIPT = "scripts/rerun.py"
 LOG = "rerun.log"
 
 Say = Callable[[str], None]
-# Iterations that were made again, of so many.
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # iterations made again, and all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """What came out.
+    """The outcome of `reproduce`, ready for JSON.
 
-    `verdict`: "identical" if traces and metrics are; "diverged" if either differs; "shorter" if the run ended
-    earlier this time, equal until then. `comparison` is None where only digests could be compared, `metrics`
-    are lines about rows that differ, `kept` is the folder of the run that was made again, if it is left.
-    `environment` is "present" or "install", `status` how the recorded run had ended.
+    `verdict`: "identical" if traces and metrics are; "diverged" if either differs; "shorter" if the new run
+    ended earlier and was equal until then. `comparison` is None where only digests could be compared;
+    `metrics` are lines about rows that differ; `kept` is the folder of the new run, if it is left;
+    `environment` is "present" or "install"; `status` is how the recorded run had ended.
     """
 
     run: str
@@ -77,9 +68,9 @@ class Reproduction:
     metrics: list[str]
     notes: list[str]
     error: str | None
-    kept: str | None
-    environment: str
-    seconds: float
+    kept: str | None = None
+    environment: str = "present"
+    seconds: float = 0.0
     comparison: compare.Comparison | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,245 +90,203 @@ def reproduce(
 ) -> Reproduction:
     """Make the run that `text` names again and compare.
 
-    `install` makes an environment from the recorded tree's lock file instead of taking the present one.
-    `keep` is a folder for the run that was made again; without it one that diverged is kept below `runs_dir`.
-    Raises ConfigError in a line or two if it cannot be made again, and Interrupted after a signal. Leaves
-    nothing but what it keeps.
+    `install` makes an environment from the recorded lock file instead of taking the present one. `keep` is a
+    folder for the new run; without it one that is not identical is kept below `runs_dir`. Raises ConfigError
+    if the run cannot be made again, Interrupted after a signal. Leaves nothing but the folder it keeps.
     """
     began = time.monotonic()
-    _check_keep(keep)
+    if keep is not None and keep.exists():
+        if not keep.is_dir():
+            raise ConfigError(f"keep={keep}: is a file; expected a folder")
+        if any(keep.iterdir()):
+            raise ConfigError(f"keep={keep}: is not empty; a run needs a folder of its own")
     children = Children()
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
-        run_dir = scratch / "run"
         try:
-            recorded = read_recorded(text, project, runs_dir, scratch)
-            check_possible(recorded)
-            with _laid_out(project, recorded, scratch / "tree") as tree:
-                conditions = Conditions(
-                    recorded, tree, project=project, scratch=scratch, children=children, say=say
-                )
-                conditions.prepare(install)
-                trouble = _run_again(recorded, tree, run_dir, conditions, children, progress)
+            run = read_recorded(text, project, runs_dir, scratch)
+            check_possible(run)
+            if submodules := checkout.read_tree(project, run.commit).submodules:
+                run.notes.append(f"submodules are not checked out: {few(submodules)}; what needs them fails")
+            with checked_out(project, run.commit) as tree:
+                tree = with_packages(tree, run, project, children, install, say)
+                trouble = _run_again(run, tree, scratch / "run", children, progress)
         except GitError as error:
             children.check()  # Ctrl-C reaches git as well
             raise ConfigError(str(error)) from error
-        found = _compared(recorded, run_dir, scratch, trouble)
+        found = _compared(run, scratch / "run", scratch, trouble)
         children.check()
         kept = None
         if keep is not None or found.verdict != IDENTICAL:
-            where = keep or runs_dir.expanduser().absolute() / FOLDER / recorded.id / paths.new_id("again")
-            kept = str(_keep(run_dir, where))
+            again = runs_dir.expanduser().absolute() / FOLDER / run.id / paths.new_id("again")
+            kept = str(_keep(scratch / "run", keep or again))
         seconds = round(time.monotonic() - began, 1)
         return replace(found, kept=kept, seconds=seconds, environment="install" if install else "present")
-
-
-def _check_keep(keep: Path | None) -> None:
-    """Raise ConfigError unless a run can be kept there."""
-    if keep is None or not keep.exists():
-        return
-    if not keep.is_dir():
-        raise ConfigError(f"keep={keep}: is a file; expected a folder")
-    if any(keep.iterdir()):
-        raise ConfigError(f"keep={keep}: is not empty; a run needs a folder of its own")
 
 
 # --- The run that is made again --------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _laid_out(project: Path, recorded: Recorded, top: Path) -> Iterator[Path]:
-    """The recorded code beside the user's work, as a repository at `top`; the project's folder in it."""
-    if checkout.read_file(project, recorded.commit, SCRIPT) is None:
-        raise ConfigError(f"{recorded.id}: its code is older than {SCRIPT}, which makes recorded runs again")
-    facts = checkout.read_tree(project, recorded.commit)
-    if facts.submodules:
-        named = few(facts.submodules)
-        recorded.notes.append(f"submodules are not checked out: {named}; what needs them fails")
-    with checkout.worktree(project, recorded.commit, top):
-        yield top / facts.prefix
-
-
 def _run_again(
-    recorded: Recorded,
-    tree: Path,
-    run_dir: Path,
-    conditions: Conditions,
-    children: Children,
-    progress: Progress,
+    run: RecordedRun, tree: CodeTree, run_dir: Path, children: Children, progress: Progress
 ) -> str | None:
-    """Run the recorded configuration with the recorded code; the error with which it ended, if any."""
-    follower = _Follower(run_dir / paths.TRACE, recorded, progress)
-    words = [f"config={recorded.config_file}", f"run_dir={run_dir}"]
-    command = [str(conditions.python), "-P", str(tree / SCRIPT), *words]
+    """Run the recorded configuration with the recorded code, unobserved; the error that ended it, if any."""
+    config = run.config
+    config["logger"] |= {"console": False, "journal": False, "tensorboard": False}
+    config["logger"]["wandb"] |= {"enabled": False}
+    config |= {"run_dir": str(run_dir), "video_every": 0}
+    # `auto` was the CPU, so it must be here, too.
+    device = run.device if config.get("device") == "auto" else ""
+    environment = tree.environment(run.record, config, run_dir, device)
+    follower = _Follower(run_dir / paths.TRACE, run, progress)
+    command = [str(tree.python), "-P", "-m", tree.training_module]
     log = run_dir.with_name(LOG)
-    code = children.run(command, conditions.environment(), log, cwd=tree, enough=follower.enough)
-    follower.enough()  # what was written since it looked last
-    error = last_words(log, code)
-    if code == REFUSED:
-        raise ConfigError(f"{recorded.id}: cannot be run here: {error}")
+    status = children.run(command, environment, log, cwd=tree.project, enough=follower.enough)
+    follower.enough()  # the lines since its last look
+    error = last_words(log, status)
+    if status == REFUSED:
+        raise ConfigError(f"{run.id}: cannot be run here: {error}")
     if follower.iterations == 0:
-        raise ConfigError(f"{recorded.id}: came to no iteration this time: {error}")
-    # Asked to end when it had done enough, it ends as one that was interrupted.
-    return error if code not in (0, 128 + signal.SIGTERM) else None
+        raise ConfigError(f"{run.id}: came to no iteration this time: {error}")
+    # Asked to end when it had done enough, it ends like an interrupted run.
+    return error if status not in (0, 128 + signal.SIGTERM) else None
 
 
 class _Follower:
-    """Reads a trace while it is written, beside the recorded one, and says when it has seen enough."""
+    """Reads a trace while it is written, and compares it with the recorded one."""
 
-    def __init__(self, trace: Path, recorded: Recorded, progress: Progress) -> None:
+    def __init__(self, trace: Path, run: RecordedRun, progress: Progress) -> None:
         self.iterations = 0
         self.differs = False
-        self._trace, self._recorded, self._progress = trace, recorded, progress
+        self._trace, self._run, self._progress = trace, run, progress
         self._read = 0  # bytes of whole lines
-        self._place: int | None = None  # in the recorded trace
+        self._recorded_read = 0
 
     def enough(self) -> bool:
-        """Look at what is new. True if the rest could tell nothing."""
+        """Read the new lines. True if the rest of the run could tell nothing."""
         try:
             with self._trace.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
         except FileNotFoundError:
             return False
-        new = new[: new.rfind(b"\n") + 1]
-        if new:
-            self._take(new)
-        return self.differs or (not self._recorded.finished and self.iterations >= self._recorded.iterations)
+        if new := new[: new.rfind(b"\n") + 1]:
+            self._compare(new)
+        return self.differs or (not self._run.finished and self.iterations >= self._run.iterations)
 
-    def _take(self, new: bytes) -> None:
+    def _compare(self, new: bytes) -> None:
         self.iterations += sum(line.startswith(ITERATION_LINE) for line in new.split(b"\n"))
         body = new if self._read else new[new.index(b"\n") + 1 :]  # behind the header
         self._read += len(new)
-        if self._recorded.trace is not None:
-            with self._recorded.trace.open("rb") as file:
-                if self._place is None:
-                    self._place = len(file.readline())
-                file.seek(self._place)
+        if self._run.trace is not None:
+            with self._run.trace.open("rb") as file:
+                self._recorded_read = self._recorded_read or len(file.readline())
+                file.seek(self._recorded_read)
                 known = file.read(len(body))
-            self._place += len(body)
+            self._recorded_read += len(body)
             # The recorded run may have ended earlier, in an iteration that now comes to its end.
             self.differs |= body[: len(known)] != known
-        total = self._recorded.iterations
-        self._progress(min(self.iterations, total), total)
+        self._progress(min(self.iterations, self._run.iterations), self._run.iterations)
 
 
-# --- What came out ---------------------------------------------------------------------------------------
+# --- The comparison --------------------------------------------------------------------------------------
 
 
-def _compared(recorded: Recorded, run_dir: Path, scratch: Path, error: str | None) -> Reproduction:
-    record = read_record(run_dir)
-    again = _as_recorded(recorded, run_dir, record, scratch)
-    digest = digest_after(again / paths.TRACE, recorded.iterations - 1)
+def _compared(run: RecordedRun, run_dir: Path, scratch: Path, error: str | None) -> Reproduction:
+    # Its code is the recorded one, and its configuration too: observers that were off are no difference.
+    record = replace(RunRecord.read(run_dir), git=run.record.git)
+    record.write(run_dir)
+    again = _folder(scratch / "again" / f"{run.id}-again", record, run.config_file)
+    copy_iterations(run_dir / paths.TRACE, again / paths.TRACE, None if run.finished else run.iterations)
+    digest = iteration_chains(again / paths.TRACE).get(run.iterations - 1)
     with traces.open_trace(again, "") as trace:
         reached = trace.reach
     comparison = None
-    if recorded.trace is None:
-        verdict, headline = _by_digest(recorded, digest, reached.iterations)
+    if run.trace is None:
+        verdict, headline = _by_digest(run, digest, reached.iterations)
     else:
-        comparison = _comparison(recorded, again, scratch)
+        # One straight run gives what an interrupted one gives.
+        recorded = _folder(scratch / "recorded" / run.id, replace(run.record, resumed=[]), run.config_file)
+        (recorded / paths.TRACE).symlink_to(run.trace)
+        comparison = compare.compare_runs(recorded, again)
+        a, b = replace(comparison.a, run_dir=run.place), replace(comparison.b, run_dir="made again")
+        comparison = replace(comparison, a=a, b=b)
         verdict, headline = comparison.verdict, compare.headline(comparison)
     metrics: list[str] = []
     if verdict == IDENTICAL:
-        metrics = list(_differing_metrics(recorded, run_dir, record))
+        metrics = list(_differing_metrics(run, run_dir, record))
         headline += "; metrics equal"
     if metrics:
         verdict = DIVERGED
         headline = f"diverged: traces are identical, and metrics are not: {metrics[0]}"
-    if recorded.status == "failed" and recorded.record.get("error") == record.get("error"):
-        recorded.notes.append(f"failed in the same way: {record.get('error')}")
+    if run.status == FAILED and run.record.error == record.error:
+        run.notes.append(f"failed in the same way: {record.error}")
         error = None
     return Reproduction(
-        run=recorded.id,
-        ref=recorded.ref,
-        commit=recorded.commit,
-        status=recorded.status,
+        run=run.id,
+        ref=run.ref,
+        commit=run.commit,
+        status=run.status,
         verdict=verdict,
         headline=headline,
-        iterations=min(reached.iterations, recorded.iterations),
-        env_steps=recorded.env_steps if recorded.env_steps is not None else reached.env_steps,
+        iterations=min(reached.iterations, run.iterations),
+        env_steps=run.env_steps if run.env_steps is not None else reached.env_steps,
         digest=digest,
         metrics=metrics,
-        notes=list(recorded.notes),
+        notes=run.notes,
         error=None if verdict == IDENTICAL else error,
-        kept=None,
-        environment="present",
-        seconds=0.0,
         comparison=comparison,
     )
 
 
-def _as_recorded(recorded: Recorded, run_dir: Path, record: dict[str, Any], scratch: Path) -> Path:
-    """The run that was made again as a folder to be compared, no longer than what was recorded.
-
-    It says that its code is the recorded one, and its configuration too: what was switched off for it is no
-    difference that anybody would look for. Of its code the run's own folder says so as well.
-    """
-    record["git"] = recorded.record.get("git") or {}
-    replace_text(run_dir / paths.RECORD, [json.dumps(record, indent=2) + "\n"])
-    again = scratch / "again" / f"{recorded.id}-again"
-    again.mkdir(parents=True)
-    shutil.copy(run_dir / paths.RECORD, again / paths.RECORD)
-    shutil.copy(recorded.config_file, again / paths.CONFIG)
-    most = None if recorded.finished else recorded.iterations
-    copy_iterations(run_dir / paths.TRACE, again / paths.TRACE, most)
-    return again
+def _folder(folder: Path, record: RunRecord, config: Path) -> Path:
+    """A run folder that can be compared, still without its trace."""
+    folder.mkdir(parents=True)
+    record.write(folder)
+    shutil.copy(config, folder / paths.CONFIG)
+    return folder
 
 
-def _by_digest(recorded: Recorded, digest: str | None, iterations: int) -> tuple[str, str]:
-    """Verdict and headline where no trace was recorded, but what all of it comes to."""
+def _by_digest(run: RecordedRun, digest: str | None, iterations: int) -> tuple[str, str]:
+    """Verdict and headline where only the digest of the trace was recorded."""
     if digest is None:
-        return SHORTER, f"shorter: ended after {iterations:,} of {recorded.iterations:,} iterations"
-    if digest != recorded.digest:
-        return DIVERGED, f"diverged: the digest is {digest}, and was {recorded.digest}"
-    return IDENTICAL, f"identical: {recorded.iterations:,} iterations, by their digest"
+        return SHORTER, f"shorter: ended after {iterations:,} of {run.iterations:,} iterations"
+    if digest != run.digest:
+        return DIVERGED, f"diverged: the digest is {digest}, and was {run.digest}"
+    return IDENTICAL, f"identical: {run.iterations:,} iterations, by their digest"
 
 
-def _comparison(recorded: Recorded, again: Path, scratch: Path) -> compare.Comparison:
-    assert recorded.trace is not None
-    before = scratch / "recorded" / recorded.id
-    before.mkdir(parents=True)
-    # One straight run gives what one that was interrupted gives.
-    (before / paths.RECORD).write_text(json.dumps({**recorded.record, "resumed": []}))
-    shutil.copy(recorded.config_file, before / paths.CONFIG)
-    (before / paths.TRACE).symlink_to(recorded.trace)
-    found = compare.compare_runs(before, again)
-    a, b = replace(found.a, run_dir=recorded.place), replace(found.b, run_dir="made again")
-    return replace(found, a=a, b=b)
-
-
-def _differing_metrics(recorded: Recorded, run_dir: Path, record: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about what differs first in rows, and in final values, but for times."""
-    if recorded.metrics is not None:
-        before, again = (timeless_rows(path) for path in (recorded.metrics, run_dir / paths.METRICS))
-        if recorded.finished and len(before) != len(again):
+def _differing_metrics(run: RecordedRun, run_dir: Path, record: RunRecord) -> Iterator[str]:
+    """Lines about the first differences in rows and in final values, without times."""
+    if run.metrics is not None:
+        before, again = (timeless_rows(path) for path in (run.metrics, run_dir / paths.METRICS))
+        if run.finished and len(before) != len(again):
             yield f"{len(before)} rows were recorded, and {len(again)} made again"
         a, b = next(((a, b) for a, b in zip(before, again, strict=False) if a != b), ({}, {}))
         if name := _first_difference(a, b):
-            steps = a.get("env_steps")
-            yield f"{name} after {steps} steps was {a.get(name)}, and is {b.get(name)}"
-    if recorded.finished:
-        a, b = (timeless(each.get("final_metrics") or {}) for each in (recorded.record, record))
+            yield f"{name} after {a.get('env_steps')} steps was {a.get(name)}, and is {b.get(name)}"
+    if run.finished:
+        a, b = timeless(run.record.final_metrics), timeless(record.final_metrics)
         if name := _first_difference(a, b):
             yield f"{name} was {a.get(name)} at the end, and is {b.get(name)}"
 
 
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    """The name of the first value that differs, or that only one of them has."""
+    """The name of the first value that differs or is missing on one side."""
     return next((name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name]), None)
 
 
-def _keep(run_dir: Path, where: Path) -> Path:
-    """Move the folder of a run, with what its process said, to where the user finds it."""
+def _keep(run_dir: Path, folder: Path) -> Path:
+    """Move the run's folder, with the output of its process, to `folder`."""
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        if where.exists():
-            where.rmdir()
-        shutil.move(run_dir, where)
-        shutil.copy(run_dir.parent / LOG, where / LOG)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(run_dir, folder)
+        shutil.copy(run_dir.parent / LOG, folder / LOG)
     except OSError as error:
-        raise ConfigError(f"keep={where}: cannot be written, {error.strerror}") from error
-    return where.absolute()
+        raise ConfigError(f"keep={folder}: cannot be written, {error.strerror}") from error
+    return folder.absolute()
 
 
 def report(found: Reproduction) -> str:

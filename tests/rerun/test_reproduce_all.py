@@ -18,7 +18,7 @@ import pytest
 from conftest import git, program
 
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import CONFIG_PATH, TRACE_PATH
+from rltemplate.run.git.snapshot import TRACE_PATH
 
 COMMITS = 10  # between a run and its reproduction
 # Short runs, in which something is learned from the second iteration on.
@@ -154,10 +154,8 @@ def test_a_run_is_made_again_from_its_ref(
     if case in OTHER_CODE:
         if case is not later:
             author.present(colleague)
-        config = tmp_path / "config.yaml"
-        config.write_text(git(colleague, "show", f"refs/runs/{run_id}:{CONFIG_PATH}"))
-        script = [sys.executable, str(colleague / "scripts" / "rerun.py")]
-        output(colleague, *script, f"config={config}", f"run_dir={tmp_path / 'present'}")
+        script = [sys.executable, str(colleague / "scripts" / "train.py")]
+        output(colleague, *script, *author.words, f"run_dir={tmp_path / 'present'}")
         recorded = git(colleague, "show", f"refs/runs/{run_id}:{TRACE_PATH}")
         assert (tmp_path / "present" / paths.TRACE).read_text() != recorded
 

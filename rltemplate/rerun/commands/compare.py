@@ -53,7 +53,7 @@ def _zoom(comparison: compare.Comparison, args: Args) -> tuple[dict[str, Any] | 
     """The diverging operation, for JSON and as text."""
     if comparison.verdict != compare.DIVERGED:
         return None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
-    from rltemplate.rerun import zoom
+    from rltemplate.rerun import zoom, zoom_report
 
     found = zoom.zoom_in(
         comparison,
@@ -61,4 +61,4 @@ def _zoom(comparison: compare.Comparison, args: Args) -> tuple[dict[str, Any] | 
         keep=args.keep,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    return asdict(found), zoom.report(found)
+    return asdict(found), zoom_report.report(found)
