@@ -154,6 +154,8 @@ lint: $(STAMP) ## style, format, types, imports, spelling; changes nothing
 	$(VENV_PYTHON) -m ruff check --quiet . || failed=1; \
 	$(VENV_PYTHON) -m ruff format --check --quiet . || { failed=1; echo "not formatted: run 'make format'"; }; \
 	$(VENV_PYTHON) -m mypy --no-error-summary || failed=1; \
+	$(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo \
+	    >.venv/imports.log || { failed=1; cat .venv/imports.log; }; \
 	$(VENV_PYTHON) -m codespell_lib || failed=1; \
 	test -z "$$failed"
 
