@@ -66,7 +66,7 @@ def time_to_first_step(
             lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             told = next((line for line in lines if line.startswith("error: ")), lines[-1])
             raise MeasurementError(f"the command ended before its first step: {told}")
-        withdraw_run(Snapshot(top=str(project)), GitRecord.from_dict(read_record(run_dir)["git"]))
+        withdraw_run(Snapshot(top=str(project)), GitRecord(**read_record(run_dir)["git"]))
     return Start(wall_s, used.ru_utime + used.ru_stime)
 
 

@@ -106,7 +106,7 @@ class Place:
         change(outcome)
         ref = f"{paths.REF_PREFIX}{name}"
         git(self.clone, "update-ref", ref, code or outcome["git"]["commit"])
-        record = snapshot.GitRecord.from_dict({**outcome["git"], "ref": ref, "commit": f"{ref}^{{commit}}"})
+        record = snapshot.GitRecord(**{**outcome["git"], "ref": ref, "commit": f"{ref}^{{commit}}"})
         record.commit = git(self.clone, "rev-parse", ref).strip()
         held = {}
         for path in (TRACE_PATH, METRICS_PATH):

@@ -1,191 +1,190 @@
-"""The work tree as a git tree: what is on disk now, not what is staged.
+"""The work tree as a git tree: the files on disk, not those that are staged.
 
-A copy of the user's index takes up the changes, so that git's remembered file times keep it fast and the
-user's own index stays as it is.
+Git's own conversions apply as in `git add` (line endings with `core.autocrlf`, filters such as LFS), ignored
+files stay out, and files that `exclusions.py` leaves out are named. A private index takes up the changes: a
+copy of the user's, set back to the base commit, so that git's remembered file times keep it fast.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rltemplate.config.secrets import secret_content, secret_name
 from rltemplate.run.git import exclusions
-from rltemplate.run.git.command import (
-    BROKEN_HEAD,
-    Git,
-    GitError,
-    shown,
-)
+from rltemplate.run.git.command import Git, GitError, as_text
 from rltemplate.run.git.exclusions import SkippedFile
 from rltemplate.run.lines import to_stderr
 
-MANY_FILES = 5_000  # so many take seconds
-FILES_PER_S = 100  # that git takes up at the very least
-_GONE = b"000000"
+MAX_NAMED = 200  # paths listed by name in a record; the counts beside them are always exact
+MANY_FILES = 5_000  # git takes seconds for so many new files
+_FILES_PER_S = 100  # a lower bound of git's speed
 _BASE_KEPT = "; the version of the base commit is kept"
 
 
 @dataclass(slots=True)
-class WorkTree:
-    """The work tree relative to `base_commit` (None in a repository without commits).
+class Snapshot:
+    """The work tree at one moment.
 
-    `base_time` is the base commit's date in seconds since 1970. `changed` names what `tree` changes of the
-    base commit, `skipped` what it lacks. The tree is None until everything was taken up.
+    `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
+    `changed` names paths in which the tree differs from the base commit, `skipped` files that it lacks.
+    `problem` is one line about why there is no `tree` and the cure; `notes` are limits of the snapshot.
     """
 
+    top: str | None = None
+    tree: str | None = None
     base_commit: str | None = None
-    base_time: int = 0
+    base_time: int = 0  # of the base commit, in seconds since 1970
     branch: str | None = None
     dirty: bool | None = None
     changed: list[str] = field(default_factory=list)
+    changed_count: int = 0
     skipped: list[SkippedFile] = field(default_factory=list)
+    skipped_count: int = 0
     dirty_submodules: list[str] = field(default_factory=list)
-    tree: str | None = None
+    keep_ref: str | None = None
+    notes: list[str] = field(default_factory=list)
+    problem: str | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON, to hand the snapshot to the jobs of a sweep."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """The snapshot that `to_json` wrote."""
+        return cls(**json.loads(text))
 
 
-def read_work_tree(git: Git, found: WorkTree) -> None:
+def read_work_tree(git: Git, found: Snapshot) -> None:
     """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
-    _copy_index(git)
-    if git.prefix and git("check-ignore", "-z", "--stdin", stdin=git.prefix + b"\0", fine=1):
+    found.top = str(git.top)
+    found.base_commit = git.line("rev-parse", "--quiet", "--verify", "HEAD^{commit}", fine=1) or None
+    found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
+    if found.base_commit is None and git.line("for-each-ref", f"refs/heads/{found.branch}"):
+        raise GitError(f"{git.top / '.git'} is damaged: look at its HEAD, and at `git fsck`", final=True)
+    ignored = git.prefix and git("check-ignore", "-z", "--stdin", stdin=git.prefix + b"\0", fine=1)
+    if ignored and not git("ls-tree", "-z", "HEAD", "--", os.fsdecode(git.prefix), fine=128):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
-        tracked = git("ls-files", "-z", "--", f":(literal){os.fsdecode(git.prefix)}")
-        if not tracked:
-            message = f"the repository {git.top} ignores this folder: `git init` gives it one of its own"
-            raise GitError(message, final=True)
-    status = _Status(git, found)
-    found.dirty = bool(status.undo or status.add or found.skipped or found.dirty_submodules)
-    if status.undo:
-        git("update-index", "-z", "--index-info", stdin=b"".join(status.undo))
-    if len(status.add) > MANY_FILES:
+        message = f"the repository {git.top} ignores this folder: `git init` gives it one of its own"
+        raise GitError(message, final=True)
+    changes = _Changes(git, _copy_index(git, found.base_commit))
+    found.dirty_submodules, found.skipped = changes.submodules, []
+    add = [path for path in changes.edited if not _skipped(git, path, found.skipped, base=True)]
+    new = [path for path in changes.new if not _skipped(git, path, found.skipped, base=False)]
+    add += _limited(git, new, found.skipped)
+    found.dirty = bool(add or changes.gone or found.skipped or found.dirty_submodules)
+    if changes.gone:
+        git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(changes.gone))
+    if len(add) > MANY_FILES:
         to_stderr(
-            f"recording {len(status.add):,} new or changed files of {git.top} in git, which takes a while; "
+            f"recording {len(add):,} new or changed files of {git.top} in git, which takes a while; "
             "a line in .gitignore leaves data out"
         )
-    _add(git, status.add, found.skipped)
+    _add(git, add, found.skipped)
     tree = git.line("write-tree")
     if found.base_commit is None:
-        names = git("ls-tree", "-r", "-z", "--name-only", tree)
+        names = git.names("ls-tree", "-r", "-z", "--name-only", tree)
     else:
-        base = git("cat-file", "commit", found.base_commit)
-        base_tree = base[len(b"tree ") : base.index(b"\n")].decode()
-        committed = re.search(rb"^committer .* (\d+) [+-]\d+$", base, re.MULTILINE)
-        found.base_time = int(committed.group(1)) if committed else 0
-        names = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", base_tree, tree)
-    found.changed = [shown(path) for path in names.split(b"\0")[:-1]]
-    found.dirty = bool(found.changed or found.skipped or found.dirty_submodules)
+        names = git.names("diff-tree", "-r", "-z", "--name-only", "--no-renames", found.base_commit, tree)
+        found.base_time = int(git.line("show", "--no-patch", "--format=%ct", found.base_commit))
+    found.dirty = bool(names or found.skipped or found.dirty_submodules)
+    found.changed, found.changed_count = [as_text(name) for name in names[:MAX_NAMED]], len(names)
+    found.skipped, found.skipped_count = found.skipped[:MAX_NAMED], len(found.skipped)
+    found.notes = []
+    if found.base_commit is None:
+        found.notes.append("the repository has no commits yet, so there is no base commit to compare with")
+    if (git.common_dir / "shallow").exists():
+        found.notes.append("shallow clone: `git fetch --unshallow` before this run's ref can be pushed")
+    if found.dirty_submodules:
+        found.notes.append("changes inside submodules are not recorded: commit them there")
     found.tree = tree
 
 
-def _copy_index(git: Git) -> None:
-    """A private index that starts as the user's."""
+def _copy_index(git: Git, base: str | None) -> list[bytes]:
+    """Make the private index one of the base commit; paths that only the user's index has are returned."""
     copy = git.scratch / "index"
+    staged: list[bytes] = []
     try:
         with (git.git_dir / "index").open("rb") as index:
-            times = os.fstat(index.fileno())  # of the file that is read, even if git replaces it meanwhile
+            times = os.fstat(index.fileno())
             copy.write_bytes(index.read())
         # Git distrusts entries as young as the index itself, so the copy must not look younger.
         os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
+        # Files that the user told git not to look at may have changed all the same, and the run sees them.
+        entries = git.names("ls-files", "-v", "-z")
+        staged = [entry[2:] for entry in entries]
+        flagged = [entry for entry in entries if entry[:1] not in b"HM"]
+        unwatched = [entry[2:] for entry in flagged if entry[:1].islower()]
+        unwanted = [
+            each[2:] for each in flagged if each[:1] in b"Ss" and os.path.lexists(_on_disk(git, each[2:]))
+        ]
+        for option, paths in (("--no-assume-unchanged", unwatched), ("--no-skip-worktree", unwanted)):
+            if paths:
+                git("update-index", option, "-z", "--stdin", stdin=b"\0".join(paths))
     except FileNotFoundError:
-        if git("rev-parse", "--quiet", "--verify", "HEAD^{commit}", fine=1):
-            git("read-tree", "HEAD")
-        return
-    # Files that the user told git not to look at may have changed all the same, and the run sees them.
-    flagged = [entry for entry in git("ls-files", "-v", "-z").split(b"\0") if entry[:1] not in (b"", b"H")]
-    unwatched = [entry[2:] for entry in flagged if entry[:1].islower()]
-    unwanted = [entry[2:] for entry in flagged if entry[:1] in b"Ss" and _exists(_on_disk(git, entry[2:]))]
-    for option, paths in (("--no-assume-unchanged", unwatched), ("--no-skip-worktree", unwanted)):
-        if paths:
-            git("update-index", option, "-z", "--stdin", stdin=b"".join(path + b"\0" for path in paths))
+        pass
+    if base is None:
+        git("read-tree", "--empty")
+        return staged
+    git("read-tree", "--reset", base)
+    known = set(git.names("ls-files", "-z"))
+    return [path for path in dict.fromkeys(staged) if path not in known]
 
 
-class _Status:
-    """How the work tree differs from the base commit, sorted by what is to be done about it.
+class _Changes:
+    """Paths in which the work tree differs from the private index, and submodules with changes inside."""
 
-    `undo` are lines for `update-index --index-info` that remove paths or put the base version back, `add`
-    the paths to be taken up from disk.
-    """
-
-    def __init__(self, git: Git, found: WorkTree) -> None:
-        self.undo: list[bytes] = []
-        self.add: list[bytes] = []
-        self._git = git
-        self._found = found
-        self._new: list[tuple[int, bytes]] = []
-        options = ("--branch", "--untracked-files=all", "--ignore-submodules=none", "--no-renames")
-        for entry in git("status", "--porcelain=v2", "-z", "--no-ahead-behind", *options).split(b"\0"):
+    def __init__(self, git: Git, staged: Sequence[bytes]) -> None:
+        self.edited: list[bytes] = []
+        self.gone: list[bytes] = []
+        self.submodules: list[str] = []
+        new = [path for path in staged if os.path.lexists(_on_disk(git, path))]
+        options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
+        for entry in git.names("status", "--porcelain=v2", "-z", *options):
             kind, _, rest = entry.partition(b" ")
-            if kind == b"#":
-                self._head(rest.decode(errors="replace"))
-            elif kind == b"1":
-                state, sub, base_mode, _, mode, base_blob, _, path = rest.split(b" ", 7)
-                self._tracked(path, state, sub, mode, (base_mode, base_blob))
-            elif kind == b"u":  # a conflict; its second side is the base commit's
-                state, sub, _, base_mode, _, mode, _, base_blob, _, path = rest.split(b" ", 9)
-                self._tracked(path, b"UU", sub, mode, (base_mode, base_blob))
+            if kind == b"1":
+                _, submodule, _, _, mode, _, _, path = rest.split(b" ", 7)
+                if submodule[2:4] != b"..":
+                    self.submodules.append(as_text(path))
+                if mode == b"000000":
+                    self.gone.append(path)
+                elif submodule[:1] == b"N" or submodule[1:2] == b"C":
+                    self.edited.append(path)
             elif kind == b"?":
-                self._untracked(rest)
-        self._limit()
+                new.append(rest)
+        self.new = list(dict.fromkeys(new))
 
-    def _head(self, line: str) -> None:
-        key, _, value = line.partition(" ")
-        if key == "branch.oid" and value != "(initial)":
-            self._found.base_commit = value
-        elif key == "branch.head" and value == "(unknown)":
-            raise GitError(f"{self._git.top}: {BROKEN_HEAD}", final=True)
-        elif key == "branch.head" and value != "(detached)":
-            self._found.branch = value
 
-    def _tracked(self, path: bytes, state: bytes, sub: bytes, mode: bytes, base: tuple[bytes, bytes]) -> None:
-        """A path in the index or the base commit: `mode` on disk, `base` its mode and blob in the commit."""
-        removal = _index_line(path, b"0", b"0" * len(base[1]))
-        if mode == _GONE:
-            self.undo.append(removal)
-        elif sub.startswith(b"S"):
-            if sub[2:4] != b"..":
-                self._found.dirty_submodules.append(shown(path))
-            if state[1:] != b".":
-                self.add.append(path)
-        elif base[0] == _GONE:
-            self.undo.append(removal)
-            self._untracked(path)
-        else:
-            size, reason = _examine(_on_disk(self._git, path))
-            if reason is not None:
-                self._skip(path, reason + _BASE_KEPT, size)
-                self.undo.append(_index_line(path, *base))
-            elif state[1:] != b".":
-                self.add.append(path)
-
-    def _untracked(self, path: bytes) -> None:
-        """A path that the base commit does not have."""
-        if path.endswith(b"/"):
-            self._skip(path, "a git repository of its own", None)
-            return
-        size, reason = _examine(_on_disk(self._git, path))
+def _skipped(git: Git, path: bytes, skipped: list[SkippedFile], base: bool) -> bool:
+    """True, with an entry in `skipped`, for a path that must not be recorded. `base`: the commit has it."""
+    size, reason = _examine(_on_disk(git, path))
+    if path.endswith(b"/"):
+        reason = "a git repository of its own"
+    elif not base:
         reason = secret_name(os.fsdecode(path)) or reason
-        if reason is None:
-            self._new.append((size or 0, path))
-        else:
-            self._skip(path, reason, size)
+    if reason is not None:
+        reason += _BASE_KEPT if base else ""
+        skipped.append({"path": as_text(path), "reason": reason, "bytes": size})
+    return reason is not None
 
-    def _limit(self) -> None:
-        """Take up the new files, the largest left out where they are too much together."""
-        total = sum(size for size, _ in self._new)
-        for size, path in sorted(self._new, reverse=True):
-            if total > exclusions.MAX_NEW_BYTES:
-                total -= size
-                limit = exclusions.MAX_NEW_BYTES // 1_000_000
-                self._skip(path, f"new files together exceed {limit} MB", size)
-            else:
-                self.add.append(path)
 
-    def _skip(self, path: bytes, reason: str, size: int | None) -> None:
-        self._found.skipped.append({"path": shown(path), "reason": reason, "bytes": size})
+def _limited(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile]) -> list[bytes]:
+    """New files, the largest left out where they are too much together."""
+    sizes = {path: _size(_on_disk(git, path)) for path in paths}
+    total, kept = sum(sizes.values()), []
+    for path in sorted(paths, key=lambda each: (-sizes[each], each)):
+        if total <= exclusions.MAX_NEW_BYTES:
+            kept.append(path)
+            continue
+        total -= sizes[path]
+        reason = f"new files together exceed {exclusions.MAX_NEW_BYTES // 1_000_000} MB"
+        skipped.append({"path": as_text(path), "reason": reason, "bytes": sizes[path]})
+    return kept
 
 
 def _examine(path: Path) -> tuple[int | None, str | None]:
@@ -194,6 +193,8 @@ def _examine(path: Path) -> tuple[int | None, str | None]:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
             return facts.st_size, None
+        if stat.S_ISDIR(facts.st_mode):  # a submodule
+            return None, None
         if not stat.S_ISREG(facts.st_mode):
             return None, "neither a file nor a link"
         if facts.st_size > exclusions.MAX_FILE_BYTES:
@@ -205,32 +206,31 @@ def _examine(path: Path) -> tuple[int | None, str | None]:
         return None, f"cannot be read ({error.strerror})"
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
 def _add(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile]) -> None:
-    """Take `paths` up from disk; what git cannot take (a failing filter, say) is named in `skipped`."""
+    """Take `paths` up from disk; files that git cannot take (a failing filter) are named in `skipped`."""
     if not paths:
         return
     options = ("--add", "--remove", "--replace", "-z", "--stdin")
     try:
-        stdin = b"".join(path + b"\0" for path in paths)
-        git("update-index", *options, stdin=stdin, timeout_s=60.0 + len(paths) / FILES_PER_S)
+        git("update-index", *options, stdin=b"\0".join(paths), timeout_s=60.0 + len(paths) / _FILES_PER_S)
     except GitError as error:
         if error.final:
             raise
         if len(paths) == 1:
-            skipped.append({"path": shown(paths[0]), "reason": f"not taken by git: {error}", "bytes": None})
+            reason = f"not taken by git: {error}"
+            skipped.append({"path": as_text(paths[0]), "reason": reason, "bytes": None})
             return
         half = len(paths) // 2
         _add(git, paths[:half], skipped)
         _add(git, paths[half:], skipped)
 
 
-def _index_line(path: bytes, mode: bytes, blob: bytes) -> bytes:
-    return mode + b" " + blob + b"\t" + path + b"\0"
-
-
 def _on_disk(git: Git, path: bytes) -> Path:
     return git.top / os.fsdecode(path)
-
-
-def _exists(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
