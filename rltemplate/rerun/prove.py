@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import compare, traces
-from rltemplate.config.cli.groups import option_names
+from rltemplate.config.cli.keys import option_names
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail

@@ -167,7 +167,9 @@ def assert_same(run_dir: Path, straight: Path) -> None:
 # --- Going on --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algo", WORK)
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in WORK if name != "ppo")]
+)
 def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     fork: Path,
     start: Start,
@@ -201,29 +203,15 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     assert record(run_dir) == after
 
 
-def test_tensorboard_shows_each_step_once(
-    start: Start, killed: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run_dir = killed("ppo", tmp_path / "run")
-    again = start("resume", f"run={run_dir}")
-    assert again.end() == 0, again.said
-    assert len(list((run_dir / paths.TENSORBOARD).glob("events*"))) == 2
-    events = EventAccumulator(str(run_dir / paths.TENSORBOARD))
-    events.Reload()
-    shown = [event.step for event in events.Scalars("loss/value")]
-    assert shown == [row["env_steps"] for row in rows(run_dir) if "loss/value" in row]
-
-
+@pytest.mark.long
 def test_interrupted_again_and_again(start: Start, straight: Callable[[str], Path], tmp_path: Path) -> None:
     """By each of the signals that ask a run to end, one after another."""
     run_dir = tmp_path / "run"
-    asked = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]
+    asked = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
     for number, name in enumerate(asked):
         words = [*WORK["ppo"], f"run_dir={run_dir}"] if number == 0 else [f"run={run_dir}"]
         begun = start("train" if number == 0 else "resume", *words)
-        begun.until(saved(run_dir, 500 * (number + 1)))
+        begun.until(saved(run_dir, 600 * (number + 1)))
         begun.process.send_signal(name)
         assert begun.end() == (130 if name == signal.SIGINT else 143), begun.said
         now = record(run_dir)
@@ -235,9 +223,10 @@ def test_interrupted_again_and_again(start: Start, straight: Callable[[str], Pat
     last_part = start("resume", f"run={run_dir}")
     assert last_part.end() == 0, last_part.said
     assert_same(run_dir, straight("ppo"))
-    assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 5
+    assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 4
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     start: Start, straight: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -253,10 +242,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert record(run_dir)["resumed"][0]["checkpoint"] is None
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(
-    start: Start, tmp_path: Path, second: signal.Signals
-) -> None:
+@pytest.mark.long
+def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     slow = ["algo=sac", "env=Pendulum", "algo.learning_starts=1990", "algo.steps_per_iteration=2000"]
     more = ["logger=none", "checkpoint_every=2000", "eval_every=0", "video_every=0"]
@@ -268,20 +255,21 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(
     begun.process.send_signal(signal.SIGTERM)  # a scheduler's request may come from two sides
     time.sleep(2.5)
     assert begun.process.poll() is None  # in the middle of an iteration of 2,000 updates
-    begun.process.send_signal(second)
-    assert begun.process.wait(timeout=10) == -second
+    begun.process.send_signal(signal.SIGINT)
+    assert begun.process.wait(timeout=10) == -signal.SIGINT
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
 
 
-@pytest.mark.parametrize(
-    "algo", [algo for algo in WORK if small(algo, "algo.hidden_sizes=[8]") != small(algo)]
-)
-def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(
-    start: Start, tmp_path: Path, algo: str
-) -> None:
+@pytest.mark.long
+def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(start: Start, tmp_path: Path) -> None:
     run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
     # So large that compiling takes much longer than what is waited for; nothing of it is ever run.
-    words = [*WORK[algo], "compile=true", f"algo.hidden_sizes=[{','.join(['8'] * 20)}]", f"run_dir={run_dir}"]
+    words = [
+        *WORK["ppo"],
+        "compile=true",
+        f"algo.hidden_sizes=[{','.join(['8'] * 20)}]",
+        f"run_dir={run_dir}",
+    ]
     begun = start("train", *words, **caches)
     begun.until((run_dir / paths.RECORD).exists)
     time.sleep(4.0)
@@ -323,6 +311,7 @@ print(stop.exit_status, signal.getitimer(signal.ITIMER_REAL))
     assert ("_Abandoned" in done.stderr) == compiling
 
 
+@pytest.mark.long
 def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> None:
     """As `nohup` has it: a closed terminal does not end the run."""
     run_dir = tmp_path / "run"
@@ -337,6 +326,7 @@ def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> N
     assert record(run_dir)["status"] == "finished"
 
 
+@pytest.mark.long
 def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path) -> None:
     """With a constant rate it is the run that was meant to be longer from the start."""
     words = [*WORK["ppo"], "algo.learning_rate_schedule=constant", "logger=none"]
@@ -352,11 +342,6 @@ def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path
     (part,) = record(tmp_path / "short")["resumed"]
     assert part["changed"] == {"total_env_steps": [960, 4800]}
     assert "total_env_steps: 4800" in (tmp_path / "short" / paths.CONFIG).read_text()
-    linear = start("train", *SHORTEST, "algo.learning_rate_schedule=linear", f"run_dir={tmp_path / 'linear'}")
-    assert linear.end() == 0, linear.said
-    more = start("resume", f"run={tmp_path / 'linear'}", "total_env_steps=128")
-    assert more.end() == 0
-    assert "learning_rate_schedule=linear" in more.said  # nothing silently
 
 
 SHORTEST = ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=64", *OBSERVED, "logger=none"]
@@ -381,6 +366,7 @@ def listing(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_what_has_changed_is_refused_unless_it_is_accepted(
     fork: Path, start: Start, killed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
@@ -424,6 +410,7 @@ def test_what_has_changed_is_refused_unless_it_is_accepted(
     assert record(other)["resumed"][0]["changed"]["cpu"][0] == "an abacus"
 
 
+@pytest.mark.long
 def test_what_a_run_has_shown_is_not_wiped(start: Start, tmp_path: Path) -> None:
     """Without a checkpoint there is only the beginning to go on from, and that not with other values."""
     run_dir = tmp_path / "run"
@@ -443,6 +430,7 @@ def test_what_a_run_has_shown_is_not_wiped(start: Start, tmp_path: Path) -> None
     assert_refused(start("resume", f"run={early}"), "config.yaml was changed since the run began")
 
 
+@pytest.mark.long
 def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     endless = [word for word in WORK["ppo"] if not word.startswith("total_env_steps")]
@@ -462,7 +450,8 @@ def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> N
     assert_refused(ended[0], "in use")
 
 
-@pytest.mark.parametrize("piece", ["newest", "all", "trace", "metrics", "record"])
+@pytest.mark.long
+@pytest.mark.parametrize("piece", ["newest", "all", "record"])
 def test_damage_is_named_and_as_much_as_possible_is_kept(
     start: Start,
     straight: Callable[[str], Path],
@@ -476,10 +465,6 @@ def test_damage_is_named_and_as_much_as_possible_is_kept(
         content = bytearray(path.read_bytes())
         content[len(content) // 3] ^= 1
         path.write_bytes(content)
-    if piece == "trace":
-        (run_dir / paths.TRACE).write_text("nothing of the kind\n")
-    if piece == "metrics":
-        (run_dir / paths.METRICS).unlink()
     if piece == "record":
         (run_dir / paths.RECORD).write_text("{")
     before = listing(run_dir)
@@ -489,16 +474,10 @@ def test_damage_is_named_and_as_much_as_possible_is_kept(
         assert listing(run_dir) == before
         return
     assert again.end() == 0, again.said
-    if piece == "newest":
-        assert f"{checkpoints[-1].name} is damaged" in again.said
-        assert "an older one is taken" in again.said
-        assert record(run_dir)["resumed"][0]["checkpoint"] == checkpoints[-2].name
-        assert_same(run_dir, straight("sac"))
-        return
-    assert tensors(run_dir) == tensors(straight("sac"))
-    assert record(run_dir)["trace"] == record(straight("sac"))["trace"]  # the chain went on all the same
-    if piece == "trace":
-        assert "a new one begins" in again.said
+    assert f"{checkpoints[-1].name} is damaged" in again.said
+    assert "an older one is taken" in again.said
+    assert record(run_dir)["resumed"][0]["checkpoint"] == checkpoints[-2].name
+    assert_same(run_dir, straight("sac"))
 
 
 # --- Trouble in mid-run ----------------------------------------------------------------------------------
@@ -525,6 +504,7 @@ def fill(ballast: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_costs_nothing(
     start: Start, straight: Callable[[str], Path], small_disk: Path
 ) -> None:
@@ -554,6 +534,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     assert sum(line.startswith('["step"') for line in lines) == 150 * 16
 
 
+@pytest.mark.long
 def test_a_disk_that_stays_full_costs_the_run_and_not_its_checkpoint(
     start: Start, straight: Callable[[str], Path], small_disk: Path
 ) -> None:
@@ -572,36 +553,7 @@ def test_a_disk_that_stays_full_costs_the_run_and_not_its_checkpoint(
     assert_same(run_dir, straight("ppo"))
 
 
-@pytest.mark.parametrize("trouble", ["full", "read-only"])
-def test_a_run_that_cannot_be_written_goes_on_later(
-    start: Start,
-    straight: Callable[[str], Path],
-    killed: Callable[[str, Path], Path],
-    small_disk: Path,
-    trouble: str,
-) -> None:
-    run_dir, ballast = killed("ppo", small_disk / "run"), small_disk / "ballast"
-    if trouble == "full":
-        fill(ballast)
-    else:
-        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    refused = start("resume", f"run={run_dir}")
-    assert refused.end() == (1 if trouble == "full" else 2), refused.said
-    assert "cannot be written: " in refused.said
-    assert len(refused.said.strip().splitlines()) == 1
-    new = start("train", *WORK["ppo"], f"run_dir={small_disk / 'new'}")
-    assert new.end() == (1 if trouble == "full" else 2), new.said
-    assert "Traceback" not in new.said
-    if trouble == "full":
-        ballast.unlink()
-    else:
-        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-    assert not (small_disk / "new").exists()
-    again = start("resume", f"run={run_dir}")
-    assert again.end() == 0, again.said
-    assert_same(run_dir, straight("ppo"))
-
-
+@pytest.mark.long
 def test_a_disk_that_is_full_at_the_start_gets_nothing(fork: Path, start: Start, small_disk: Path) -> None:
     refs = git(fork, "for-each-ref", "refs/runs")
     fill(small_disk / "ballast")
@@ -630,16 +582,15 @@ class Fragile(CartPoleEnv):
             kind = trouble.read_text()
             if kind == "dies":
                 os._exit(3)
-            if kind == "raises":
-                raise OSError("the pole broke")
             if kind == "huge":  # its square is infinite in 32 bits
                 return obs, 1e25, *rest[1:]
-            obs = np.full_like(obs, np.nan) if kind == "nan" else obs[:2]
+            obs = np.full_like(obs, np.nan)
         return obs, *rest
 gym.register("Fragile-v0", Fragile, max_episode_steps=500)
 """
 
 
+@pytest.mark.long
 def test_numbers_that_are_none_stop_the_run_at_once(start: Start, tmp_path: Path) -> None:
     """A reward whose square is infinite, after forty good iterations."""
     (tmp_path / "fragile.py").write_text(FRAGILE)
@@ -677,15 +628,12 @@ def test_numbers_that_are_none_stop_the_run_at_once(start: Start, tmp_path: Path
     assert mended.end() == 0, mended.said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "workers", "message"),
     [
         ("nan", 0, "of its episode: the observation has nan in place 1 of 4"),
         ("dies", 2, "its worker process died (exit status 3)"),
-        pytest.param(
-            *("shape", 2, "of its episode: the observation has the shape (2,)"), marks=pytest.mark.slow
-        ),
-        pytest.param("raises", 1, "OSError: the pole broke", marks=pytest.mark.slow),
     ],
 )
 def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
@@ -706,11 +654,9 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     begun = start("train", *words, f"run_dir={run_dir}", **path)
     assert begun.end() == 1, begun.said
     assert message in begun.said
-    assert message.partition("Error: ")[2] in record(run_dir)["error"]
     assert record(run_dir)["status"] == "failed"
-    if kind != "raises":  # that traceback is for the author of the environment
-        assert "Traceback" not in begun.said
-        assert begun.said.strip().splitlines()[-1].startswith("error: fragile:Fragile-v0, environment ")
+    assert "Traceback" not in begun.said
+    assert begun.said.strip().splitlines()[-1].startswith("error: fragile:Fragile-v0, environment ")
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] > 1000
     (tmp_path / "trouble").unlink()
     again = start("resume", f"run={run_dir}", "env.num_workers=1", **path)
@@ -720,57 +666,3 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     unbroken = start("train", *words, f"run_dir={tmp_path / 'unbroken'}", **path)
     assert unbroken.end() == 0, unbroken.said
     assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
-
-
-CLOCK = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-static time_t moved(void) { const char *by = getenv("CLOCK_MOVED_BY"); return by ? atol(by) : 0; }
-int clock_gettime(clockid_t id, struct timespec *at) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(id, at);
-    if (id == CLOCK_REALTIME) at->tv_sec += moved();
-    return result;
-}
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at) *at = now.tv_sec;
-    return now.tv_sec;
-}
-"""
-
-
-def test_a_clock_that_went_back_confuses_nobody(
-    start: Start, straight: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The second part of the run takes place a week before the first."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    (tmp_path / "clock.c").write_text(CLOCK)
-    library = tmp_path / "clock.so"
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "clock.c"), "-ldl"]
-    subprocess.run(command, check=True)
-    run_dir = tmp_path / "run"
-    begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
-    begun.until(saved(run_dir, 480))
-    begun.process.send_signal(signal.SIGTERM)
-    assert begun.end() == 143, begun.said
-    week = {"LD_PRELOAD": str(library), "CLOCK_MOVED_BY": str(-7 * 86400)}
-    again = start("resume", f"run={run_dir}", **week)
-    assert again.end() == 0, again.said
-    assert_same(run_dir, straight("ppo"))
-    after = record(run_dir)
-    assert after["ended_at"] < after["started_at"]  # it really did
-    assert after["duration_s"] > 0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run_dir / paths.TENSORBOARD))
-    events.Reload()
-    shown = [event.step for event in events.Scalars("loss/value")]
-    assert shown == [row["env_steps"] for row in rows(run_dir) if "loss/value" in row]

@@ -12,15 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, git, run_train
+from conftest import ROOT
 
-from bench.startup import time_to_first_step
-from bench.works import MeasurementError
-from rltemplate.__main__ import COMMANDS
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.launch.process import worker_environment
-from rltemplate.run import paths
 from rltemplate.run.job import JOB_VARIABLE, Job
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
@@ -140,10 +136,6 @@ def test_the_run_is_what_hydra_would_have_started(tmp_path: Path) -> None:
     "setting",
     [
         "output_subdir: .hydra",
-        "job: {chdir: true}",
-        "job: {env_set: {A: b}}",
-        "run: {dir: elsewhere}",
-        "job_logging: {root: {level: INFO}}",
         "callbacks: {a: {_target_: hydra.experimental.callback.Callback}}",
     ],
 )
@@ -151,7 +143,7 @@ def test_what_hydra_is_told_to_do_is_left_to_hydra(
     setting: str, fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conf = shutil.copytree(fork / "conf", tmp_path / "conf")
-    for module in ("composition", "groups", "keys", "overrides"):
+    for module in ("composition", "keys", "overrides", "env_names"):
         if hasattr(sys.modules[f"rltemplate.config.cli.{module}"], "CONF"):
             monkeypatch.setattr(f"rltemplate.config.cli.{module}.CONF", conf)
     monkeypatch.setattr("rltemplate.config.cli.preflight.CONF", conf)
@@ -164,78 +156,4 @@ def test_what_hydra_is_told_to_do_is_left_to_hydra(
     assert preflight([]).alone is None
 
 
-def test_the_time_to_the_first_step_leaves_nothing_behind(fork: Path) -> None:
-    refs, there = git(fork, "for-each-ref"), sorted(fork.iterdir())
-    start = time_to_first_step(["logger=none"], project=fork)
-    assert start.wall_s > 0.1
-    assert start.cpu_s > 0.1
-    # Of a command that starts the run instead of becoming it, the times are those of the run as well.
-    below = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", sys.executable)
-    below_it = time_to_first_step(["logger=none"], [*below, str(fork / "scripts" / "train.py")], fork)
-    assert below_it.cpu_s > start.cpu_s / 3
-    assert git(fork, "for-each-ref") == refs
-    assert sorted(fork.iterdir()) == there
-    with pytest.raises(MeasurementError, match="did you mean CartPole"):
-        time_to_first_step(["env=CartPol"], project=fork)
-
-
-# --- Commands that look at runs ----------------------------------------------------------------------------
-
-# What each of them is given: two recorded runs under runs/.
-LOOKING = {
-    "runs": ["sort=-return"],
-    "compare": ["a={a}", "b={b}"],
-    "diff": ["a={a}", "b={b}"],
-    "stats": ["runs=runs/*/*"],
-    "report": ["runs=runs/*/*", "out=page.html"],
-    "curves": ["runs=runs/*/*", "out=figures"],
-}
 # These start runs or compute.
-COMPUTING = {"resume", "evaluate", "golden", "prove", "reproduce"}
-
-AT_THE_END = """
-import sys
-from rltemplate.__main__ import main
-status = main({words!r})
-print("")
-print("status", status, *sys.modules)
-"""
-
-
-@pytest.fixture(scope="module")
-def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs/ in it, where one recorded run lies twice, with another seed."""
-    folder = tmp_path_factory.mktemp("looked-at")
-    words = ["total_env_steps=512", "eval_episodes=1", "video_every=0", "logger=none", "log_every=1"]
-    done = run_train(fork, folder, *words, "run_dir=runs/ppo-CartPole/run-a")
-    assert done.returncode == 0, done.stderr
-    first, second = (folder / "runs" / "ppo-CartPole" / name for name in ("run-a", "run-b"))
-    shutil.copytree(first, second)
-    config = (second / paths.CONFIG).read_text()
-    (second / paths.CONFIG).write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
-    record = json.loads((second / paths.RECORD).read_text())
-    (second / paths.RECORD).write_text(json.dumps(record | {"id": "run-b"}))
-    return folder
-
-
-def loaded_by_a_command(name: str, words: Sequence[str], folder: Path) -> set[str]:
-    """All that a command prints last: its exit status, and the modules that it has loaded."""
-    filled = [name, *(word.format(a="run-a", b="run-b") for word in words)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return printed(AT_THE_END.format(words=filled), folder, environment)
-
-
-@pytest.mark.parametrize("name", LOOKING)
-def test_a_command_that_looks_at_runs_loads_no_torch(name: str, two_runs: Path) -> None:
-    loaded = loaded_by_a_command(name, LOOKING[name], two_runs)
-    assert {"status", "0"} <= loaded
-    assert sorted({"torch", "hydra", "omegaconf", "gymnasium"} & loaded) == []
-
-
-def test_a_command_that_loads_torch_is_noticed(two_runs: Path) -> None:
-    loaded = loaded_by_a_command("evaluate", ["run={a}", "episodes=1"], two_runs)
-    assert {"status", "0", "torch"} <= loaded
-
-
-def test_every_command_is_known_to_look_or_to_compute() -> None:
-    assert sorted(COMMANDS) == sorted([*LOOKING, *COMPUTING])

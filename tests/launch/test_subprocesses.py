@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import alive
 
 from rltemplate.launch.subprocesses import (
     Children,
     Interrupted,
-    busy_core,
     complaint,
     last_words,
     lines_of,
@@ -35,14 +35,6 @@ def run(
     log: Path, program: str, *, out: Path | None = None, enough: Callable[[], bool] = lambda: False
 ) -> int:
     return Children().run(python(program), os.environ, log, out=out, enough=enough)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def is_gone(log: Path) -> bool:
@@ -131,7 +123,7 @@ def test_one_that_has_done_enough_is_asked_to_end(log: Path) -> None:
 # --- Signals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_child_and_then_the_work(log: Path, number: signal.Signals) -> None:
     children, handler = Children(), signal.getsignal(number)
     thread = signals_to_come(log, number)
@@ -170,32 +162,6 @@ def test_a_signal_that_is_ignored_stays_so(log: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_exception_leaves_no_child(log: Path) -> None:
-    def enough() -> bool:
-        if pid_in(log) is not None:
-            raise ValueError("a mistake of ours")
-        return False
-
-    with pytest.raises(ValueError, match="a mistake of ours"):
-        run(log, STUBBORN, enough=enough)
-    assert is_gone(log)
-
-
-def test_a_core_is_busy_only_while_the_block_runs() -> None:
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    if not children.exists():
-        pytest.skip("this kernel does not tell the children of a process")
-    before = set(children.read_text().split())
-    with busy_core():
-        (pid,) = set(children.read_text().split()) - before
-        ticks, until = 0, time.monotonic() + MOMENT_S
-        while ticks < 5 and time.monotonic() < until:  # hundredths of a second in user mode
-            ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
-            time.sleep(0.02)
-        assert ticks >= 5
-    assert not alive(int(pid))
-
-
 # --- Last words ------------------------------------------------------------------------------------------
 
 
@@ -206,10 +172,8 @@ def test_a_core_is_busy_only_while_the_block_runs() -> None:
         ("error: an old one\nerror: a=1: is wrong\nuse a=2\n", 2, "a=1: is wrong", "a=1: is wrong\nuse a=2"),
         ("Traceback\n\nValueError: error: it\n", 1, "ValueError: error: it", ""),
         ("error: no such key\n", 128 + signal.SIGSEGV, "ended by signal 11", "no such key"),
-        ("\n \n", 3, "exit status 3", ""),
         (None, 4, "exit status 4", ""),
     ],
-    ids=["error", "two", "crash", "signal", "silent", "nothing"],
 )
 def test_last_words(log: Path, said: str | None, status: int, words: str, named: str) -> None:
     if said is not None:

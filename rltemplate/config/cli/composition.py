@@ -12,11 +12,12 @@ from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from rltemplate.config.cli.groups import NAMED, option_names
 from rltemplate.config.cli.keys import (
+    NAMED,
     chosen_algorithm,
     expected_value,
     known_keys,
+    option_names,
     unknown_key,
 )
 from rltemplate.config.cli.secret_values import check_values

@@ -1,10 +1,9 @@
-"""What `env=` can be: a file of `conf/env/`, or any id that Gymnasium has registered."""
+"""`env=` is a file of `conf/env/`, or any id that Gymnasium has registered."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Sequence
 
 import yaml
@@ -14,7 +13,7 @@ from rltemplate.config.cli.composition import reason
 from rltemplate.config.loading import CONF
 from rltemplate.types import ConfigError
 
-# Packages that register a namespace of their own when their module is imported: package and module.
+# Packages that register a namespace when their module is imported: package and module.
 _PACKAGES = {
     "ALE": ("ale-py", "ale_py"),
     "dm_control": ("shimmy[dm-control]", "shimmy"),
@@ -35,10 +34,6 @@ def environment_option(name: str, files: Sequence[str]) -> str:
     return name
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def _check_registered(name: str, files: Sequence[str]) -> None:
     import gymnasium
 
@@ -48,35 +43,11 @@ def _check_registered(name: str, files: Sequence[str]) -> None:
             raise ConfigError(f"env={name}: expected the name of a module before ':', as in package:{env_id}")
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever a module of the user's raises is the user's to read
-            package, provider = _PACKAGES.get(env_id.rpartition("/")[0], (None, None))
-            remedy = f"; pip install {package}" if package and not _is_installed(str(provider)) else ""
-            raise ConfigError(f"env={name}: cannot import {module} ({reason(error)}){remedy}") from error
+        except Exception as error:  # a module of the user's may raise anything
+            raise ConfigError(f"env={name}: cannot import {module} ({reason(error)})") from error
     spec = gymnasium.registry.get(env_id)
     if spec is None:
-        known = {known_id.rpartition("/")[0] for known_id in gymnasium.registry}
-        namespace = env_id.rpartition("/")[0]
-        if namespace not in known:
-            package, provider = _PACKAGES.get(namespace, (f"the package that registers {namespace}/", None))
-            if provider is not None and not module and _is_installed(provider):
-                raise ConfigError(
-                    f"env={name}: {package} registers it when it is imported; write env={provider}:{name}"
-                )
-            install = "install" if provider is None else "pip install"
-            raise ConfigError(
-                f"env={name}: no installed package provides {namespace}/ environments; {install} {package}"
-            )
-        folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
-        near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)
-        meant = f"{folded[near[0]]}" if near else ""
-        prefix = f"{module}:" if module and meant not in files else ""
-        hint = f"; did you mean {prefix}{meant}?" if near else ""
-        if module and not hint:
-            hint = f"; {module} registers nothing of that name"
-        raise ConfigError(
-            f"env={name}: no such environment{hint}\n"
-            f"allowed: any id registered in Gymnasium, or {', '.join(files)}"
-        )
+        raise ConfigError(f"env={name}: {_why_none(module, env_id, files)}")
     if isinstance(spec.entry_point, str):
         try:
             importlib.import_module(spec.entry_point.partition(":")[0])
@@ -84,3 +55,25 @@ def _check_registered(name: str, files: Sequence[str]) -> None:
             raise ConfigError(
                 f"env={name}: is registered, but what it needs is not installed ({reason(error)})"
             ) from error
+
+
+def _why_none(module: str, env_id: str, files: Sequence[str]) -> str:
+    import gymnasium
+
+    namespace = env_id.rpartition("/")[0]
+    if namespace not in {known.rpartition("/")[0] for known in gymnasium.registry}:
+        package, provider = _PACKAGES.get(namespace, ("", ""))
+        if not package:
+            package = f"the package that registers {namespace}/"
+            return f"no installed package provides {namespace}/ environments; install {package}"
+        return (
+            f"no imported package provides {namespace}/ environments; pip install {package}, and write "
+            f"env={provider}:{env_id}"
+        )
+    folded = {each.lower(): each for each in [*gymnasium.registry, *files]}
+    near = difflib.get_close_matches(env_id.lower(), list(folded), n=1, cutoff=0.5)
+    hint = f"; {module} registers nothing of that name" if module else ""
+    if near:
+        meant = folded[near[0]]
+        hint = f"; did you mean {f'{module}:' if module and meant not in files else ''}{meant}?"
+    return f"no such environment{hint}\nallowed: any id registered in Gymnasium, or {', '.join(files)}"

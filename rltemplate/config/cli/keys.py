@@ -1,4 +1,4 @@
-"""Every key that exists, what it takes, and which one was probably meant."""
+"""Every group and key that exists, what a key takes, and which one was probably meant."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from enum import Enum
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
+
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.cli.groups import HYDRA_GROUPS, default_option, group_names
+from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config
 from rltemplate.config.validation import choose
 from rltemplate.types import MOST_STEPS
@@ -20,55 +22,64 @@ from rltemplate.types import MOST_STEPS
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 
-# What keys and values are called elsewhere. Of several keys the first that exists is meant.
-_KEYS_ELSEWHERE = {
-    "lr": ("algo.learning_rate", "algo.actor_learning_rate"),
-    "learning_rate": ("algo.learning_rate", "algo.actor_learning_rate"),
-    "steps": ("total_env_steps",),
-    "total_steps": ("total_env_steps",),
-    "max_steps": ("total_env_steps",),
-    "timesteps": ("total_env_steps",),
-    "total_timesteps": ("total_env_steps",),
-    "batch_size": ("algo.batch_size", "algo.num_minibatches"),
-    "minibatch_size": ("algo.batch_size", "algo.num_minibatches"),
-    "n_epochs": ("algo.update_epochs",),
-    "gradient_steps": ("algo.updates_per_step",),
-    "anneal_lr": ("algo.learning_rate_schedule",),
-    "lr_schedule": ("algo.learning_rate_schedule",),
-    "norm_adv": ("algo.normalize_advantage",),
-    "net_arch": ("algo.hidden_sizes",),
-    "layers": ("algo.hidden_sizes",),
-    "polyak": ("algo.tau",),
-    "env_id": ("env",),
-    "env_name": ("env",),
-    "gym_id": ("env",),
-    "env.name": ("env",),
-    "async_envs": ("env.num_workers",),
-    "cuda": ("device",),
-    "gpu": ("device",),
-    "level": ("determinism",),
-    "deterministic": ("determinism",),
-    "torch_deterministic": ("determinism",),
-    "track": ("logger.wandb",),
-    "capture_video": ("video_every",),
-    "save_freq": ("checkpoint_every",),
-    "log_interval": ("log_every",),
-    "num_seeds": ("seed",),
-    "n_seeds": ("seed",),
-    "eval_freq": ("eval_every",),
-    "log_dir": ("runs_dir",),
-    "output_dir": ("runs_dir",),
+# Groups of which none may be chosen, and the name of that choice where Hydra needs one.
+OPTIONAL = ("recipe", "experiment", "debug", "local")
+NONE = "none"
+# Of these the name that was applied is a value of the configuration.
+NAMED = ("recipe", "experiment")
+# Hydra's own that can be chosen.
+HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")
+
+# Names of other programs, then the key that is meant; of several the first that the algorithm has.
+_ELSEWHERE = """
+lr learning_rate: algo.learning_rate algo.actor_learning_rate
+steps total_steps max_steps timesteps total_timesteps: total_env_steps
+batch_size minibatch_size: algo.batch_size algo.num_minibatches
+n_epochs: algo.update_epochs
+gradient_steps: algo.updates_per_step
+anneal_lr lr_schedule: algo.learning_rate_schedule
+norm_adv: algo.normalize_advantage
+net_arch layers: algo.hidden_sizes
+polyak: algo.tau
+env_id env_name gym_id env.name: env
+async_envs: env.num_workers
+cuda gpu: device
+level deterministic torch_deterministic: determinism
+track: logger.wandb
+capture_video: video_every
+save_freq: checkpoint_every
+log_interval: log_every
+num_seeds n_seeds: seed
+eval_freq: eval_every
+log_dir output_dir: runs_dir
+"""
+_KEYS_ELSEWHERE: dict[str, list[str]] = {
+    name: keys.split()
+    for line in _ELSEWHERE.strip().splitlines()
+    for names, _, keys in [line.partition(": ")]
+    for name in names.split()
 }
-_VALUES_ELSEWHERE = {
-    "gpu": "cuda",
-    "float32": "ieee",
-    "false": "off",
-    "none": "off",
-    "true": "iteration",
-    "on": "iteration",
-}
+_VALUES_ELSEWHERE = {"gpu": "cuda", "float32": "ieee", "false": "off", "none": "off"} | dict.fromkeys(
+    ("true", "on"), "iteration"
+)
 _LONGEST_KEY = 100  # characters; nothing that exists is like a longer one
 _WANDB = "Weights & Biases is switched on with logger=wandb"
+
+
+def group_names() -> list[str]:
+    """The groups of conf/ that a user chooses from."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def option_names(group: str) -> list[str]:
+    """The files of a group; a leading underscore marks a file that others build on."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.name.startswith("_"))
+
+
+def default_option(group: str) -> str:
+    """The choice of conf/config.yaml for a group."""
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    return next(str(entry[group]) for entry in defaults if isinstance(entry, dict) and group in entry)
 
 
 def known_keys(algorithms: Iterable[str]) -> list[str]:
@@ -111,8 +122,7 @@ def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) ->
     if near == "logger.wandb":
         hint = f"; {_WANDB}"
     parent = key.rpartition(".")[0]
-    if parent and parent not in known:
-        parent = ""
+    parent = parent if parent in known else ""
     prefix = f"{parent}." if parent else ""
     beside = [k[len(prefix) :] for k in known if k.startswith(prefix) and "." not in k[len(prefix) :]]
     if not parent:
@@ -121,7 +131,7 @@ def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) ->
 
 
 def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
-    """The known key that was probably meant: the same last part, its initials, or similar letters."""
+    """The known key that was probably meant: the same last part, or similar letters."""
     known = list(known)
     wrong = wrong.lower().replace("-", "_")
     if len(wrong) > _LONGEST_KEY:
@@ -137,8 +147,6 @@ def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
         part = difflib.SequenceMatcher(None, leaf, last).ratio()
         if last == leaf:
             return 2 + whole
-        if len(leaf) > 1 and "".join(word[0] for word in last.split("_") if word) == leaf:
-            return 1 + whole
         if last.startswith(f"{leaf}_") or (len(last) > 2 and leaf.startswith(last)):
             return 0.9 + whole / 10
         # What two keys of one group have in common says nothing about what was meant.
@@ -152,7 +160,7 @@ def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
 def _known_elsewhere(wrong: str, known: Sequence[str]) -> str | None:
     """What a key that other programs have is called here."""
     parent, leaf = _split_key(wrong)
-    for key in (*_KEYS_ELSEWHERE.get(wrong, ()), *_KEYS_ELSEWHERE.get(leaf, ())):
+    for key in [*_KEYS_ELSEWHERE.get(wrong, []), *_KEYS_ELSEWHERE.get(leaf, [])]:
         if key in known and parent in ("", key, _split_key(key)[0]):
             return key
     return None

@@ -22,30 +22,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.plugins.sweeper import Sweeper
 
-from rltemplate.config.cli.command_line import (
-    as_prose,
-    check_completion,
-    parse_override,
-    split_words,
-    take_resumption,
-)
 from rltemplate.config.cli.composition import (
     Composed,
     compose_config,
     compose_job,
     compose_with_hydra,
-    typed,
 )
-from rltemplate.config.cli.groups import NONE, OPTIONAL
-from rltemplate.config.cli.overrides import check_groups, check_keys
+from rltemplate.config.cli.flags import pop_sweep_args, quote_note, split_words
+from rltemplate.config.cli.keys import NONE, OPTIONAL
+from rltemplate.config.cli.overrides import check_overrides, parse_override
 from rltemplate.config.cli.secret_values import check_words
 from rltemplate.config.command_args import readable
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.validation import check_folder
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
-
-__all__ = ["CONF", "Plan", "job_context", "preflight", "typed"]
 
 # Jobs composed in advance, at a tenth of a second each; what is wrong with others shows later. Those that
 # differ in their seed alone count once.
@@ -85,26 +76,22 @@ def _plan(argv: Sequence[str]) -> Plan:
     words, flags, arguments = split_words(argv)
     register_schemas()
     if arguments.shell_completion:
-        check_completion(words)
-        return Plan(argv=[*words, *flags], sweep=False, num_jobs=None, configs=[])
-    words, resume, accept = take_resumption(words)
+        return Plan(argv=list(argv), sweep=False, num_jobs=None, configs=[])
+    words, resume, accept = pop_sweep_args(words)
     for group in OPTIONAL:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        overrides = [parse_override(as_prose(word), loader) for word in words]
-        overrides = check_groups(overrides, loader)
-        check_keys(overrides)
+        overrides = check_overrides([parse_override(quote_note(word), loader) for word in words], loader)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
         if resume is not None and not sweep:
             raise ConfigError(f"sweep={resume}: this is a single run; make resume run=RUN goes on with one")
-        if arguments.cfg or arguments.info:
+        if arguments.cfg or arguments.info or arguments.help or arguments.hydra_help:
             if sweep:
                 raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
-            compose_config(plain)
-            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
-        if arguments.help or arguments.hydra_help:
+            if arguments.cfg or arguments.info:
+                compose_config(plain)
             return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
         if not sweep:
             job = compose_job(plain)
@@ -124,10 +111,8 @@ def _plan(argv: Sequence[str]) -> Plan:
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         _check_sweep(configs)
-        if not arguments.multirun:
-            flags = [*flags, "--multirun"]
         return Plan(
-            argv=[*plain, *flags],
+            argv=[*plain, *flags, *([] if arguments.multirun else ["--multirun"])],
             sweep=True,
             num_jobs=len(jobs) if exact else None,
             configs=configs,
@@ -139,14 +124,10 @@ def _plan(argv: Sequence[str]) -> Plan:
 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
-    """What a sweep is: not where its runs lie and what they are for, nor who starts them."""
-    keys = [word.lstrip("+~").partition("=")[0] for word in plain]
+    """Overrides that say which sweep it is, without place, purpose and launcher of its runs."""
     other = (*BOOKKEEPING_KEYS, "hydra/launcher")
-    return [
-        word
-        for word, key in zip(plain, keys, strict=True)
-        if key not in other and not key.startswith("hydra.launcher.")
-    ]
+    keyed = [(word.lstrip("+~").partition("=")[0], word) for word in plain]
+    return [word for key, word in keyed if key not in other and not key.startswith("hydra.launcher.")]
 
 
 def _jobs(
@@ -195,21 +176,21 @@ def _check_number(overrides: Sequence[Override]) -> None:
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or of too many some in which the values occur, those of the shortest lists before others.
+    """All jobs, or of too many those that bring a new pair of algorithm and environment or a new value.
 
-    Every algorithm is there with every environment: whether they fit shows only in the pair.
+    Values of shorter lists come first: a list of hundreds of values is a range of one kind.
     """
     if len(set(map(_but_seed, jobs))) <= _COMPOSE_AT_MOST:
         return jobs
-    pairs = [tuple(word for word in job if word.startswith(("algo=", "env="))) for job in jobs]
-    chosen = {number: jobs[number] for number in map(pairs.index, dict.fromkeys(pairs))}
+    first: dict[tuple[str, ...], list[str]] = {}
+    for job in jobs:
+        first.setdefault(tuple(word for word in job if word.startswith(("algo=", "env="))), job)
+    num_pairs = len(first)
     for values in sorted((dict.fromkeys(column) for column in zip(*jobs, strict=True)), key=len):
         for value in values:
-            number = next(number for number, job in enumerate(jobs) if value in job)
-            chosen.setdefault(number, jobs[number])
-            if len(chosen) >= _COMPOSE_AT_MOST:
-                return list(chosen.values())
-    return list(chosen.values())
+            first.setdefault((value,), next(job for job in jobs if value in job))
+    chosen = list({tuple(job): job for job in first.values()}.values())
+    return chosen[: max(num_pairs, _COMPOSE_AT_MOST)]
 
 
 def _but_seed(job: Sequence[str]) -> tuple[str, ...]:
