@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,24 +41,6 @@ class Interval(NamedTuple):
         if math.isnan(self.low):
             return f"{show(self.value)} (no interval)"
         return f"{show(self.value)} ({show(self.low)} to {show(self.high)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The comparison of two groups, a and b.
-
-    `difference` is a minus b. `improvement` is the probability that a run of a scores higher than one of b.
-    `told` is True if the interval of the difference leaves out zero; then `better` is 'a' or 'b'.
-    """
-
-    statistic: str
-    seeds: tuple[int, int]
-    difference: Interval
-    improvement: Interval
-    told: bool
-    better: str | None
-    verdict: str
-    cautions: list[str]
 
 
 def interval(scores: Sequence[float], statistic: str = "iqm", confidence: float = 0.95) -> Interval:
@@ -164,33 +145,3 @@ def caution(*counts: int) -> list[str]:
             "and seeds that fail one time in five are easily missed"
         ]
     return []
-
-
-def compare(
-    a: Sequence[float], b: Sequence[float], statistic: str = "iqm", names: tuple[str, str] = ("a", "b")
-) -> Comparison:
-    """The difference of a and b, and whether their seeds can tell it from zero."""
-    found, label = difference(a, b, statistic), LABELS[statistic]
-    told = found.low > 0 or found.high < 0
-    cautions = caution(len(a), len(b))
-    if told:
-        first, second = names if found.value > 0 else names[::-1]
-        gain = found if found.value > 0 else Interval(-found.value, -found.high, -found.low)
-        few = min(len(a), len(b)) < FEW
-        verdict = f"{first} {'looks' if few else 'is'} better than {second}: {label} higher by {gain}"
-        verdict += ", a hint and no proof with so few seeds" if few else ""
-    elif math.isnan(found.low):
-        verdict = f"cannot be told: a single seed has no spread; {label} differs by {show(found.value)}"
-    elif found.low == found.high == 0:
-        verdict = f"every run of {names[0]} and {names[1]} has the same score"
-    else:
-        verdict = f"cannot be told: {label} of {names[0]} minus that of {names[1]} is {found}"
-    one, other = interval(a, statistic), interval(b, statistic)
-    if one.low <= other.high and other.low <= one.high:
-        cautions.append(
-            "the intervals overlap, which tells neither that the groups differ nor that they do not: look at "
-            "the interval of the difference"
-        )
-    better = None if not told else "a" if found.value > 0 else "b"
-    improvement = probability_of_improvement(a, b)
-    return Comparison(statistic, (len(a), len(b)), found, improvement, told, better, verdict, cautions)

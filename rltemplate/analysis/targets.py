@@ -19,8 +19,6 @@ TABLE = Path(__file__).with_name("reference_returns.csv")
 RANDOM = "random"
 # Results at this many times fewer or more steps count as results at the same number of steps.
 _NEAR = 2.0
-# Arguments of an environment that make another one, with a name of its own in conf/env.
-_NAMED = {("LunarLander", "continuous", True): "LunarLanderContinuous"}
 
 
 class Reference(NamedTuple):
@@ -35,8 +33,6 @@ class Reference(NamedTuple):
     method: str
     steps: int  # environment steps
     return_mean: float
-    return_std: float | None
-    n_seeds: int | None  # None where the source does not say
     source: str
 
 
@@ -86,35 +82,22 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
 
     None if the table does not know the environment, or the run changed its arguments or episode length.
     """
-    found = comparable_env(config["env"])
-    return (
-        None if found is None else standing(str(config["algo"]["name"]), found[0], env_steps, value, found[1])
-    )
-
-
-def standing(
-    algo: str, env: str, env_steps: int, value: float, version: str | None = None
-) -> Standing | None:
-    """The standing of `value` in the environment `env` of conf/env; None if nothing is known of it."""
+    algo, (env, version) = str(config["algo"]["name"]), _name_and_version(config["env"])
     rows = [row for row in references() if row.env == env]
-    chance = [row for row in rows if row.algo == RANDOM and version in (None, row.env_version)]
+    chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]
     published, same = _nearest([row for row in rows if row.algo == algo], env_steps)
     if not (chance or published):
         return None
-    return Standing(algo, env_steps, value, chance[0].return_mean if chance else None, published, same)
+    return Standing(algo, env_steps, value, chance[0] if chance else None, published, same)
 
 
-def comparable_env(env: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Name and version of an environment in the table's words; None if its arguments make it another task."""
-    if env.get("max_episode_steps") is not None:
-        return None
+def _name_and_version(env: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Name and version of an environment in the table's words; no name if its arguments change the task."""
     name, _, version = str(env["id"]).rpartition(":")[2].rpartition("-")
-    for key, value in (env.get("kwargs") or {}).items():
-        other = _NAMED.get((name, key, value)) if isinstance(value, bool) else None
-        if other is None:
-            return None
-        name = other
-    return name, version
+    kwargs = dict(env.get("kwargs") or {})
+    if (name, kwargs) == ("LunarLander", {"continuous": True}):  # has a name of its own in conf/env
+        name, kwargs = "LunarLanderContinuous", {}
+    return None if kwargs or env.get("max_episode_steps") is not None else name, version
 
 
 @functools.cache
@@ -126,8 +109,6 @@ def references() -> tuple[Reference, ...]:
                 **{key: row[key] for key in ("env", "env_version", "algo", "method", "source")},
                 steps=int(row["steps"]),
                 return_mean=float(row["return_mean"]),
-                return_std=float(row["return_std"]) if row["return_std"] else None,
-                n_seeds=int(row["n_seeds"]) if row["n_seeds"] else None,
             )
             for row in csv.DictReader(file)
         )

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RecordedRun, git, write_run
+from conftest import RecordedRun, write_run
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import stats
 from rltemplate.analysis.report import export
-from rltemplate.analysis.report.commits import commit_links, web_address
 from rltemplate.analysis.report.experiments import Experiment, find_experiments, load_metrics
 from rltemplate.analysis.report.figures import Chart, thinned
 from rltemplate.analysis.report.page import Report, make_report
@@ -45,7 +44,6 @@ def reported(runs_dir: Path, **options: Any) -> Report:
         "pattern": "runs/*/*",
         "written": "today",
         "changed_files": same_code,
-        "commit_url": lambda commit: None,
     }
     return make_report(sorted(runs_dir.glob("*/*")), **(given | options))
 
@@ -259,49 +257,6 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
     (write_run(tmp_path / "alone") / paths.RECORD).write_text("{")
     with pytest.raises(ConfigError, match="none of 1 run folders can be read"):
         reported(tmp_path / "alone")
-
-
-# --- Commits ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("remote", "web"),
-    [
-        ("git@github.com:anna/rl.git", "https://github.com/anna/rl"),
-        ("ssh://git@gitlab.example.org:2222/group/sub/rl.git", "https://gitlab.example.org/group/sub/rl"),
-        ("https://anna:secret@github.com/anna/rl.git", "https://github.com/anna/rl"),
-        ("https://oauth2:token@git.example.org:8443/anna/rl", "https://git.example.org:8443/anna/rl"),
-        ("/srv/git/rl.git", None),
-        ("../rl", None),
-        ("file:" + "///srv/git/rl.git", None),
-        ("javascript:alert(1)", None),
-        ("", None),
-    ],
-)
-def test_the_address_of_a_remote_on_the_web_without_its_secrets(remote: str, web: str | None) -> None:
-    assert web_address(remote) == web
-
-
-def test_only_commits_that_a_remote_has_are_linked(tmp_path: Path) -> None:
-    work, there = tmp_path / "work", tmp_path / "there.git"
-    work.mkdir()
-    git(tmp_path, "init", "-q", "--bare", str(there))
-    git(work, "init", "-q", "-b", "main")
-    git(work, "commit", "-q", "--allow-empty", "-m", "pushed")
-    git(work, "remote", "add", "origin", str(there))
-    git(work, "push", "-q", "-u", "origin", "main")
-    git(work, "commit", "-q", "--allow-empty", "-m", "mine alone")
-    pushed, own = git(work, "rev-parse", "HEAD~1", "HEAD").split()
-    assert commit_links(work)(pushed) is None  # a folder is no place on the web
-    git(work, "remote", "set-url", "origin", "git@github.com:anna/rl.git")
-    links = commit_links(work)
-    assert links(pushed) == f"https://github.com/anna/rl/commit/{pushed}"
-    assert [links(own), links("0" * 40), links('"><script>'), commit_links(tmp_path)(pushed)] == [None] * 4
-    code = {"ref": "r", "tree": "a" * 40, "base_commit": pushed, "dirty": True}
-    write_run(tmp_path / "runs", 1, git=code)
-    html = reported(tmp_path / "runs", commit_url=links).html
-    assert f'<a href="https://github.com/anna/rl/commit/{pushed}"' in html
-    assert "+ changes" in html
 
 
 # --- Runs that should be equal ------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_every_shipped_environment_has_its_random_policy_and_a_target(name: str)
 
 
 def row(algo: str, steps: int, mean: float, source: str, version: str = "v4") -> targets.Reference:
-    return targets.Reference("Thing", version, algo, algo.upper(), steps, mean, None, 5, source)
+    return targets.Reference("Thing", version, algo, algo.upper(), steps, mean, source)
 
 
 @pytest.fixture

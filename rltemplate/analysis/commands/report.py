@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 from rltemplate.analysis.report import export
-from rltemplate.analysis.report.commits import commit_links
 from rltemplate.analysis.report.page import make_report
 from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import make_folder, word
@@ -52,7 +51,6 @@ def main(args: Args) -> int:
         pattern=args.runs,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         changed_files=_changed_files,
-        commit_url=commit_links(PROJECT),
     )
     try:
         replace_text(out, [report.html])

@@ -74,22 +74,13 @@ class Experiment:
 
     def cautions(self) -> Iterator[str]:
         """Reasons to doubt the statistics."""
-        if not self.group.runs:
+        if self.group.runs:
+            yield from self.group.cautions()
+        else:
             yield "no run of it has finished with a return, so there are no statistics"
-            return
-        yield from stats.caution(len(self.group.runs))
-        ends = sorted({int(run.value("steps") or 0) for run in self.group.runs})
-        if len(ends) > 1:
-            steps = ", ".join(f"{end:,}" for end in ends)
-            yield f"the seeds have their last {self.group.score} at {steps} steps"
-        if self.group.score != "eval/return":
-            yield "no evaluations, so these are returns of training episodes, with exploration"
         older = sum(run.value("status") == "finished" for run in self.runs) - len(self.group.runs)
         if older:
             yield f"of the finished runs {older} not counted: the seed was run again, or there is no return"
-        commits = sorted({code_name(run) for run in self.group.runs})
-        if len(commits) > 1:
-            yield f"its runs are of {len(commits)} commits, which compute the same: {', '.join(commits[:5])}"
 
 
 def find_experiments(runs: Iterable[Run], changed_files: ChangedFiles) -> list[Experiment]:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis import diff
 from rltemplate.analysis.report import figures
-from rltemplate.analysis.report.experiments import ChangedFiles, Experiment, find_experiments, load_metrics
+from rltemplate.analysis.report.experiments import (
+    ChangedFiles,
+    Experiment,
+    code_name,
+    find_experiments,
+    load_metrics,
+)
 from rltemplate.analysis.report.figures import Chart
 from rltemplate.analysis.report.repeats import find_repeats
 from rltemplate.analysis.runs import load_runs
@@ -41,7 +47,6 @@ def make_report(
     pattern: str,
     written: str,
     changed_files: ChangedFiles,
-    commit_url: Callable[[str], str | None],
 ) -> Report:
     """The report about these run folders; `pattern` and `written`, a time, are for its heading.
 
@@ -67,7 +72,6 @@ def make_report(
             (run, numbers[run.dir]) for run in sorted(runs, key=lambda run: str(run.value("started")))[::-1]
         ],
         repeats=find_repeats(experiments),
-        commit_url=commit_url,
         opened=len(experiments) <= _OPEN_UP_TO,
     )
     return Report(
@@ -114,6 +118,7 @@ def _rendered(**context: Any) -> str:
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"show": show, "json": as_json}
+    environment.globals["code_name"] = code_name
     html = environment.get_template("page.html").render(context)
     # Files may hold what is no character; a page of UTF-8 cannot.
     return html.encode("utf-8", "replace").decode("utf-8")
