@@ -8,7 +8,6 @@ work that is not committed, because `git restore` would not bring it back; `forc
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import keyword
 import re
@@ -18,24 +17,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Whoever copies the code keeps the notice; a lock has other projects' names in it.
-KEPT = {"LICENSE", "requirements.lock"}
-# Only asked where git does not say what belongs to the repository.
-NOT_OURS = {
-    ".git",
-    ".venv",
-    "runs",
-    "outputs",
-    "multirun",
-    "__pycache__",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-}
-
-
+KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
 USAGE = "Usage: make rename name=my_project [force=true]"
-LONGEST = 60  # characters, of a name that people are to type
+LONGEST = 60  # characters of a name
 
 
 class Refusal(Exception):
@@ -43,7 +27,7 @@ class Refusal(Exception):
 
 
 def current_name(root: Path) -> str:
-    """The package's name, which the project's name gives."""
+    """The package's name, from the project's name."""
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -69,70 +53,45 @@ def check_name(root: Path, old: str, new: str) -> None:
         raise Refusal(f"The project is called {old} already.")
     if new in sys.stdlib_module_names:
         raise Refusal(f"name={new} would hide the module '{new}' of Python's standard library.")
-    if (
-        (root / new).exists()
-        or (root / "scripts" / f"{new}.py").exists()
-        or (root / "tests" / f"{new}.py").exists()
-    ):
+    if any((root / place).exists() for place in (new, f"scripts/{new}.py", f"tests/{new}.py")):
         raise Refusal(f"name={new} is taken: the repository has a file or folder of that name.")
     if importlib.util.find_spec(new) is not None:
         raise Refusal(f"name={new} would hide the installed package '{new}'.")
 
 
-def git(root: Path, *arguments: str) -> str | None:
-    """What git prints, or None where there is no git or no repository."""
+def git(root: Path, *arguments: str) -> str:
+    """The output of git. Raises Refusal where there is no git or no repository."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def check_committed(root: Path) -> None:
-    """Raise Refusal unless git could bring back every file as it is now."""
-    changes = git(root, "status", "--porcelain")
-    if changes is None:
-        raise Refusal("Without git there is no way back; if you have a copy: force=true.")
-    if changes:
-        number = len(changes.splitlines())
-        raise Refusal(
-            f"Commit your work first, so that there is a way back ({number} files changed); or force=true."
-        )
-
-
-def own_files(root: Path) -> list[Path]:
-    """The repository's text files and where they are; links and what git ignores are left alone."""
-    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if listed is None:
-        paths = [path for path in root.rglob("*") if not NOT_OURS & set(path.relative_to(root).parts)]
-    else:
-        paths = [root / name for name in listed.split("\0") if name]
-    return sorted(path for path in set(paths) if path.is_file() and not path.is_symlink())
+        return subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        raise Refusal("The project is no git repository, so its files are not known.") from None
 
 
 def rename(root: Path, old: str, new: str) -> int:
-    """Rename the package and its mentions; returns how many files were rewritten."""
+    """Rename the package and its mentions; returns the number of files that were rewritten."""
     # Also inside longer names with underscores, so that both ends of an identifier change alike.
     mention = re.compile(rf"(?<![A-Za-z0-9])(?:{old}|{old.upper()})(?![A-Za-z0-9])")
 
     def renamed(text: str) -> str:
         return mention.sub(lambda match: new if match[0] == old else new.upper(), text)
 
-    rewritten: dict[Path, bytes] = {}
-    files = own_files(root)
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    files = sorted({root / name for name in listed.split("\0") if name})
+    files = [path for path in files if path.is_file() and not path.is_symlink()]
+    rewritten: dict[Path, str] = {}
     for path in files:
-        if path.relative_to(root).as_posix() in KEPT:
-            continue
-        before = path.read_bytes()
-        try:
-            after = renamed(before.decode("utf-8")).encode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        if after != before:
-            rewritten[path] = after
-    # All is read before anything is written: an unreadable file leaves the project as it was.
-    for path, content in rewritten.items():
-        path.write_bytes(content)
+        if path.relative_to(root).as_posix() not in KEPT:
+            try:
+                before = path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError:
+                continue
+            if (after := renamed(before)) != before:
+                rewritten[path] = after
+    # Everything is read before anything is written: an unreadable file leaves the project as it was.
+    for path, text in rewritten.items():
+        path.write_bytes(text.encode("utf-8"))
     for path in files:
         if path.relative_to(root).parts[0] != old and renamed(path.name) != path.name:
             path.rename(path.with_name(renamed(path.name)))
@@ -142,31 +101,26 @@ def rename(root: Path, old: str, new: str) -> int:
 
 def tidy(root: Path) -> None:
     """Sort imports and break lines anew, which depend on the name's letters and length."""
-    if importlib.util.find_spec("ruff") is None:
-        return
-    for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
+    if importlib.util.find_spec("ruff") is not None:
+        for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
+            subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
 
 
 def parse(arguments: list[str]) -> tuple[str, bool]:
     """Name and force from words like `name=my_project force=true`."""
-    words, given = {"name": "", "force": "false"}, set[str]()
+    words: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if not equals or key not in words:
-            near = difflib.get_close_matches(key[:LONGEST].strip("-"), words, n=1)
-            hint = f" Did you mean {near[0]}=?" if near else ""
+        if not equals or key not in ("name", "force") or key in words:
             shown = argument[:LONGEST] if argument.isprintable() else repr(argument[:LONGEST])
-            raise Refusal(f"'{shown}' is not understood.{hint} {USAGE}")
-        if key in given:
-            raise Refusal(f"{key} is given twice. {USAGE}")
+            twice = " a second time" if key in words else ""
+            raise Refusal(f"'{shown}' is not understood{twice}. {USAGE}")
         words[key] = value
-        given.add(key)
-    if not words["name"]:
+    if not words.get("name"):
         raise Refusal(f"name= is missing. {USAGE}")
-    if words["force"].lower() not in ("true", "1", "false", "0"):
+    if (force := words.get("force", "false").lower()) not in ("true", "1", "false", "0"):
         raise Refusal(f"force={words['force'][:LONGEST]!r}: expected true or false.")
-    return words["name"], words["force"].lower() in ("true", "1")
+    return words["name"], force in ("true", "1")
 
 
 def main() -> int:
@@ -175,12 +129,15 @@ def main() -> int:
         new, force = parse(sys.argv[1:])
         old = current_name(ROOT)
         check_name(ROOT, old, new)
-        if not force:
-            check_committed(ROOT)
+        if not force and (changes := git(ROOT, "status", "--porcelain")):
+            number = len(changes.splitlines())
+            raise Refusal(
+                f"Commit your work first ({number} files changed), so that there is a way back; or force=true."
+            )
+        count = rename(ROOT, old, new)
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    count = rename(ROOT, old, new)
     tidy(ROOT)
     print(
         f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."
