@@ -132,7 +132,7 @@ def main() -> int:
         if not force and (changes := git(ROOT, "status", "--porcelain")):
             number = len(changes.splitlines())
             raise Refusal(
-                f"Commit your work first ({number} files changed), so that there is a way back; or force=true."
+                f"Commit your work first ({number} files changed), to have a way back; or force=true."
             )
         count = rename(ROOT, old, new)
     except Refusal as refusal:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git, newest_state, program, run_train, small
+from conftest import SHRUNK, Command, Configure, git, newest_state, program, run_train, small, write_run
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
@@ -361,6 +361,21 @@ def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
         find_run("20260101", tmp_path)
     with pytest.raises(ConfigError, match="no such run"):
         find_run("c", tmp_path)
+    with pytest.raises(ConfigError, match="b=last: no run under .* has a readable record"):
+        find_run("last", tmp_path, "b")
+
+
+def test_the_last_and_the_best_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, 1, [5.0], status="failed")
+    best = write_run(tmp_path, 2, [3.0])
+    last = write_run(tmp_path, 3, [1.0], env="Other")
+    assert find_run("last", tmp_path) == last
+    assert capsys.readouterr().err == ""
+    assert find_run("best", tmp_path, "a") == best
+    among = "the highest final return of 2 finished runs (ppo-Other, ppo-Thing)"
+    assert capsys.readouterr().err == f"note: a=best is run-2 with 3, {among}\n"
+    (best / paths.RECORD).rename(tmp_path / "away")
+    assert find_run("best", tmp_path) == last
 
 
 @pytest.mark.parametrize("there", ["g++", "clang++", "named"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import sys
@@ -13,7 +14,7 @@ import yaml
 
 from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.run import paths
-from rltemplate.run.record import read_record
+from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 _LONGEST_ID = 255  # characters; no file system has longer names
@@ -33,8 +34,11 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     known = {record.parent.name: record.parent for record in records}
     if wanted in known:
         return known[wanted].absolute()
-    if known and text in ("last", "best"):
-        return (_last(known.values()) if text == "last" else _best(known.values(), key)).absolute()
+    if text in ("last", "best"):
+        recorded = _recorded(known.values())
+        if not recorded:
+            raise ConfigError(f"{key}={text}: no run under {runs_dir} has a readable record")
+        return (_last(recorded) if text == "last" else _best(recorded, key)).absolute()
     matches = sorted(name for name in known if wanted and wanted in name)
     if len(matches) == 1:
         return known[matches[0]].absolute()
@@ -46,20 +50,19 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     raise ConfigError(f"{key}={text}: {_why_none(folder, runs_dir)}{_instead(wanted, known)}")
 
 
-def _last(run_dirs: Iterable[Path]) -> Path:
-    return max(run_dirs, key=lambda run_dir: (str(_record(run_dir).get("started_at", "")), run_dir.name))
+def _last(records: Mapping[Path, RunRecord]) -> Path:
+    return max(records, key=lambda run_dir: (records[run_dir].started_at or "", run_dir.name))
 
 
-def _best(run_dirs: Iterable[Path], key: str) -> Path:
-    """The finished run with the highest final return; says so in a line, with its rivals."""
-    finished = {run_dir: _record(run_dir) for run_dir in run_dirs}
+def _best(records: Mapping[Path, RunRecord], key: str) -> Path:
+    """The finished run with the highest final return, which is said in a line with its rivals."""
     returns = {
         run_dir: value
-        for run_dir, record in finished.items()
-        if record.get("status") == "finished" and (value := final_return(record)) is not None
+        for run_dir, record in records.items()
+        if record.status == "finished" and (value := final_return(record)) is not None
     }
     if not returns:
-        raise ConfigError(f"{key}=best: no finished run has a return yet")
+        raise ConfigError(f"{key}=best: no finished run has a return")
     best = max(returns, key=lambda run_dir: returns[run_dir])
     groups = ", ".join(sorted({run_dir.parent.name for run_dir in returns}))
     among = f"the highest final return of {len(returns)} finished runs ({groups})"
@@ -67,18 +70,18 @@ def _best(run_dirs: Iterable[Path], key: str) -> Path:
     return best
 
 
-def _record(run_dir: Path) -> dict[str, Any]:
-    """The record of a run, empty if it cannot be read."""
-    try:
-        return read_record(run_dir)
-    except ConfigError:
-        return {}
+def _recorded(run_dirs: Iterable[Path]) -> dict[Path, RunRecord]:
+    """The records that can be read, by folder."""
+    records = {}
+    for run_dir in run_dirs:
+        with contextlib.suppress(ConfigError):
+            records[run_dir] = RunRecord.read(run_dir)
+    return records
 
 
-def final_return(record: Mapping[str, Any]) -> float | None:
-    """The return of the last evaluation, or of the last episodes where there was none."""
-    metrics = record.get("final_metrics") or {}
-    value = metrics.get("eval/return", metrics.get("episode/return"))
+def final_return(record: RunRecord) -> float | None:
+    """The mean return of the last evaluation, or of the last episodes where there was none."""
+    value = record.final_metrics.get("eval/return", record.final_metrics.get("episode/return"))
     return value if _is_number(value) else None
 
 

@@ -74,7 +74,7 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     ("evaluate run=~nobody-here/x", "run=~nobody-here/x: no such run"),
     (["evaluate", "run=a\nb"], r"'run=a\nb': no such run"),
     (f"evaluate {RUN} runs_dir=elsewhere", "there is no folder runs_dir=elsewhere"),
-    ("evaluate run=last runs_dir=full", "run=last: no such run under full"),
+    ("evaluate run=last runs_dir=full", "run=last: no run under full"),
     ("diff a=seed1-aaaaaa b=nope", "b=nope: no such run", f"the newest is {B}"),
     ("compare a=seed1 b=seed1-bbbbbb", "a=seed1: in the ids of 2 runs"),
     ("reproduce run=seed1-aaaaab", "run=seed1-aaaaab: no such run here", "`git fetch origin "),

@@ -132,8 +132,7 @@ def test_a_run_is_made_again_from_its_ref(
     author = Author(fork, tmp_path, WORKS[work])
     case(author)
     run_dir = tmp_path / "run"
-    script = [sys.executable, str(author.place / "scripts" / "train.py")]
-    output(author.place, *script, *author.words, f"run_dir={run_dir}")
+    output(author.place, *program(author.place, "train"), *author.words, f"run_dir={run_dir}")
     run_id = json.loads((run_dir / paths.RECORD).read_text())["id"]
     if author.place != author.clone:
         git(author.clone, "worktree", "remove", "--force", str(author.place))
