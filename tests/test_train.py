@@ -361,7 +361,7 @@ def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
         find_run("20260101", tmp_path)
     with pytest.raises(ConfigError, match="no such run"):
         find_run("c", tmp_path)
-    with pytest.raises(ConfigError, match="b=last: no run under .* has a readable record"):
+    with pytest.raises(ConfigError, match=r"b=last: no run under .* has a readable record"):
         find_run("last", tmp_path, "b")
 
 

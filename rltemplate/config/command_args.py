@@ -170,6 +170,29 @@ def folder(text: str) -> Path:
     """The kind of a folder to write to; `true` and `no` are taken for mistakes."""
     if text.lower() in ("true", "false", "yes", "no", "1", "0"):
         raise ConfigError(f"expected the name of a folder; ./{text} if that is one")
+    path = _expanded(text)
+    try:
+        if path.is_file():
+            raise ConfigError("is a file; expected a folder")
+    except OSError as error:  # longer than any name
+        raise ConfigError(f"cannot be made, {error.strerror}") from None
+    return path
+
+
+def file(text: str) -> Path:
+    """The kind of a file to write to, in a folder that is there."""
+    path = _expanded(text)
+    try:
+        if path.is_dir():
+            raise ConfigError("is a folder; expected a file")
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot be written, there is no folder {path.parent}")
+    except OSError as error:  # longer than any name
+        raise ConfigError(f"cannot be written, {error.strerror}") from None
+    return path
+
+
+def _expanded(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rltemplate.analysis.report import export
 from rltemplate.analysis.report.page import make_report
 from rltemplate.analysis.runs import Run
-from rltemplate.config.command_args import make_folder, word
+from rltemplate.config.command_args import file, folder, make_folder, word
 from rltemplate.run.git import changes
 from rltemplate.run.lines import replace_text
 from rltemplate.run.paths import PROJECT
@@ -28,8 +28,8 @@ class Args:
     """
 
     runs: str = word(default="runs/*/*")
-    out: Path | None = word(Path, None)
-    figures: Path | None = word(Path, None)
+    out: Path | None = word(file, None)
+    figures: Path | None = word(folder, None)
 
 
 def _changed_files(a: Run, b: Run) -> list[str] | None:
@@ -39,13 +39,7 @@ def _changed_files(a: Run, b: Run) -> list[str] | None:
 def main(args: Args) -> int:
     """Write the page, and say where it is."""
     run_dirs = find_run_dirs(args.runs)
-    out = (args.out or run_dirs[0].parent.parent / "report.html").expanduser()
-    figures = args.figures and args.figures.expanduser()
-    # Refused before all the work.
-    if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"out={args.out}: expected a file in a folder that is there")
-    if figures is not None and figures.is_file():
-        raise ConfigError(f"figures={args.figures}: is a file; expected a folder")
+    out = args.out or run_dirs[0].parent.parent / "report.html"
     report = make_report(
         run_dirs,
         pattern=args.runs,
@@ -55,11 +49,11 @@ def main(args: Args) -> int:
     try:
         replace_text(out, [report.html])
     except OSError as error:
-        raise ConfigError(f"out={args.out or out}: cannot be written, {error.strerror}") from None
+        raise ConfigError(f"out={out}: cannot be written, {error.strerror}") from None
     for problem in report.problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
     print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
-    if figures is not None:
+    if (figures := args.figures) is not None:
         make_folder("figures", figures)
         export.write_figures(report.charts, figures)
         export.write_tables(report.experiments, figures)
