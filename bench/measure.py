@@ -134,9 +134,10 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.run import paths
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
+    from rltemplate.run.observers import Observers
+    from rltemplate.run.signals import Stop
     from rltemplate.run.sinks.registry import make_sinks
     from rltemplate.run.sinks.sink import RunFacts
-    from rltemplate.train import Observers, Stop, make_trace
     from rltemplate.types import Probe
 
     ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
@@ -155,7 +156,6 @@ def observers(job: Job) -> dict[str, float]:
             facts = RunFacts("bench", folder, "bench", 10**9, to_dict(config), {}, None, (), to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
             observer = Observers(config, folder, ours.algorithm, ours.envs, logger, Stop())
-            observer.trace = make_trace(config, folder)
             watching[name] = observer
 
         def iteration(name: str) -> tuple[float, float]:
@@ -165,7 +165,7 @@ def observers(job: Job) -> dict[str, float]:
             result = algorithm.train_iteration()
             _sync(job.device)()
             if observer is not None:
-                observer.after_iteration(result, before, time.perf_counter() - wall_s)
+                observer.observe(result, before, time.perf_counter() - wall_s)
             return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
         names = ["alone", *_WATCHING]

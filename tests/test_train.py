@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import SHRUNK, Command, Configure, git, newest_state, program, run_train, small, write_run
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
 from rltemplate.run import paths
@@ -25,7 +26,7 @@ from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.git.snapshot import Snapshot
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.read import find_run
-from rltemplate.train import build_algorithm, main, run
+from rltemplate.train import main, run
 from rltemplate.types import ConfigError, RunError
 
 TOTAL = {"sac": 240}  # environment steps; others 256

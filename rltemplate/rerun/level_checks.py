@@ -12,11 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import checks, switches
 from rltemplate.envs.global_rng import seed_foreign_code
 from rltemplate.run.job import Job
-from rltemplate.train import build_algorithm, settled, trial
+from rltemplate.run.level import settled, trial
 from rltemplate.types import ConfigError
 
 REFUSED = 2
@@ -28,7 +29,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     A check that fails has `holds` false and its message as `problem`. Raises `ConfigError` for what would
     refuse the run before its checks.
     """
-    config = from_dict(settled(job).config)
+    config = from_dict(settled(job, build_algorithm).config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_foreign_code(config.seed)
     algorithm, _ = build_algorithm(config)

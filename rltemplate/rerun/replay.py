@@ -225,8 +225,9 @@ def replay(job: Job, request: Request) -> None:
     # These load torch, which a process that only starts this one does not need.
     import torch
 
+    from rltemplate.algos.build import build_algorithm
     from rltemplate.envs.global_rng import seed_foreign_code
-    from rltemplate.train import build_algorithm, go_on
+    from rltemplate.run.continuation import restore
 
     config = from_dict(job.config)
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
@@ -240,7 +241,7 @@ def replay(job: Job, request: Request) -> None:
         first = 0
         if request.checkpoint is not None:
             try:
-                first = go_on(algorithm, config, load_checkpoint(Path(request.checkpoint)))
+                first = restore(algorithm, config, load_checkpoint(Path(request.checkpoint)))
             except ConfigError as error:
                 raise _NoStart(str(error)) from error
         folder = Path(request.folder)

@@ -29,8 +29,9 @@ from rltemplate.config.loading import (
 from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.envs.global_rng import restore_foreign_state
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoint, forget_after, newest_checkpoint
+from rltemplate.run.checkpoint import Checkpoint, forget_after, load_experience, newest_checkpoint
 from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord, Snapshot
 from rltemplate.run.influence import file_matters, package_matters
@@ -41,7 +42,14 @@ from rltemplate.run.logger import cut_metrics
 from rltemplate.run.read import leaves, read_config, value_of
 from rltemplate.run.record import RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.run.sinks.sink import rows_so_far
-from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, ConfigError, affects_results
+from rltemplate.types import (
+    BOOKKEEPING_KEYS,
+    EXECUTION_KEYS,
+    OBSERVER_KEYS,
+    Algorithm,
+    ConfigError,
+    affects_results,
+)
 
 ACCEPT = "changes"
 
@@ -244,6 +252,23 @@ def few(names: Sequence[str]) -> str:
     """The first of many names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
+    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there.
+
+    Observers may be configured otherwise than in the run that made it.
+    """
+    state = checkpoint.state
+    check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVER_KEYS)
+    algorithm.load_state_dict(state)
+    progress = state["progress"]
+    added = int(progress.get("added", 0))
+    held = algorithm.experience(0)  # nothing, but of what size
+    first = 0 if held is None else max(0, added - held.capacity)
+    algorithm.load_progress(progress, load_experience(checkpoint, first, 0 if held is None else added))
+    restore_foreign_state(state["foreign"])
+    return int(state["run"]["iterations"])
 
 
 def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:

@@ -23,6 +23,9 @@ class Codec(Protocol):
         ...
 
 
+# Bound for environments without a time limit of their own, which a good policy might never leave.
+LONGEST_EVALUATION = 10_000
+
 Act = Callable[["np.ndarray"], "np.ndarray"]
 
 

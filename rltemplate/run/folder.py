@@ -60,10 +60,10 @@ class RunFolder:
             self._record = self._first_record(determinism)
             self._record.write(self.path)
         except OSError as error:
-            self.withdraw()
+            self.rollback()
             raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
 
-    def withdraw(self) -> None:
+    def rollback(self) -> None:
         """Leave nothing of a run that could not begin; the lock says that all that is there is its own."""
         if self.git is not None:
             withdraw_run(self._snapshot, self.git)
@@ -135,7 +135,7 @@ class RunFolder:
         """Let others have it."""
         self._lock.release()
 
-    def go_on(self, snapshot: Snapshot, continuation: Continuation) -> None:
+    def resume(self, snapshot: Snapshot, continuation: Continuation) -> None:
         """Cut off what lies beyond the checkpoint, and go on with the record of a run and with its commit.
 
         A disk that does not take it loses nothing: what is cut off follows from what stays.

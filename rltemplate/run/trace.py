@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT, VERSION = "rltemplate-trace", 1
+NO_PAST = "0" * 32  # chain before the first iteration
 OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
 # Recorded at every detail, since they happen once; `start` becomes part of the line of its iteration.
 _RARE = ("init", "reset")
@@ -87,14 +88,14 @@ class Trace(Probe):
         self._waiting: list[tuple[str, int, list[str], list[Any]]] = []
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
-        self.chain = "0" * 32
+        self.chain = NO_PAST
         kind = "keyed_sum_64" if self._on_device else "xxh3_64"
         head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
         self._head = _json(head)
         self._new = [self._head]  # lines that wait for the end of the iteration
         self._anew = True  # whether a file that is there is an old one
 
-    def go_on(self, iterations: int, chain: str) -> bool:
+    def resume(self, iterations: int, chain: str) -> bool:
         """Go on with the file behind `iterations`, which had `chain` in the end; what follows is cut off.
 
         False if the file does not reach as far or holds another past. It will then be begun anew, with the

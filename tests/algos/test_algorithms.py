@@ -17,11 +17,11 @@ import torch
 from conftest import ROOT, SHRUNK, Configure, Scripted, small
 from gymnasium import spaces
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG
-from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError
 
 ENVS = sorted(path.stem for path in (ROOT / "conf" / "env").glob("[A-Z]*.yaml"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, unreadable
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.ppo import PPO, Minibatch, compute_gae
 from rltemplate.config.schema import Config
-from rltemplate.train import build_algorithm
 
 
 def build(config: Config) -> PPO:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, unreadable
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.sac import SAC
 from rltemplate.learning.replay_buffer import Batch
-from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError
 
 

@@ -488,8 +488,8 @@ def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
 def test_no_run_is_refused_for_more_than_it_needs() -> None:
     import torch
 
+    from rltemplate.algos.build import build_algorithm
     from rltemplate.learning.replay_buffer import ReplayBuffer
-    from rltemplate.train import build_algorithm
 
     for algo in ALGORITHMS:
         (config,) = preflight([f"algo={algo}", "env=Pendulum", "env.num_envs=2"]).configs
@@ -513,9 +513,9 @@ def tensors(node: object) -> Iterator[Any]:
 
 
 def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
+    from rltemplate.algos.build import build_algorithm
     from rltemplate.config.algorithms import check_actions
     from rltemplate.envs.envs import Codec
-    from rltemplate.train import build_algorithm
 
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)

@@ -15,6 +15,7 @@ import torch
 import yaml
 from conftest import ROOT, SHRUNK, Command, Configure, small
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism import kernels
 from rltemplate.determinism.checks import (
@@ -25,7 +26,6 @@ from rltemplate.determinism.checks import (
     differing_rows,
 )
 from rltemplate.determinism.machine import cpu_identity
-from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError, ForwardPass
 
 CPU = torch.device("cpu")

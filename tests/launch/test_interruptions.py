@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, git, program, small
+from conftest import SHRUNK, git, program, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run import paths
@@ -258,57 +257,6 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_
     begun.process.send_signal(signal.SIGINT)
     assert begun.process.wait(timeout=10) == -signal.SIGINT
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
-
-
-@pytest.mark.long
-def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(start: Start, tmp_path: Path) -> None:
-    run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
-    # So large that compiling takes much longer than what is waited for; nothing of it is ever run.
-    words = [
-        *WORK["ppo"],
-        "compile=true",
-        f"algo.hidden_sizes=[{','.join(['8'] * 20)}]",
-        f"run_dir={run_dir}",
-    ]
-    begun = start("train", *words, **caches)
-    begun.until((run_dir / paths.RECORD).exists)
-    time.sleep(4.0)
-    asked = time.monotonic()
-    begun.process.send_signal(signal.SIGTERM)
-    assert begun.end() == 143, begun.said
-    assert time.monotonic() - asked < 10.0
-    now = record(run_dir)
-    assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
-    assert "compiling: " in begun.said
-    assert f"next: make resume run={run_dir.name}\n" in begun.said
-    again = start("resume", f"run={run_dir}", **caches)  # from its beginning
-    again.until(lambda: bool(record(run_dir)["resumed"]))
-    again.process.kill()
-
-
-@pytest.mark.parametrize("compiling", [True, False])
-def test_a_request_that_a_compiler_swallows_is_made_again(compiling: bool) -> None:
-    program = f"""
-import os, signal, time
-from rltemplate.train import Stop
-
-class Deaf:
-    def __del__(self):  # what is raised in here is lost
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.05)
-
-stop = Stop()
-with stop.listening(), stop.abandoning({compiling}):
-    Deaf()
-    began = time.monotonic()
-    while time.monotonic() - began < 3.0:
-        time.sleep(0.01)
-    print("to its end")
-print(stop.exit_status, signal.getitimer(signal.ITIMER_REAL))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.splitlines() == [*([] if compiling else ["to its end"]), "143 (0.0, 0.0)"]
-    assert ("_Abandoned" in done.stderr) == compiling
 
 
 @pytest.mark.long

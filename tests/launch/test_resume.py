@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, small
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.recorded_keys import ADDED
@@ -24,10 +25,9 @@ from rltemplate.envs.recorder import Recorder
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
-from rltemplate.run.continuation import Continuation, config_digest, find_continuation
+from rltemplate.run.continuation import Continuation, config_digest, find_continuation, restore
 from rltemplate.run.git.snapshot import Snapshot, commit_run
 from rltemplate.run.trace import Trace
-from rltemplate.train import build_algorithm, go_on
 from rltemplate.types import Algorithm, ConfigError, number
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
@@ -73,7 +73,7 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     config = configure(*small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum"))
     following, checkpoint = interrupted(config, tmp_path)
     again, _ = build_algorithm(config)
-    assert go_on(again, config, load_checkpoint(checkpoint)) == 3
+    assert restore(again, config, load_checkpoint(checkpoint)) == 3
     assert digests(again, tmp_path / "again", 3) == following
     again.close()
 
@@ -85,7 +85,7 @@ def test_other_processes_go_on_with_the_same_run(configure: Configure, tmp_path:
     for workers in (0, 1):
         config = configure(*words, f"env.num_workers={workers}")
         again, _ = build_algorithm(config)
-        assert go_on(again, config, load_checkpoint(checkpoint)) == 3
+        assert restore(again, config, load_checkpoint(checkpoint)) == 3
         assert digests(again, tmp_path / f"again{workers}", 3) == following
         again.close()
 
@@ -137,7 +137,7 @@ def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: P
     def learned_next(checkpoint: Checkpoint) -> list[Any]:
         algorithm, _ = build_algorithm(config)
         try:
-            go_on(algorithm, config, checkpoint)
+            restore(algorithm, config, checkpoint)
             for _ in range(2):
                 algorithm.train_iteration()
             state = algorithm.state_dict()
@@ -181,10 +181,10 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
     words = ["algo=ppo", "env=Walker2d", lying, "env.num_envs=1", "algo.num_minibatches=4"]
     config = configure(*words, "algo.num_steps=64", "env.max_episode_steps=700")
     following, path = interrupted(config, tmp_path, 12)
-    restore = Recorder.restore
+    whole = Recorder.restore
 
     def forgetful(self: Recorder, recorded: Mapping[str, Any] | None) -> tuple[bool, float]:
-        result = restore(self, recorded)
+        result = whole(self, recorded)
         data: Any = self.env.unwrapped.data  # type: ignore[attr-defined]
         if lost == "warm start":
             assert np.abs(data.qacc_warmstart).max() > 0
@@ -193,7 +193,7 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
 
     monkeypatch.setattr(Recorder, "restore", forgetful)
     again, _ = build_algorithm(config)
-    go_on(again, config, load_checkpoint(path))
+    restore(again, config, load_checkpoint(path))
     # A lost warm start is 1e-14 at first, and takes hundreds of steps to show in 32 bits.
     assert (digests(again, tmp_path / "again", 12) == following) is (lost == "nothing")
     again.close()

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from conftest import ROOT, SHRUNK, Configure
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.compare import Comparison, compare_runs
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
@@ -31,8 +32,8 @@ from rltemplate.rerun.zoom import Zoom, zoom_in
 from rltemplate.rerun.zoom_report import report
 from rltemplate.run.git import changes
 from rltemplate.run.job import JOB_VARIABLE
+from rltemplate.run.observers import make_trace
 from rltemplate.run.record import SCHEMA_VERSION
-from rltemplate.train import build_algorithm, make_trace
 
 WORDS = {
     "ppo": ["algo=ppo", "env=Pendulum", *SHRUNK["ppo"], "total_env_steps=96", "algo.hidden_sizes=[8]"],

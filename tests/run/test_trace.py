@@ -18,11 +18,11 @@ import torch
 from conftest import ROOT, SHRUNK, Configure, small
 from flipped_bits import VARIABLE, Fault, flip_entry, flipped
 
+from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.traces import Divergence, first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import entries
 from rltemplate.run.trace import Trace, device_digest, digest
-from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError, Probe
 
 STEP = ["algo.normalize_obs=true", "trace=step"]
@@ -262,7 +262,7 @@ def test_a_run_recorded_earlier_goes_on_in_its_trace(tmp_path: Path) -> None:
     (tmp_path / "resumed").mkdir()
     (tmp_path / "resumed" / "trace.jsonl").write_text(text)
     trace = Trace(tmp_path / "resumed", "iteration", "ppo")
-    assert trace.go_on(1, chain)
+    assert trace.resume(1, chain)
     trace.end_iteration(ended(16), {"obs": torch.ones(3), "params": torch.ones(3)})
     trace.close()
     written = (tmp_path / "resumed" / "trace.jsonl").read_text()

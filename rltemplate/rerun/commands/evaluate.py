@@ -32,8 +32,8 @@ def main(args: Args) -> int:
     from rltemplate.envs.envs import make_env
     from rltemplate.rng import env_seeds
     from rltemplate.run import exits
-    from rltemplate.run.evaluate import Evaluator
-    from rltemplate.train import LONGEST_EVALUATION, load_policy
+    from rltemplate.run.evaluate import LONGEST_EVALUATION, Evaluator
+    from rltemplate.train import load_policy
 
     config, algorithm, envs = load_policy(run_dir)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
