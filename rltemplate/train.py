@@ -121,9 +121,4 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
 if __name__ == "__main__":
     gc.freeze()  # a full collection in mid-training need not look at what was imported
     gc.enable()
-    status = FAILED
-    try:
-        status = main()
-    finally:
-        exits.hold(status)
-    sys.exit(status)
+    sys.exit(main())

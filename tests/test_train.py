@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import posix
 import shutil
 import signal
 import subprocess
@@ -236,7 +235,7 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("leave", "code"), [("exit", 0), ("_exit", 0), ("exit", None), ("_exit", 3), ("exit", 143), ("posix", 0)]
+    ("leave", "code"), [("exit", 0), ("_exit", 0), ("exit", None), ("_exit", 3), ("exit", 143)]
 )
 def test_a_run_that_was_ended_by_its_environment_is_no_success(
     configure: Configure,
@@ -247,30 +246,18 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     code: int | None,
 ) -> None:
     def leaving(*_: Any) -> Any:
-        {"exit": sys.exit, "_exit": os._exit, "posix": posix._exit}[leave](code)  # type: ignore[operator]
+        {"exit": sys.exit, "_exit": os._exit}[leave](code)  # type: ignore[operator]
 
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", leaving)
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     before = os._exit
     assert main() == 1
-    assert os._exit is posix._exit is before
+    assert os._exit is before
     said = f"the environment or a library ended the process with status {code or 0} in {__file__}, line "
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"error: {said}")
     record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
     assert record["status"] == "failed"
     assert record["error"].startswith(said)
-
-
-def test_a_status_is_held_against_functions_at_the_exit(tmp_path: Path) -> None:
-    script = (
-        "import atexit, os, sys\n"
-        "from rltemplate.run import exits\n"
-        "atexit.register(lambda: os._exit(0))\n"
-        "exits.hold(int(sys.argv[1]))\n"
-        "sys.exit(int(sys.argv[1]))\n"
-    )
-    ended = [subprocess.run([sys.executable, "-c", script, status]).returncode for status in ("1", "0")]
-    assert ended == [1, 0]
 
 
 def test_a_signal_during_an_evaluation_keeps_the_weights(

@@ -1,17 +1,16 @@
-"""Checkpoints: whole or absent, known to be whole, and loading one never executes code from it.
+"""Checkpoints: whole or absent, compared with their digests, and loaded without executing code.
 
-`step_<env_steps>.pt` holds the state, and `step_<env_steps>.json` beside it makes a checkpoint of it: format,
-configuration, and size and digest of every file that belongs to it. It is written last, so that without it
-there is no checkpoint, and whoever loads one compares first.
+`step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` is written last and makes it a
+checkpoint: format, configuration, and size and digest of every file that belongs to it.
 
-What an algorithm holds to learn from later may be large and changes at one end only. It is therefore kept in
-chunks, `experience_<first>_<last>.pt`, each with what came in since the checkpoint before; a checkpoint names
-those that it needs.
+A replay buffer may be large and changes at one end only. It is kept in chunks, `experience_<first>_<last>.pt`,
+each with the transitions since the checkpoint before; a manifest names the chunks that it needs.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT, VERSION = "rltemplate-checkpoint", 3
-_BLOCK = 1 << 20  # bytes that are read at once
-# Of chunks that were written earlier, so many bytes are read again each time, in turn.
+# Bytes of earlier chunks that are read again at each save, in turn.
 _READ_AGAIN = 1 << 27
 _STATE = re.compile(r"step_(\d+)\.pt")
 _CHUNK = re.compile(r"experience_(\d+)_(\d+)\.pt")
@@ -47,7 +45,7 @@ class Checkpoint(NamedTuple):
     path: Path  # of the state
     state: dict[str, Any]
     config: dict[str, Any]  # of the run that made it
-    chunks: dict[str, Any]  # what was held to learn from: files, oldest first, with size and digest
+    chunks: dict[str, Any]  # replay: size and digest of each file, oldest first
 
 
 class Checkpoints:
@@ -56,17 +54,17 @@ class Checkpoints:
     def __init__(
         self, run_dir: Path, config: Mapping[str, Any], keep: int, since: Checkpoint | None = None
     ) -> None:
-        """The newest `keep` remain. `since` is the checkpoint that the run went on from."""
+        """The newest `keep` remain. `since` is the checkpoint from which the run was resumed."""
         self._run_dir = run_dir
         self._config = dict(config)
         self._keep = keep
-        self._read_next = 0  # number of the chunk whose turn it is
+        self._turn = 0  # the chunk that is read again next
         self._chunks = {} if since is None else dict(since.chunks)
 
     def save(
         self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
     ) -> Path:
-        """Write `state`, and what `experience` holds from a transition on.
+        """Write `state`, and the transitions that `experience` gives from a number on.
 
         Each file is written under another name, flushed to the disk and renamed; older checkpoints go only
         when the new one has been read back. Raises OSError if the disk does not take it: then the earlier
@@ -80,33 +78,30 @@ class Checkpoints:
         try:
             chunks = self._write_chunk(folder, experience)
             files = chunks | {path.name: _write(path, lambda file: _save(file, state))}
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "env_steps": env_steps,
-                "files": files,
-                "config": self._config,
-            }
+            manifest = {"format": FORMAT, "version": VERSION, "env_steps": env_steps}
+            manifest |= {"files": files, "config": self._config}
             _write(path.with_suffix(".json"), lambda file: file.write(_sealed(manifest)))
             new = set(files) - set(self._chunks)
             if problems := _problems(path, deeply=new):
                 path.with_suffix(".json").unlink()
                 raise OSError(None, problems[0])
         except BaseException:
-            _clear(self._run_dir)
+            prune_checkpoints(self._run_dir)
             raise
         self._chunks = chunks
-        for old in list_checkpoints(self._run_dir)[: -self._keep]:
-            old.with_suffix(".json").unlink()
-        _clear(self._run_dir)
+        prune_checkpoints(self._run_dir, keep=self._keep)
         return path
 
     def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
         """The chunks that a checkpoint now needs, the last of them just written."""
-        known = dict(self._chunks)
-        again = self._in_turn()
+        known, names = dict(self._chunks), list(self._chunks)
+        again: set[str] = set()
+        for name in (*names[self._turn :], *names[: self._turn]):
+            if sum(known[each]["bytes"] for each in again) < _READ_AGAIN:
+                again.add(name)
+        self._turn = (self._turn + len(again)) % max(1, len(names))
         if any(_damage(folder / name, entry, deeply=name in again) for name, entry in known.items()):
-            known = {}  # once more, all that is held: a new checkpoint must not rest on what is damaged
+            known = {}  # all transitions once more: a new checkpoint must not rest on a damaged file
         first = max((_range(name)[1] for name in known), default=0)
         came = experience(first)
         if came is None:
@@ -116,16 +111,6 @@ class Checkpoints:
             path = folder / f"experience_{came.first}_{came.last}.pt"
             chunks[path.name] = _write(path, lambda file: _save(file, came.rows))
         return chunks
-
-    def _in_turn(self) -> set[str]:
-        """The chunks that are to be read again now."""
-        names, chosen, size = list(self._chunks), set[str](), 0
-        while len(chosen) < len(names) and size < _READ_AGAIN:
-            name = names[self._read_next % len(names)]
-            self._read_next = (self._read_next + 1) % len(names)
-            chosen.add(name)
-            size += self._chunks[name]["bytes"]
-        return chosen
 
 
 class _Digesting:
@@ -214,32 +199,26 @@ def _range(chunk: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _clear(run_dir: Path, newer_than: int | None = None) -> None:
-    """Remove what belongs to no checkpoint: of a write that was cut off, or of one that was given up.
+def prune_checkpoints(run_dir: Path, keep: int | None = None, newest: int | None = None) -> None:
+    """Remove all checkpoints but the newest `keep`, those beyond `newest` environment steps, and leftovers.
 
-    With `newer_than`, also checkpoints from beyond so many environment steps.
+    Leftovers are files of ours that belong to no checkpoint, such as those of a write that was cut off.
     """
-    folder = run_dir / paths.CHECKPOINTS
-    needed: set[str] = set()
-    for checkpoint in list_checkpoints(run_dir):
-        manifest = checkpoint.with_suffix(".json")
-        if newer_than is not None and steps_of(checkpoint) > newer_than:
-            manifest.unlink()
+    folder, needed = run_dir / paths.CHECKPOINTS, set[str]()
+    checkpoints = list_checkpoints(run_dir)
+    for checkpoint in checkpoints:
+        outdated = keep is not None and checkpoint not in checkpoints[-keep:]
+        if outdated or (newest is not None and steps_of(checkpoint) > newest):
+            checkpoint.with_suffix(".json").unlink()
             continue
-        needed.add(checkpoint.name)
         try:
-            needed |= set(_read_manifest(checkpoint)["files"])
-        except ConfigError:  # what a damaged one needs cannot be known: nothing of it is lost for good
-            needed |= {path.name for path in folder.glob("experience_*.pt")}
+            needed |= {checkpoint.name, *_read_manifest(checkpoint)["files"]}
+        except ConfigError:  # a damaged one may need any chunk, and a copy of it may turn up
+            needed |= {checkpoint.name, *(path.name for path in folder.glob("experience_*.pt"))}
     for path in folder.glob("*"):
         ours = _STATE.fullmatch(path.name) or _CHUNK.fullmatch(path.name) or path.suffix == ".partial"
         if ours and path.name not in needed:
             path.unlink(missing_ok=True)
-
-
-def forget_after(run_dir: Path, env_steps: int) -> None:
-    """Remove checkpoints from beyond where the run now goes on, and remains of writes that were cut off."""
-    _clear(run_dir, newer_than=env_steps)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -272,10 +251,8 @@ def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | 
         if size != entry["bytes"]:
             return f"{path} is damaged: {size:,} bytes instead of {entry['bytes']:,}"
         if deeply:
-            digest = xxhash.xxh3_128()
-            with path.open("rb", buffering=0) as file:
-                while block := file.read(_BLOCK):
-                    digest.update(block)
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, xxhash.xxh3_128)
             if digest.hexdigest() != entry["xxh3_128"]:
                 return f"{path} is damaged: its digest is not the one it was written with"
     except FileNotFoundError:

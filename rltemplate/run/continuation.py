@@ -31,7 +31,7 @@ from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.global_rng import restore_foreign_state
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoint, forget_after, load_experience, newest_checkpoint
+from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord, Snapshot
 from rltemplate.run.influence import file_matters, package_matters
@@ -285,6 +285,6 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
         continuation.notes.append(
             f"{paths.METRICS} lacks rows of the time before the checkpoint, which are lost; it goes on"
         )
-    forget_after(run_dir, limit)
+    prune_checkpoints(run_dir, newest=limit)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of writers that were killed

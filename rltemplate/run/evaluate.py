@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from rltemplate.envs.envs import Codec
 
 if TYPE_CHECKING:
     import gymnasium as gym
     import numpy as np
-
-
-class Codec(Protocol):
-    """Translates a batch of observations and actions between an environment and a policy."""
-
-    def encode_obs(self, obs: Any) -> np.ndarray:
-        """Raw observations as (N, O)."""
-        ...
-
-    def decode_action(self, action: np.ndarray) -> np.ndarray:
-        """Policy actions (N, A) as the environment's own."""
-        ...
 
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.

@@ -1,7 +1,7 @@
-"""From what an algorithm says to rows on disk and in the sinks, once per log interval.
+"""From the metrics of iterations to rows on disk and in the sinks, once per log interval.
 
 `metrics.jsonl` is the truth and is written first; every other sink may fail without hurting the run.
-Between two log points nothing is read from the device: tensors are only kept, then read in one transfer.
+Between two rows nothing is read from the device: tensors are kept, then read in one transfer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# So many kept tensors of one metric are folded into a sum on the device, to bound memory when the
-# algorithm's iterations are short and the log interval is long.
-_FOLD_AT = 1024
+# Iterations after which kept tensors are read although no row is due, to bound memory.
+_READ_AT = 1024
 
 
 def strict_json(row: Row) -> str:
@@ -59,7 +59,7 @@ def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, float]], int
 
 
 class Logger:
-    """Collects what iterations report and turns it into rows.
+    """Collects the metrics of iterations and turns them into rows.
 
     Sinks get each row in the order given, and close in reverse: name the console first, so that the
     others' last words are seen. Rows carry `env_steps`, `wall_time_s` (seconds since the run began, without
@@ -75,27 +75,28 @@ class Logger:
         self._clock = clock
         self._begun = clock()
         self._last_log = (0, clock())
-        self._pending: dict[str, _Mean] = {}
+        self._kept: list[Mapping[str, Tensor]] = []  # metrics of iterations, not yet read
+        self._values: dict[str, array[float]] = {}  # read since the last row
         self._episodes: list[Episode] = []
         self._closed = False
 
     def observe(self, result: IterationResult) -> None:
-        """Keep what an iteration reported. Reads no value, so the device is not waited for."""
-        for name, value in result.metrics.items():
-            mean = self._pending.get(name)
-            if mean is None:
-                mean = self._pending[name] = _Mean(name)
-            mean.add(value)
+        """Keep the metrics of an iteration. Reads no value, so that the device is not waited for."""
+        self._kept.append(result.metrics)
         self._episodes.extend(result.episodes)
+        if len(self._kept) >= _READ_AT:
+            self._read()
 
     def log(self, env_steps: int, extra: Mapping[str, float] | None = None) -> dict[str, float]:
         """Write one row about everything since the last one, and return its metrics.
 
-        A metric is the mean over the iterations that reported it; `episode/*` are means over the
-        episodes that ended, and are absent if none did. `extra` (results of an evaluation, say) joins
-        the same row.
+        A metric is the mean over the iterations that reported it, and the largest value of a `_max_error`;
+        `episode/*` are means over the episodes that ended, and are absent if none did. `extra`, such as
+        results of an evaluation, joins the same row.
         """
-        metrics = self._read_pending()
+        self._read()
+        metrics = {name: _summary(name, values) for name, values in self._values.items()}
+        self._values = {}
         if self._episodes:
             ended = len(self._episodes)
             metrics["episode/return"] = math.fsum(e.episode_return for e in self._episodes) / ended
@@ -113,20 +114,21 @@ class Logger:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next row will be made of, and where the clock is: tensors and numbers."""
+        """The values that the next row will be made of, and the clock: tensors and numbers."""
         import torch
 
+        self._read()
         now = self._clock()
         last_steps, last_time = self._last_log
         return {
-            "pending": {name: mean.state_dict() for name, mean in self._pending.items()},
+            "pending": {name: torch.tensor(v, dtype=torch.float64) for name, v in self._values.items()},
             "episodes": torch.tensor(self._episodes, dtype=torch.float64).reshape(-1, 2),
             "wall_time_s": now - self._begun,
             "last_log": [last_steps, now - last_time],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], logged: Row | None = None) -> None:
-        """Go on from there; `logged` is the row that was written between then and the end of the process."""
+        """Resume there; `logged` is the row that was written between then and the end of the process."""
         now = self._clock()
         self._begun = now - state["wall_time_s"]
         last_steps, since_s = state["last_log"]
@@ -135,9 +137,7 @@ class Logger:
             self._begun = now - logged["wall_time_s"]
             self._last_log = (int(logged["env_steps"]), now)
             return
-        for name, mean in state["pending"].items():
-            self._pending[name] = _Mean(name)
-            self._pending[name].load_state_dict(mean)
+        self._values = {name: array("d", values.tolist()) for name, values in state["pending"].items()}
         self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
 
     def sync(self) -> None:
@@ -164,23 +164,25 @@ class Logger:
             self._try(sink, lambda sink: sink.close(status, final_metrics or {}))
         self._sinks = []
 
-    def _read_pending(self) -> dict[str, float]:
-        """The mean of every kept metric, with one transfer per device that holds any."""
+    def _read(self) -> None:
+        """Read all kept metrics, with one transfer for each device and type."""
         import torch
 
-        pending, self._pending = self._pending, {}
-        # Values of one type are stacked as they are: a kernel per group, not one per metric.
-        groups: dict[torch.device, dict[torch.dtype, list[tuple[str, Tensor]]]] = {}
-        for name, mean in pending.items():
-            for value in mean.parts():
-                groups.setdefault(value.device, {}).setdefault(value.dtype, []).append((name, value))
-        sums: dict[str, list[float]] = {name: [] for name in pending}
-        for by_type in groups.values():
-            stacked = [torch.stack([value for _, value in group]).double() for group in by_type.values()]
-            names = [name for group in by_type.values() for name, _ in group]
-            for name, number in zip(names, torch.cat(stacked).tolist(), strict=True):
-                sums[name].append(number)
-        return {name: mean.of(sums[name]) for name, mean in pending.items()}
+        kept, self._kept = self._kept, []
+        groups: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
+        for metrics in kept:
+            for name, given in metrics.items():
+                plain = not isinstance(given, torch.Tensor)
+                value = torch.tensor(given, dtype=torch.float64) if plain else given
+                if value.ndim:
+                    shape = tuple(value.shape)
+                    raise ValueError(f"metric {name!r} must be a single number, got shape {shape}")
+                self._values.setdefault(name, array("d"))
+                groups.setdefault((value.device, value.dtype), []).append((name, value.detach()))
+        for group in groups.values():
+            numbers = torch.stack([value for _, value in group]).double().tolist()
+            for (name, _), number in zip(group, numbers, strict=True):
+                self._values[name].append(number)
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
@@ -199,71 +201,8 @@ class Logger:
             return None
 
 
-class _Mean:
-    """What is needed for the mean of one metric: values, and the sum of earlier ones, on their device.
-
-    Of a largest error the largest value is kept: a mean would hide the one that counts.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.count = 0
-        self._name = name
-        self._largest = name.endswith("_max_error")
-        self._kept: list[Any] = []
-        self._folded: Tensor | None = None
-        self._restored = False
-
-    def add(self, value: Tensor) -> None:
-        if self._restored and hasattr(value, "device"):  # to where the others will be
-            self._kept = [kept.to(value.device) for kept in self._kept]
-            self._folded = None if self._folded is None else self._folded.to(value.device)
-        self._restored = False
-        self._kept.append(value)
-        self.count += 1
-        if len(self._kept) >= _FOLD_AT:
-            import torch
-
-            parts = [part.double() for part in self.parts()]
-            stacked = torch.stack(parts)
-            self._folded, self._kept = stacked.max() if self._largest else stacked.sum(), []
-
-    def of(self, parts: list[float]) -> float:
-        """The metric from the numbers in `parts()`."""
-        if self._largest:
-            return math.nan if any(map(math.isnan, parts)) else max(parts)
-        return _sum(parts) / self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count, and the values that are added up so far."""
-        import torch
-
-        kept = [part.double() for part in self.parts()]
-        folded = None if self._folded is None else kept.pop()
-        values = torch.stack(kept).cpu() if kept else torch.empty(0, dtype=torch.float64)
-        return {"count": self.count, "kept": values, "folded": None if folded is None else folded.cpu()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the values."""
-        self.count = int(state["count"])
-        self._kept = list(state["kept"].unbind())
-        self._folded = state["folded"]
-        self._restored = True
-
-    def parts(self) -> list[Tensor]:
-        """Tensors that add up to the sum of all values, or among which is the largest."""
-        import torch
-
-        values: list[Tensor] = [
-            value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
-            for value in self._kept
-        ]
-        for value in values:
-            if value.ndim:
-                shape = tuple(value.shape)
-                raise ValueError(f"metric {self._name!r} must be a single number, got shape {shape}")
-        return values if self._folded is None else [*values, self._folded]
-
-
-def _sum(numbers: list[float]) -> float:
-    """Exact for finite numbers; `fsum` alone raises for inf and -inf together."""
-    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
+def _summary(name: str, values: Sequence[float]) -> float:
+    """The mean; of a largest error the largest value, which a mean would hide."""
+    if not all(map(math.isfinite, values)):  # `fsum` raises for inf and -inf together, `max` ignores NaN
+        return sum(values)
+    return max(values) if name.endswith("_max_error") else math.fsum(values) / len(values)
