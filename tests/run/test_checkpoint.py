@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -105,15 +103,6 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
     assert smallest < min(sizes.values())  # what is written is in proportion to what is new
 
 
-def test_a_chunk_that_somebody_removed_is_written_again(tmp_path: Path) -> None:
-    writer = Checkpoints(tmp_path, {}, keep=2)
-    for added in (20, 40):
-        writer.save(added, state(added), held(added))
-    (tmp_path / "checkpoints" / "experience_0_20.pt").unlink()
-    path = writer.save(45, state(45), held(45))
-    assert loaded(load_checkpoint(path), 0, 45)["obs"].tolist() == list(range(45))
-
-
 def test_damage_of_an_old_chunk_does_not_reach_new_checkpoints(tmp_path: Path) -> None:
     """It is noticed while the checkpoints that do without are still there, and memory has what it held."""
     writer = Checkpoints(tmp_path, {}, keep=2)
@@ -126,17 +115,6 @@ def test_damage_of_an_old_chunk_does_not_reach_new_checkpoints(tmp_path: Path) -
         assert newest(tmp_path) == added
     first = max(0, 55 - CAPACITY)
     assert loaded(load_checkpoint(path), first, 55)["obs"].tolist() == list(range(first, 55))
-
-
-def test_what_users_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
-    writer = Checkpoints(tmp_path, {}, keep=1)
-    writer.save(20, state(20), nothing)
-    mine = ["step_20_best.pt", "step_20_best.json", "notes.txt"]
-    for name in mine:
-        (tmp_path / "checkpoints" / name).write_text("mine")
-    writer.save(40, state(40), nothing)
-    assert files(tmp_path) == sorted([*mine, "step_40.pt", "step_40.json"])
-    assert newest(tmp_path) == 40
 
 
 def test_weights_can_be_had_without_what_they_were_learned_from(tmp_path: Path) -> None:
@@ -373,31 +351,3 @@ for env_steps in itertools.count(begin + 10, 10):
     assert partial > 0  # at least one kill met a write in the middle
     Checkpoints(tmp_path, {}, 1, found).save(env_steps + 10, state(env_steps + 10), held(env_steps + 10))
     assert not any(name.endswith(".partial") for name in files(tmp_path))
-
-
-def test_a_manifest_names_every_file_with_its_digest(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path, {"seed": 3}, keep=1).save(20, state(20), held(20))
-    manifest = json.loads(path.with_suffix(".json").read_text())
-    assert manifest["format"] == "rltemplate-checkpoint"
-    assert manifest["config"] == {"seed": 3}
-    assert set(manifest["files"]) == {"step_20.pt", "experience_0_20.pt"}
-    assert all(
-        entry["bytes"] == (path.parent / name).stat().st_size for name, entry in manifest["files"].items()
-    )
-    copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "checkpoints", copy / "checkpoints")
-    assert newest(copy) == 20  # it can be moved: names are relative
-
-
-def test_tensors_keep_their_types_and_bits(tmp_path: Path) -> None:
-    values: dict[str, Tensor] = {
-        "nan": torch.tensor([float("nan"), -0.0, 5e-324], dtype=torch.float64),
-        "bytes": torch.arange(256, dtype=torch.uint8),
-        "whole": torch.tensor([2**63 - 1]),
-        "view": torch.arange(12.0).reshape(3, 4).T,
-    }
-    path = Checkpoints(tmp_path, {}, keep=1).save(8, {"env_steps": 8, **values}, nothing)
-    loaded = load_checkpoint(path).state
-    for name, value in values.items():
-        assert loaded[name].dtype == value.dtype
-        assert loaded[name].numpy().tobytes() == value.numpy().tobytes()
