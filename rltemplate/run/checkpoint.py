@@ -3,8 +3,9 @@
 `step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` is written last and makes it a
 checkpoint: format, configuration, and size and digest of every file that belongs to it.
 
-A replay buffer may be large and changes at one end only. It is kept in chunks, `experience_<first>_<last>.pt`,
-each with the transitions since the checkpoint before; a manifest names the chunks that it needs.
+A replay buffer may be large and changes at one end only. It is kept in chunks,
+`experience_<first>_<last>.pt`, each with the transitions since the checkpoint before; a manifest names the
+chunks that it needs.
 """
 
 from __future__ import annotations
