@@ -61,7 +61,7 @@ def start_job(composed: DictConfig, command: Sequence[str], run_here: Callable[[
     """Run one job as Hydra composed it: a single run in its own process, or a job of a sweep."""
     choices, overrides, number, console = job_context()
     if number is not None and SWEEP_VARIABLE in os.environ:
-        from rltemplate.launch.sweep import run_job
+        from rltemplate.launch.sweep_job import run_job
 
         return run_job(lambda: typed(composed, choices), choices["env"], overrides, number, console)
     try:

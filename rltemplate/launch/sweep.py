@@ -13,31 +13,19 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from rltemplate.config.cli.preflight import Plan
-from rltemplate.config.loading import from_dict, load_config
-from rltemplate.config.schema import Config
+from rltemplate.config.loading import load_config
 from rltemplate.determinism.machine import package_versions
-from rltemplate.launch.process import (
-    INHERITED_VARIABLE,
-    SESSION_VARIABLE,
-    SWEEP_VARIABLE,
-    worker_command,
-    worker_environment,
-)
-from rltemplate.launch.resume import resume_job
+from rltemplate.launch.launcher import ask, catch_signals, fork_launcher, stop_file, wait_for_launcher
+from rltemplate.launch.sweep_job import close, meaning
 from rltemplate.run import paths
 from rltemplate.run.continuation import (
     ACCEPT,
@@ -48,19 +36,11 @@ from rltemplate.run.continuation import (
     how_back,
 )
 from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
-from rltemplate.run.job import PROJECT, Job, new_job, run_folder
-from rltemplate.run.record import FINISHED, RunRecord, SweepMembership
+from rltemplate.run.job import PROJECT
 from rltemplate.run.sweep_record import SweepJob, SweepRecord
-from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError
+from rltemplate.types import ConfigError
 
 NEWEST = "resume"
-_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-# What launchers change in the environment of their workers, and a single run would not have.
-_CHANGED_BY_LAUNCHERS = (
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
-    *("VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ENABLE_IPC"),
-    *("KMP_INIT_AT_FORK", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"),
-)
 
 
 def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]) -> int:
@@ -90,16 +70,13 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     place = {word: i for i, word in enumerate(record.words)}
     sys.argv[1:] = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
     session = len(record.commands) - 1
-    received = _catch_signals()
-    launcher = _fork_launcher(folder, session)
+    received = catch_signals()
+    launcher = fork_launcher(folder, session)
     if launcher == 0:
         start_jobs()
         return 0
-    launched = _wait(launcher, received, _stop_file(folder, session))
+    launched = wait_for_launcher(launcher, received, stop_file(folder, session))
     return _finish(folder, launched, received)
-
-
-# --- The beginning ---------------------------------------------------------------------------------------
 
 
 def _lock(folder: Path) -> None:
@@ -136,7 +113,7 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan, command: Sequence[str
         snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
         record.snapshot = json.loads(snapshot.to_json())
     # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
-    _ask(_stop_file(folder, len(record.commands) - 1), signal.SIGTERM)
+    ask(stop_file(folder, len(record.commands) - 1), signal.SIGTERM)
     for job in record.jobs:
         _settle(job, folder, "failed")
     counted = Counter(job.status for job in record.jobs)
@@ -183,9 +160,9 @@ def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
 
 def _check_configs(folder: Path, record: SweepRecord, plan: Plan) -> None:
     """Raise ConfigError if a job would now have another configuration than its run was started with."""
-    now = {_meaning(words): deciding(c) for words, c in zip(plan.overrides, plan.configs, strict=True)}
+    now = {meaning(words): deciding(c) for words, c in zip(plan.overrides, plan.configs, strict=True)}
     for job in record.jobs:
-        run_dir, expected = job.run(folder), now.get(_meaning(job.overrides))
+        run_dir, expected = job.run(folder), now.get(meaning(job.overrides))
         if run_dir is None or expected is None or not (run_dir / paths.CONFIG).is_file():
             continue
         before = deciding(load_config(run_dir / paths.CONFIG))
@@ -210,93 +187,6 @@ def _check_changes(record: SweepRecord, snapshot: Snapshot, accept: bool) -> dic
                 f"bring back {how_back(what, before.ref)}, or go on all the same with accept={ACCEPT}"
             )
     return {what: found for what, found in changed.items() if found}
-
-
-# --- The process that looks after the sweep --------------------------------------------------------------
-
-
-def _catch_signals() -> list[int]:
-    """Collect signals that ask a process to end, from before there is a launcher; ignored ones stay so."""
-    received: list[int] = []
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: received.append(number))
-    return received
-
-
-def _fork_launcher(folder: Path, session: int) -> int:
-    """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
-
-    It leaves the process group of the terminal, and takes workers and runs with it: Ctrl-C would otherwise
-    kill the workers that wait for the runs. Now only the supervisor hears it, and asks the runs to end.
-    """
-    inherited = {name: os.environ.get(name) for name in _CHANGED_BY_LAUNCHERS}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The supervisor alone has the end that is written to, which closes with it however it ends.
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(reading)
-        return pid
-    os.setpgid(0, 0)
-    os.close(writing)
-
-    def end_without_supervisor() -> None:
-        os.read(reading, 1)
-        print(f"sweep {folder.name} has lost its supervisor: its runs are ended", file=sys.stderr)
-        _ask(_stop_file(folder, session), signal.SIGTERM)
-
-    threading.Thread(target=end_without_supervisor, daemon=True).start()
-    for number in STOP_SIGNALS:  # some schedulers signal every process; other programs do not inherit this
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
-    # Workers import this package to find the function that they are to call.
-    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ |= {
-        INHERITED_VARIABLE: json.dumps(inherited),
-        SWEEP_VARIABLE: str(folder),
-        SESSION_VARIABLE: str(session),
-        "PYTHONPATH": os.pathsep.join(path),
-    }
-    return 0
-
-
-def _wait(launcher: int, received: Sequence[int], stop: Path) -> bool:
-    """Wait for the launcher and pass signals on to the jobs; true if it came to its end.
-
-    The first signal asks the runs to end, which may take them an iteration; the second reaches them again;
-    the third ends everything at once.
-    """
-    # Needed at the end, when the files may hold other code than what runs here.
-    import rltemplate.analysis.journal  # noqa: F401
-
-    passed = 0
-    while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
-        for number in received[passed:]:
-            passed += 1
-            if passed > 2:
-                os.killpg(launcher, signal.SIGKILL)
-            else:  # a run knows more signals, but only two ways to say that it was asked to end
-                _ask(stop, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        time.sleep(0.05)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    return os.waitstatus_to_exitcode(ended[1]) == 0
-
-
-def _stop_file(folder: Path, session: int) -> Path:
-    """The signals that jobs pass on to their runs, one a line. With it, no further job starts."""
-    return folder / f"stop-{session}"
-
-
-def _ask(stop: Path, number: int) -> None:
-    with stop.open("a") as file:
-        file.write(f"{int(number)}\n")
-
-
-def _asked(stop: Path) -> list[int]:
-    return [int(line) for line in stop.read_text().split()] if stop.exists() else []
 
 
 def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
@@ -326,7 +216,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
 def _settle(job: SweepJob, folder: Path, instead: str) -> None:
     """Correct the status of a job whose process had no time to say how it ended."""
     if job.status == "running":
-        _close(job, folder, None)
+        close(job, folder, None)
         job.status = job.status if job.status == "finished" else instead
 
 
@@ -341,145 +231,6 @@ def _show(record: SweepRecord, folder: Path) -> None:
             where = log if log.exists() else job.run(folder) or "above"
             print(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
     print(folder / paths.SWEEP_INDEX)
-
-
-# --- A job -----------------------------------------------------------------------------------------------
-
-
-def run_job(
-    compose: Callable[[], Config], env_name: str, overrides: list[str], number: int, console: bool
-) -> float | None:
-    """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
-
-    Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
-    """
-    folder = Path(os.environ[SWEEP_VARIABLE])
-    stop = _stop_file(folder, int(os.environ[SESSION_VARIABLE]))
-    if stop.exists():
-        return None
-    title, entry = f"#{number} {' '.join(overrides)}", SweepJob(job=number, overrides=overrides)
-    try:
-        job = _prepare(entry, folder, compose(), env_name)
-    except ConfigError as error:
-        entry.status, entry.exit_status, entry.problem = "refused", 2, str(error)
-        entry.write(folder)
-        print(f"error: {error}", file=sys.stderr)
-        return None
-    if job is None:
-        _close(entry, folder, 0)
-        print(f"{title}: finished already", flush=True)
-        return entry.final_return
-    log = None if console else folder / f"job_{number}.log"
-    shown = f"{title}\n   goes on in {job.run_dir}" if job.resume else title
-    print(shown if log is None else f"{shown}\n   output in {log}", flush=True)
-    entry.status = "running"
-    entry.write(folder)
-    try:
-        process = _spawn(job, log)
-    except OSError as error:
-        exit_status, entry.problem = 1, f"its process could not be started: {error}"
-    else:
-        try:
-            exit_status = _wait_for(process, stop)
-        except BaseException as raised:  # a handler of the scheduler, which takes the job away
-            _close(entry, folder, 128 + signal.SIGTERM)
-            if not isinstance(raised, Exception):
-                raise
-            print(f"{title}: {raised}", file=sys.stderr)
-            return None
-    _close(entry, folder, exit_status)
-    if log is not None:
-        print(f"#{number} {entry.status}", flush=True)
-    return entry.final_return
-
-
-def _prepare(entry: SweepJob, folder: Path, config: Config, env_name: str) -> Job | None:
-    """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
-    record = SweepRecord.read(folder)
-    # A sweeper that draws may ask for other values under a number when the sweep is resumed.
-    number = None if record.num_jobs is None else entry.job
-    key = xxhash.xxh3_64_hexdigest(f"{record.id} {_meaning(entry.overrides)} {number}".encode())
-    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{key[:8]}"
-    run_id = f"{prefix}{secrets.token_hex(2)}"
-    run_dir = run_folder(config, run_id, env_name)
-    there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
-    if there is not None:
-        run_id, run_dir = there.parent.name, there.parent
-    entry.run_id, entry.run_dir = run_id, os.path.relpath(run_dir, folder)
-    command, membership = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
-    if there is not None:
-        job = resume_job(run_dir, command, accept=record.accept)
-        return job and replace(job, sweep=membership, journal=False)
-    job = new_job(config, command, env_name=env_name, overrides=entry.overrides, sweep=membership)
-    return replace(job, run_id=run_id, run_dir=str(run_dir))
-
-
-def _meaning(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides but those that say where a run lies, what it is for, and who starts it."""
-    named = [(word.partition("=")[0], word) for word in overrides]
-    return tuple(
-        sorted(word for key, word in named if key not in BOOKKEEPING_KEYS and not key.startswith("hydra"))
-    )
-
-
-def _spawn(job: Job, log: Path | None) -> subprocess.Popen[bytes]:
-    environment = worker_environment(job, from_dict(job.config), _inherited_environment())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if log is None:
-        return subprocess.Popen(worker_command(), env=environment, stdin=subprocess.DEVNULL)
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
-
-
-def _wait_for(process: subprocess.Popen[bytes], stop: Path) -> int:
-    """Wait for a run and pass on the signals that the sweep was sent; its exit status, as a shell has it.
-
-    The run does not outlive an exception.
-    """
-    passed = 0
-    try:
-        while process.poll() is None:
-            for number in _asked(stop)[passed:]:
-                process.send_signal(number)
-                passed += 1
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            process.wait()
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _close(job: SweepJob, folder: Path, exit_status: int | None) -> None:
-    """Write the end of a job. Its record decides: only a run that reached its end is `finished` there."""
-    run_dir, record = job.run(folder), None
-    with contextlib.suppress(ConfigError):
-        record = None if run_dir is None else RunRecord.read(run_dir)
-    job.exit_status = exit_status
-    if record is not None and record.status == FINISHED:
-        job.status, job.final_return = FINISHED, record.final_metrics.get("eval/return")
-    elif exit_status in _INTERRUPTED:
-        job.status = "interrupted"
-    else:
-        job.status = "refused" if exit_status == 2 else "failed"
-        if exit_status == 0:
-            recorded = "missing" if record is None else record.status
-            job.problem = f"its process ended with exit status 0 and its record is {recorded}"
-    job.write(folder)
-
-
-def _inherited_environment() -> dict[str, str]:
-    """The environment with which the command was started, as far as the launcher has changed it."""
-    environment = dict(os.environ)
-    inherited: dict[str, str | None] = json.loads(environment[INHERITED_VARIABLE])
-    if "SLURM_JOB_ID" in environment:  # on a cluster the scheduler says which devices a job may use
-        inherited.pop("CUDA_VISIBLE_DEVICES", None)
-    merged = {**environment, **inherited}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _now() -> str:

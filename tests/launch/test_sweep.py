@@ -24,7 +24,7 @@ from conftest import SHRUNK, alive, copy_project, git
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.schema import Config
-from rltemplate.launch import sweep as sweeps
+from rltemplate.launch import sweep_job
 from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
 from rltemplate.launch.sweep import find_sweep
 from rltemplate.run.sweep_record import SweepRecord
@@ -548,7 +548,7 @@ def test_changed_code_and_configuration_stop_a_sweep_from_going_on(project: Path
 def folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a sweep of two jobs, in a process of its launcher."""
     worker = [sys.executable, "-P", str(project / "rltemplate" / "train.py")]
-    monkeypatch.setattr(sweeps, "worker_command", lambda: worker)
+    monkeypatch.setattr(sweep_job, "worker_command", lambda: worker)
     monkeypatch.setenv("PYTHONPATH", str(project))
     monkeypatch.setenv(SWEEP_VARIABLE, str(tmp_path))
     monkeypatch.setenv(SESSION_VARIABLE, "0")
@@ -575,7 +575,7 @@ def run_job(number: int, seed: int) -> float | None:
     def compose() -> Config:
         return preflight([f"seed={seed}"]).configs[0]
 
-    return sweeps.run_job(compose, "CartPole", [f"seed={seed}"], number, False)
+    return sweep_job.run_job(compose, "CartPole", [f"seed={seed}"], number, False)
 
 
 @contextlib.contextmanager
@@ -627,7 +627,7 @@ def test_a_job_that_a_scheduler_calls_again_goes_on(
     assert len(SweepRecord.read(folder).jobs) == 3
     # A process that cannot start is a job that has failed.
     (folder / "stop-0").unlink()
-    monkeypatch.setattr(sweeps, "worker_command", lambda: [str(folder / "no_such_interpreter")])
+    monkeypatch.setattr(sweep_job, "worker_command", lambda: [str(folder / "no_such_interpreter")])
     assert run_job(3, 4) is None
     assert "no_such_interpreter" in f"{SweepRecord.read(folder).jobs[3].problem}"
 
