@@ -31,118 +31,68 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # keys
     ("learning_rate=1e-3", ["learning_rate=1e-3", "did you mean algo.learning_rate?"]),
     ("lr=1e-3", ["did you mean algo.learning_rate?"]),
-    ("algo=sac lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
     ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
-    ("steps=1000", ["did you mean total_env_steps?"]),
-    ("total_steps=", ["did you mean total_env_steps?"]),
-    ("timesteps=", ["did you mean total_env_steps?"]),
-    ("wandb=true", ["logger=wandb"]),
-    ("algo.lerning_rate=1e-3", ["did you mean algo.learning_rate?", "allowed in algo:"]),
-    ("algo.num_envs=4", ["did you mean env.num_envs?"]),
-    ("num_envs=4", ["did you mean env.num_envs?"]),
     ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env:"]),
-    ("enviroment=Hopper", ["did you mean env?", "allowed: "]),
     ("algorithm=sac", ["did you mean algo?"]),
-    ("Seed=1", ["did you mean seed?"]),
-    ("total_timesteps=1000", ["did you mean total_env_steps?"]),
     ("total-env-steps=1000", ["did you mean total_env_steps?"]),
     ("wandb.project=x", ["did you mean logger.wandb.project?"]),
-    ("logger.wand.project=x", ["did you mean logger.wandb.project?"]),
     ("logger.wandb.proj=x", ["did you mean logger.wandb.project?", "allowed in logger.wandb: enabled, mode"]),
-    ("threads=2", ["did you mean num_threads?"]),
     ("clip=0.1", ["did you mean algo.clip_coef?"]),
-    ("launcher=joblib", ["did you mean hydra/launcher?"]),
     ("xyzzy=1", ["xyzzy=1: no such key", "allowed: "]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key", "algo=ppo has"]),
-    ("algo=ppo,sac algo.clip_coef=0.1", ["algo=sac has no such key"]),
     ("algo.tau=0.1", ["algo=ppo has no such key, algo=sac has"]),
     ("env.id=Hopper-v5", ["choose it with env=", "env=Hopper-v5"]),
-    ("algo.name=sac", ["choose it with algo="]),
-    ("determinism.level=fast", ["choose it with determinism="]),
     ("note=${seed}", ["note=${seed}", "name of another value"]),
     # groups and their options
     ("algo=scc", ["algo=scc", "did you mean sac?", "allowed: ppo, sac"]),
-    ("algo=PPO", ["did you mean ppo?"]),
-    ("algo=null", ["allowed: ppo, sac"]),
-    ("algo=", ["allowed: ppo, sac"]),
-    ("algo={name:ppo}", ["allowed: ppo, sac"]),
     ("algo=[ppo,sac]", ["allowed: ppo, sac"]),
-    ("algo=_ppo", ["did you mean ppo?"]),
-    ("algo=ppo,scc", ["algo=scc", "did you mean sac?"]),
     ("algo=interval(0,1)", ["a name is needed"]),
     ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
-    ("determinism=repat", ["did you mean repeat?", "allowed: fast"]),
     ("logger=tensorboard", ["part of logger=local"]),
-    ("logger=wanb", ["did you mean wandb?", "allowed: local, none, wandb"]),
     ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
     ("experiment=ppo-Hopper", ["is no experiment", "did you mean recipe=ppo-Hopper?"]),
-    ("recipe=batch-sizes", ["is no recipe", "did you mean experiment=batch-sizes?"]),
-    ("debug=fats", ["did you mean fast?"]),
     ("hydra/launcher=jobli", ["did you mean joblib?"]),
     ("hydra/launcher=basic,joblib seed=1,2", ["a sweep has one launcher"]),
     ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
     ("hydra.launcher.n_jobs=2", ["hydra/launcher=joblib"]),
     ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
-    ("hydra.job.chdir=true", ["hydra/launcher, hydra/sweeper"]),
     # environments
-    ("env=hopper", ["did you mean Hopper?"]),
     ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
-    ("env=hopper-V5", ["did you mean Hopper-v5?"]),
-    ("env=Hopper-v99", ["did you mean Hopper-v"]),
-    ("env=MountainCarContinuous", ["did you mean MountainCarContinuous-v0?"]),
     ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
     ("env=NoSuchSpace/Pong-v5", ["no installed package provides NoSuchSpace/"]),
     ("env=no_such_module:Pong-v5", ["cannot import no_such_module"]),
     ("env=gymnasium:Hoper-v5", ["did you mean gymnasium:Hopper-v5?"]),
-    ("env=_gymnasium", ["no such environment"]),
-    ("env=null", ["allowed: Acrobot"]),
-    ("env=3", ["allowed: Acrobot"]),
     ("env.kwargs.x=2", ["+env.kwargs.x=2"]),
     ("env.kwargs={x:2}", ["+env.kwargs.x=2"]),
     ("env=LunarLander,LunarLanderContinuous env.kwargs.continuous=true", ["+env.kwargs.continuous=true"]),
     # values
     ("seed=x", ["seed=x: expected a whole number"]),
-    ("seed=1.5", ["seed=1.5: expected a whole number"]),
     ("seed=-1", ["seed=-1: must be at least 0"]),
-    ("seed=true", ["expected a whole number"]),
-    ("seed=null", ["expected a whole number"]),
-    ("seed=", ["expected a whole number"]),
     ("seed=[1,2]", ["without brackets, as seed=1,2"]),
     ("seed=1,x", ["seed=x: expected a whole number", "job"]),
-    ("seed=,1", ["seed=,1: expected a whole number"]),
     ("seed=interval(0,1)", ["use choice() or range()"]),
     ("seed=glob(*)", ["glob() is for names of files"]),
     ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
     ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
     ("total_env_steps=0", ["must be at least 1"]),
-    ("algo=sac algo.buffer_size=1e14", ["algo.buffer_size=1e14: expected a whole number"]),
     ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
-    ("algo.learning_rate=0", ["must be greater than 0"]),
-    ("algo.learning_rate=nan", ["algo.learning_rate=nan"]),
     ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
     ("algo.gamma=1.01", ["at most 1"]),
     ("algo.normalize_obs=maybe", ["expected true or false"]),
     ("algo.hidden_sizes=64", ["expected a list of whole numbers, as in algo.hidden_sizes=[64,64]"]),
-    ("algo.hidden_sizes=[64,x]", ["expected a list of whole numbers"]),
     ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one layer", "[64,64]"]),
     ("algo.activation=rleu", ["did you mean relu?", "allowed: elu, relu, tanh"]),
-    ("algo.target_kl=x", ["expected a number or null"]),
-    ("device=gpu", ["did you mean cuda?", "allowed: auto, cpu, cuda"]),
     ("determinism.float32_precision=banana", ["allowed: ieee, tf32"]),
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :16:8, :4096:8, null"]),
     ("logger.wandb=true", ["logger.wandb.enabled", "logger=wandb"]),
-    ("logger.wandb.mode=ofline", ["did you mean offline?"]),
     ("logger.wandb.tags=a", ["logger.wandb.tags=[a,b]"]),
     ("env.kwargs=3", ["+env.kwargs.name=value"]),
     ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode=human", "video_every"]),
-    ("+env.kwargs.max_episode_steps=9", ["use env.max_episode_steps"]),
     ("algo.num_minibatches=7", ["does not divide"]),
     ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
-    ("recipe=null algo.num_minibatches=32,7", ["algo.num_minibatches=7 does not divide"]),
     ("runs_dir=", ["runs_dir: expected the name of a folder"]),
     ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
     ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
-    ("run_dir=a,b", ["all jobs of a sweep have one run_dir"]),
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
     ("seed=1,2 sweep=", ["expected resume"]),
@@ -151,31 +101,19 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     # form
     ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
-    ("sac", ["did you mean algo=sac?"]),
-    ("seed", ["expected key=value", "did you mean seed=...?"]),
-    ("seed = 3", ["seed: expected key=value"]),
     ("=3", ["a key is missing"]),
     ("+seed=3", ["without '+', as seed=3"]),
-    ("++seed=3", ["without '+', as seed=3"]),
-    ("+debug=fast", ["without '+', as debug=fast"]),
     ("+algo.extra=1", ["keys can be added to env.kwargs only"]),
     ("~algo", ["nothing can be removed"]),
     ("~recipe", ["write recipe=null"]),
-    ("~experiment", ["write experiment=null"]),
     ("env@other=Hopper", ["'@'"]),
     ("seed=1 seed=2", ["seed is given twice"]),
-    ("algo=ppo algo=sac", ["algo is given twice"]),
     ("logger.wandb.project=it's", ["need quoting", 'logger.wandb.project="it']),
-    ("logger.wandb.project=a(b", ["'(' has no partner"]),
-    ("algo.hidden_sizes=[64", ["'[' has no partner", "algo.hidden_sizes=[64,64]"]),
     ("seed=range(1,3", ["'(' has no partner", "seed=range(1,3)"]),
     ("+env.kwargs.=3", ["a name is missing", "+env.kwargs.name=3"]),
-    ("env..id=3", ["a name is missing"]),
     ("a;b=3", ["cannot be read as key=value"]),
-    ("algo.hidden_sizes=64]", ["']' has no partner"]),
     # options
     ("--seed=3", ["no such option", "seed=3"]),
-    ("--env Hopper", ["no such option"]),
     ("--config-name=other", ["conf/"]),
     ("--cfg everything", ["--cfg"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
@@ -214,10 +152,8 @@ def test_advice_about_quotes_can_be_followed() -> None:
     ("words", "num_jobs"),
     [
         (["seed=1,2,3"], 3),
-        (["seed=range(1,5)"], 4),
         (["seed=choice(1,2)", "algo=ppo,sac"], 4),
         (["env=glob(*Walker*)"], 2),
-        (["env=Hopper,MountainCarContinuous-v0", "seed=1,2,3", "algo=ppo,sac"], 12),
         (["algo.hidden_sizes=[64,64],[32]"], 2),
         (["debug=fast,null"], 2),
         (["-m"], 1),
@@ -235,9 +171,7 @@ def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
     [
         "a larger clip, as in the paper",
         'it\'s "so" [x] {y} (z) a=b $HOME \\ end\\',
-        "1,2,3",
-        "range(1,3)",
-        "ünï",
+        "range(1,3), ünï",
     ],
 )
 def test_a_note_is_prose(note: str) -> None:
@@ -281,21 +215,6 @@ def test_of_jobs_that_differ_in_their_seed_alone_two_are_composed(monkeypatch: p
     assert len(composed) == 8
     with pytest.raises(ConfigError, match=r"seed=-3: must be at least 0"):
         preflight(["seed=1,2,-3"])
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "algo.hidden_sizes=[256,256]",
-        "logger.wandb.project='1,2'",
-        "+env.kwargs.x={a:1}",
-        "logger.wandb.tags=[a,b]",
-    ],
-)
-def test_lists_inside_a_value_make_no_sweep(word: str) -> None:
-    plan = preflight([word])
-    assert not plan.sweep
-    assert plan.argv == [word]
 
 
 @pytest.mark.parametrize(
@@ -352,9 +271,7 @@ def test_an_environment_whose_package_is_missing_says_so() -> None:
     ("failure", "says"),
     [
         (ValueError("no data\nhere"), "ValueError in .*test_cli.py, line [0-9]+: no data$"),
-        (TypeError("no number"), "TypeError in .*test_cli.py, line [0-9]+: no number$"),
         (SystemExit(0), "SystemExit in .*test_cli.py, line [0-9]+: 0$"),
-        (KeyError("data"), "KeyError in .*test_cli.py, line [0-9]+: data$"),
     ],
 )
 def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseException, says: str) -> None:
@@ -395,21 +312,7 @@ def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.Comple
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["seed=x"],
-        ["hopper"],
-        ["algo=scc", "seed=1,2"],
-        ["env=Hoper-v5"],
-        ["--seed", "3"],
-        ["run_dir=."],
-        ["algo=sac"],
-        ["algo=ppo,sac", "env=CartPole"],
-        ["env=CartPole,Blackjack-v1"],
-        ["+env.kwargs.nonsense=1,2"],
-    ],
-)
+@pytest.mark.parametrize("words", [["algo=scc", "seed=1,2"], ["run_dir=."], ["algo=ppo,sac", "env=CartPole"]])
 def test_the_command_refuses_and_creates_nothing(words: list[str], tmp_path: Path) -> None:
     before = []
     if words == ["run_dir=."]:

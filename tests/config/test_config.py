@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 import re
 import shutil
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-import gymnasium
 import pytest
 import yaml
 
@@ -143,14 +141,6 @@ def test_every_key_has_exactly_one_default(algo: str) -> None:
     assert sorted(given) == sorted(key for key, _ in leaves(compose(f"algo={algo}")))
 
 
-@pytest.mark.parametrize("env", ENVS)
-def test_files_of_environments_are_registered_environments(env: str) -> None:
-    module, _, name = compose(f"env={env}").env.id.rpartition(":")
-    if module:  # package:Name-v0 is one of one's own
-        importlib.import_module(module)
-    assert name in gymnasium.registry
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_all_pairs_compose(algo: str) -> None:
     for env in ENVS:
@@ -183,14 +173,6 @@ def test_debugging_runs_are_short_and_learn(algo: str) -> None:
         ]
         assert max(steps, default=0) <= config.total_env_steps / 2
         assert list(config.algo.notes(config.env.num_envs, config.total_env_steps)) == []
-
-
-@pytest.mark.parametrize("level", [level.name for level in Level])
-@pytest.mark.parametrize("logger", ["local", "none", "wandb"])
-def test_levels_and_loggers_compose(level: str, logger: str) -> None:
-    config = compose(f"determinism={level}", f"logger={logger}")
-    assert config.determinism.level.name == level
-    assert config.logger.wandb.enabled == (logger == "wandb")
 
 
 def value_of(config: Any, key: str) -> Any:
