@@ -1,108 +1,171 @@
-"""The certificate of a proof as files: JSON for programs, and a page of plain text for people."""
+"""The certificate of a proof: a JSON file for programs, and a page of plain text for people."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rltemplate.analysis.compare import Comparison
+from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.record import FINISHED
+
 JSON, TEXT = "certificate.json", "certificate.txt"
+HOLDS, BROKEN = "holds", "broken"
+# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
+RATIO = "policy/first_ratio_max_error"
 _WIDTH = 110
 
 
-def write(certificate: Mapping[str, Any], folders: Sequence[Path]) -> None:
-    """Both files into each of the folders that are there."""
-    document, text = json.dumps(certificate, indent=2, allow_nan=False) + "\n", as_text(certificate)
-    for folder in folders:
-        if folder.is_dir():  # a run that was refused has none
-            (folder / JSON).write_text(document, encoding="utf-8")
-            (folder / TEXT).write_text(text, encoding="utf-8")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """One run that has ended. `ratio` is the largest of `ratios` values of the metric."""
+
+    name: str
+    run_dir: str
+    perturbations: list[str]
+    overrides: list[str]
+    environment: dict[str, str | None]
+    working_directory: str
+    seconds: float
+    exit_status: int
+    status: str
+    error: str | None
+    digest: str | None
+    iterations: int
+    env_steps: int
+    ratios: int
+    ratio: float | None
+    settings: dict[str, Any]
+    checks: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """True if there is a result to compare."""
+        return self.status == FINISHED
+
+    @property
+    def words(self) -> str:
+        """The perturbations, for people."""
+        return ", ".join(self.perturbations) or "undisturbed"
 
 
-def as_text(certificate: Mapping[str, Any]) -> str:
-    """The certificate for people, the verdict first."""
-    asked, machine, git = certificate["asked"], certificate["machine"], certificate["git"]
-    lines = [certificate["sentence"]]
-    inverse = certificate["inverse"]
-    if inverse is not None:
-        lines.append(_capital(inverse["sentence"]))
-    lines += [f"({problem})" for problem in certificate["problems"][1:]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inverse:
+    """The checks and runs `without` the additions of the level; `tells_apart` if any of them fails."""
 
-    def section(title: str, texts: Sequence[str]) -> None:
-        lines.append("")
-        for i, text in enumerate(texts):
-            start = f"{title if i == 0 else '':10}"
-            wrapped = textwrap.wrap(
-                text, _WIDTH, initial_indent=start, subsequent_indent=" " * 12, break_on_hyphens=False
-            )
-            lines.extend(wrapped or [start.rstrip()])
-
-    config = asked["config"]
-    steps = f"{config['total_env_steps']:,} environment steps, seed {config['seed']}"
-    if asked["shortened_from"] is not None:
-        steps += f"; shortened from {asked['shortened_from']:,}, total_env_steps= sets another length"
-    section("asked", [" ".join(asked["overrides"]), steps])
-    section("runs", [_run_line(run) for run in certificate["runs"]] or ["none, for a check failed before"])
-    section("checks", list(_check_lines(certificate)))
-    if inverse is None:
-        section("inverse", ["not tried, since the level is broken"])
-    else:
-        seen = [
-            f"{each['what']} {'fails' if each['fails'] else 'passes'}: {each['seen']}"
-            for each in inverse["seen"]
-        ]
-        section("inverse", [f"without it ({inverse['without']}):", *seen])
-        section("", [_run_line(run) for run in inverse["runs"]])
-    settings = [
-        f"{key} {value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in certificate["settings"].items()
-    ]
-    section("settings", [", ".join(settings)])
-    known = [name for name in ("torch", "numpy", "gymnasium", "mujoco") if name in certificate["versions"]]
-    section("versions", [", ".join(f"{name} {certificate['versions'][name]}" for name in known)])
-    cpu = f"{machine.get('cpu')}, {machine.get('usable_cores')} cores usable"
-    section("machine", [f"{cpu}, {machine.get('os')}, Python {machine.get('python')}"])
-    state = {True: "with changes", False: "unchanged", None: "unknown"}[git.get("dirty")]
-    commit = f"commit {git['commit']}, " if git.get("commit") else ""
-    section("code", [f"{commit}on {git.get('base_commit') or 'no commit'} {state}"])
-    section("folder", [certificate["folder"], certificate["date"]])
-    if certificate["report"] is not None:
-        lines += ["", f"Where {_names(certificate['comparison'])} part", "", certificate["report"]]
-    return "\n".join(lines) + "\n"
+    without: str
+    tells_apart: bool
+    sentence: str
+    seen: list[dict[str, Any]]
+    runs: list[RunResult]
 
 
-def _run_line(run: Mapping[str, Any]) -> str:
-    words = ", ".join(run["disturbances"]) or "undisturbed"
-    if run["status"] != "finished":
-        return f"{run['name']}  {run['status']}: {run['error']}; {words}"
-    facts = f"digest {run['digest']}, {run['iterations']:,} iterations, {run['seconds']:.0f} s"
-    return f"{run['name']}  {facts}; {words}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The outcome of a proof; `sentence` is all of it in one line."""
+
+    format: str = "rltemplate-certificate"
+    version: int = 2
+    id: str
+    verdict: str
+    sentence: str
+    problems: list[str]
+    date: str
+    folder: str
+    asked: dict[str, Any]
+    runs: list[RunResult]
+    checks: dict[str, Any]
+    ratio: dict[str, Any] | None
+    comparison: Comparison | None
+    report: str | None
+    inverse: Inverse | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    git: GitRecord
+
+    def to_json(self) -> str:
+        """Strict JSON."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+    def write(self) -> None:
+        """Both files, into the folder of the proof and into those of its runs."""
+        for folder in map(Path, (self.folder, *(run.run_dir for run in self.runs))):
+            if folder.is_dir():  # a run that was refused has none
+                (folder / JSON).write_text(self.to_json() + "\n", encoding="utf-8")
+                (folder / TEXT).write_text(self.to_text(), encoding="utf-8")
+
+    def to_text(self) -> str:
+        """The page for people, the verdict first."""
+        lines = [self.sentence]
+        if self.inverse is not None:
+            lines.append(self.inverse.sentence[:1].upper() + self.inverse.sentence[1:])
+        lines += [f"({problem})" for problem in self.problems[1:]]
+        for title, texts in self._sections():
+            lines.append("")
+            for i, text in enumerate(texts):
+                start = f"{title if i == 0 else '':10}"
+                wrapped = textwrap.wrap(
+                    text, _WIDTH, initial_indent=start, subsequent_indent=" " * 12, break_on_hyphens=False
+                )
+                lines.extend(wrapped or [start.rstrip()])
+        if self.comparison is not None and self.report is not None:
+            names = " and ".join(Path(side.run_dir).name for side in (self.comparison.a, self.comparison.b))
+            lines += ["", f"Where {names} part", "", self.report]
+        return "\n".join(lines) + "\n"
+
+    def _sections(self) -> Iterator[tuple[str, Sequence[str]]]:
+        config, machine, git = self.asked["config"], self.machine, self.git
+        steps = f"{config['total_env_steps']:,} environment steps, seed {config['seed']}"
+        if (before := self.asked["shortened_from"]) is not None:
+            steps += f"; shortened from {before:,}, total_env_steps= sets another length"
+        yield "asked", [" ".join(self.asked["overrides"]), steps]
+        yield "runs", [_run_line(run) for run in self.runs] or ["none, for a check failed before"]
+        yield "checks", list(self._check_lines())
+        if self.inverse is None:
+            yield "inverse", ["not tried, since the level is broken"]
+        else:
+            seen = [
+                f"{each['what']} {'fails' if each['fails'] else 'passes'}: {each['seen']}"
+                for each in self.inverse.seen
+            ]
+            yield "inverse", [f"without it ({self.inverse.without}):", *seen]
+            yield "", [_run_line(run) for run in self.inverse.runs]
+        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in self.settings.items()}
+        yield "settings", [", ".join(f"{key} {value}" for key, value in values.items())]
+        known = [name for name in ("torch", "numpy", "gymnasium", "mujoco") if name in self.versions]
+        yield "versions", [", ".join(f"{name} {self.versions[name]}" for name in known)]
+        cpu = f"{machine.get('cpu')}, {machine.get('usable_cores')} cores usable"
+        yield "machine", [f"{cpu}, {machine.get('os')}, Python {machine.get('python')}"]
+        state = {True: "with changes", False: "unchanged", None: "unknown"}[git.dirty]
+        commit = f"commit {git.commit}, " if git.commit else ""
+        yield "code", [f"{commit}on {git.base_commit or 'no commit'} {state}"]
+        yield "folder", [self.folder, self.date]
+
+    def _check_lines(self) -> Iterator[str]:
+        for name, found in self.checks.items():
+            tried = [
+                f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+                for key, value in found.items()
+                if key not in ("holds", "problem")
+            ]
+            yield "; ".join([f"{name}: {'holds' if found['holds'] else found['problem']}", *tried])
+        finished = sum(run.finished for run in self.runs)
+        if finished > 1:
+            verdict = "differ" if self.comparison is not None else "identical in every digest"
+            yield f"traces: {finished}, {verdict}, trace={self.asked['config']['trace']}"
+        if self.ratio is not None and self.ratio["values"]:
+            yield f"ratio: {RATIO} at most {self.ratio['largest']:g} in {self.ratio['values']:,} values"
+        elif self.ratio is not None and finished:
+            yield f"ratio: the algorithm does not report {RATIO}"
 
 
-def _check_lines(certificate: Mapping[str, Any]) -> Iterator[str]:
-    for name, found in certificate["checks"].items():
-        tried = [
-            f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
-            for key, value in found.items()
-            if key not in ("holds", "problem")
-        ]
-        yield "; ".join([f"{name}: {'holds' if found['holds'] else found['problem']}", *tried])
-    finished = [run for run in certificate["runs"] if run["status"] == "finished"]
-    if len(finished) > 1:
-        verdict = "differ" if certificate["comparison"] is not None else "identical in every digest"
-        yield f"traces: {len(finished)}, {verdict}, trace={certificate['asked']['config']['trace']}"
-    ratio = certificate["ratio"]
-    if ratio is not None and ratio["values"]:
-        yield f"ratio: {ratio['metric']} at most {ratio['largest']:g} in {ratio['values']:,} values"
-    elif ratio is not None and finished:
-        yield f"ratio: the algorithm does not report {ratio['metric']}"
-
-
-def _names(comparison: Mapping[str, Any]) -> str:
-    return " and ".join(Path(comparison[side]["run_dir"]).name for side in "ab")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _run_line(run: RunResult) -> str:
+    if not run.finished:
+        return f"{run.name}  {run.status}: {run.error}; {run.words}"
+    facts = f"digest {run.digest}, {run.iterations:,} iterations, {run.seconds:.0f} s"
+    return f"{run.name}  {facts}; {run.words}"

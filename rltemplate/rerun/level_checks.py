@@ -1,8 +1,7 @@
 """A level's checks in a process of their own: `python -P -m rltemplate.rerun.level_checks repeats rows`.
 
-Started by `prove`, which hands over a job as for a run. The process applies the job's switches, builds the
-algorithm and tries every check that is named, also after one has failed: whether a check can fail is part of
-what a proof is about. It trains nothing and writes nothing but one JSON document on standard output.
+Started by `prove` with the job of a run. It tries all named checks, also after one has failed, trains nothing
+and writes one JSON document to standard output.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ REFUSED = 2
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
-    """The settings read back and, by name, what each of the named checks found.
+    """The settings read back, and by name the result of each check, with `problem` where it fails.
 
-    A check that fails has `holds` false and its message as `problem`. Raises `ConfigError` for what would
-    refuse the run before its checks.
+    Raises ConfigError where the run would be refused before its checks.
     """
     config = from_dict(settled(job, build_algorithm).config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
@@ -47,15 +45,9 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     return {"settings": settings, "checks": found}
 
 
-def main(names: Sequence[str]) -> int:
-    """Print what the checks found; the exit status is 0 whether they hold or not, and 2 for a refusal."""
+if __name__ == "__main__":
     try:
-        print(json.dumps(try_checks(Job.from_environment(), names)))
+        print(json.dumps(try_checks(Job.from_environment(), sys.argv[1:])))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(REFUSED)

@@ -1,11 +1,8 @@
-"""What must not matter to a run, and a run in which it is changed: the plan of a proof.
-
-Nothing is started here. A planned run says by which overrides, which variables of the environment and which
-circumstances it is to differ from the run that is left alone.
-"""
+"""The plan of a proof: runs in which something is changed that must not matter. Nothing is started here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,29 +13,29 @@ from rltemplate.determinism.variables import ROW_GROUPS
 
 # Levels whose bits depend neither on the number of threads nor on the rows beside a row.
 INVARIANT = (Level.invariant, Level.profile)
-# What a level adds, taken away again; `repeat` without its switches is `fast`.
+# The additions of a level, taken away again; `repeat` without its switches is `fast`.
 WITHOUT: dict[Level, dict[str, Any]] = {
     # Under its own name the level would refuse to start.
     Level.invariant: {"determinism.level": "repeat", "determinism.products": "plain"},
     Level.profile: {
         "determinism.products": "plain",
-        **{
-            f"determinism.{key}": None
-            for key in ("cpu_capability", "onednn_isa", "blas_kernels", "numpy_without")
-        },
+        "determinism.cpu_capability": None,
+        "determinism.onednn_isa": None,
+        "determinism.blas_kernels": None,
+        "determinism.numpy_without": None,
     },
 }
 
 HASH_SEED, ELSEWHERE, VARIABLES = "hash seed", "another working directory", "other environment variables"
 COLD, LOAD, THREADS, GROUPS = "cold caches", "a busy core", "threads", "rows in groups"
-UNWATCHED, WATCHED = "without observers", "with all observers, every iteration logged"
+UNOBSERVED, OBSERVED = "without observers", "with all observers, every iteration logged"
 
-# Which disturbances go together, in the order in which runs get them. With two runs the last set is taken,
-# which has all of them; two disturbed runs have all of them between them.
+# Perturbations that go together, in the order in which runs get them. Two runs take the last set, which has
+# all of them; two perturbed runs have all of them between them.
 _SETS = (
-    (HASH_SEED, ELSEWHERE, VARIABLES, THREADS, UNWATCHED),
-    (HASH_SEED, COLD, LOAD, GROUPS, WATCHED),
-    (HASH_SEED, ELSEWHERE, VARIABLES, COLD, LOAD, THREADS, GROUPS, WATCHED),
+    (HASH_SEED, ELSEWHERE, VARIABLES, THREADS, UNOBSERVED),
+    (HASH_SEED, COLD, LOAD, GROUPS, OBSERVED),
+    (HASH_SEED, ELSEWHERE, VARIABLES, COLD, LOAD, THREADS, GROUPS, OBSERVED),
 )
 _ROWS_IN_A_GROUP = 7
 # Of each the first value that is not there already; None removes the variable.
@@ -59,8 +56,8 @@ _NO_SINKS = {"logger.console": False, "logger.tensorboard": False, "logger.wandb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One run, and in what it is disturbed. `changes` are overrides by key; None removes a variable."""
+class PlannedRun:
+    """One run and its perturbations. `changes` are overrides by key; None removes a variable."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -68,34 +65,38 @@ class Planned:
     elsewhere: bool = False
     cold: bool = False
     load: bool = False
-    disturbances: list[str] = field(default_factory=list)
-
-    @property
-    def words(self) -> str:
-        """In what it is disturbed, for people."""
-        return ", ".join(self.disturbances) or "undisturbed"
+    perturbations: list[str] = field(default_factory=list)
 
 
-def plan_runs(config: Config, times: int, inherited: Mapping[str, str]) -> list[Planned]:
-    """`times` runs, all but the first disturbed; `inherited` is the environment that is disturbed."""
+def plan_runs(config: Config, times: int, inherited: Mapping[str, str]) -> list[PlannedRun]:
+    """`times` runs, all but the first perturbed; `inherited` is the environment that is perturbed."""
     sets = _SETS[2:] if times == 2 else [_SETS[i % len(_SETS)] for i in range(times - 1)]
-    runs = [Planned(name="run_0", environment={ROW_GROUPS: None})]
-    level = config.determinism.level
-    return runs + [
-        _disturbed(f"run_{i}", config, level, kinds, i, inherited) for i, kinds in enumerate(sets, 1)
+    invariant = config.determinism.level in INVARIANT
+    perturbed = [_perturbed(i, config, kinds, invariant, inherited) for i, kinds in enumerate(sets, start=1)]
+    return [PlannedRun(name="run_0", environment={ROW_GROUPS: None}), *perturbed]
+
+
+def plan_inverse(bare: Config, level: Level, inherited: Mapping[str, str]) -> list[PlannedRun]:
+    """Two runs without the additions of `level`: one left alone, the other with what would then show."""
+    logged = {"log_every": 1, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
+    kinds = (ELSEWHERE, VARIABLES, LOAD, THREADS, GROUPS)
+    other = _perturbed(1, bare, kinds, level in INVARIANT, inherited)
+    return [
+        PlannedRun(name="inverse_0", changes=logged, environment={ROW_GROUPS: None, **PATIENT}),
+        replace(other, name="inverse_1", changes=other.changes | logged),
     ]
 
 
-def _disturbed(
-    name: str, config: Config, level: Level, kinds: Sequence[str], number: int, inherited: Mapping[str, str]
-) -> Planned:
-    """A run disturbed in what `level` says must not matter."""
+def _perturbed(
+    number: int, config: Config, kinds: Sequence[str], invariant: bool, inherited: Mapping[str, str]
+) -> PlannedRun:
+    """A run with the perturbations `kinds`, of which some must not matter at `invariant` levels only."""
     changes: dict[str, Any] = {}
     environment: dict[str, str | None] = {ROW_GROUPS: None, **PATIENT}
-    words: list[str] = []
-    invariant = level in INVARIANT
-    steps = config.total_env_steps
+    named: list[str] = []
     for kind in kinds:
+        if kind in (THREADS, GROUPS) and not invariant:
+            continue
         if kind == HASH_SEED:
             if config.determinism.hash_seed is None:
                 continue
@@ -107,43 +108,28 @@ def _disturbed(
                 environment[variable] = next(c for c in choices if c != inherited.get(variable))
             environment[PADDING] = "x" * (4096 + 1009 * number)
         elif kind == THREADS:
-            if not invariant:
-                continue
             other = 2 if config.num_threads == 1 else 1
             changes["num_threads"] = other
             kind = f"{other} {THREADS}" if other > 1 else "1 thread"
         elif kind == GROUPS:
-            if not invariant:
-                continue
             environment[ROW_GROUPS] = str(_ROWS_IN_A_GROUP)
             kind = f"{GROUPS} of {_ROWS_IN_A_GROUP}"
-        elif kind == UNWATCHED:
+        elif kind == UNOBSERVED:
             changes |= {"log_every": 0, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
-        elif kind == WATCHED:
+        elif kind == OBSERVED:
+            steps = config.total_env_steps
             every = {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2)}
-            changes |= {"log_every": 1, **every, "eval_episodes": 2, **_NO_SINKS}
-            changes["logger.tensorboard"] = True
-        words.append(kind)
-    return Planned(
-        name=name,
+            changes |= {"log_every": 1, **every, "eval_episodes": 2, **_NO_SINKS, "logger.tensorboard": True}
+        named.append(kind)
+    return PlannedRun(
+        name=f"run_{number}",
         changes=changes,
         environment=environment,
         elsewhere=ELSEWHERE in kinds,
         cold=COLD in kinds,
         load=LOAD in kinds,
-        disturbances=words,
+        perturbations=named,
     )
-
-
-def plan_inverse(bare: Config, level: Level, inherited: Mapping[str, str]) -> list[Planned]:
-    """Two runs without what `level` adds: one left alone, the other with what would then show."""
-    logged = {"log_every": 1, "eval_every": 0, "checkpoint_every": 0, **_NO_SINKS}
-    kinds = (ELSEWHERE, VARIABLES, LOAD, THREADS, GROUPS)
-    other = _disturbed("inverse_1", bare, level, kinds, 1, inherited)
-    return [
-        Planned(name="inverse_0", changes=logged, environment={ROW_GROUPS: None, **PATIENT}),
-        replace(other, changes=other.changes | logged),
-    ]
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -159,13 +145,11 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def with_changes(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
-    """The overrides with those of `changes`, which take the place of others for the same keys."""
+    """The overrides with those of `changes`, which replace others for the same keys."""
     kept = [word for word in overrides if word.partition("=")[0] not in changes]
     return [*kept, *(f"{key}={as_typed(value)}" for key, value in changes.items())]
 
 
 def as_typed(value: Any) -> str:
     """A value as it stands in an override."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,16 +1,15 @@
-"""Whether a level keeps its promise here: one configuration, run several times in processes of their own.
+"""Proof that a determinism level holds here: one configuration, run several times in separate processes.
 
-The first run is left alone. The others are disturbed in everything that must not matter: hash seed, working
+The first run is left alone. The others are perturbed in everything that must not matter: hash seed, working
 directory, environment variables, caches, load, observers, and where the level promises it also threads and
-the grouping of rows. All must leave the same trace. Then the other way round: without what the level adds, at
+the grouping of rows. All must leave the same trace. Then the inverse: without the additions of the level at
 least one check should fail, or else the checks may see nothing.
-
-What was asked, done and seen is written as a certificate, for programs and for people.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,54 +30,46 @@ from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.checks import PROMISES
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import ROW_GROUPS
-from rltemplate.launch.process import worker_environment
+from rltemplate.launch.command import check_environments
+from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import (
     REFUSED,
+    Children,
     busy_core,
     complaint,
     last_words,
     lines_of,
 )
-from rltemplate.rerun import certificate
+from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult
 from rltemplate.rerun.perturbations import (
     CACHES,
     INVARIANT,
     PATIENT,
     WITHOUT,
-    Planned,
+    PlannedRun,
     as_typed,
     changed,
     plan_inverse,
     plan_runs,
     with_changes,
 )
-from rltemplate.rerun.series import (
-    Series,
-    check_environment,
-    record_of,
-    take_out,
-)
 from rltemplate.run import paths
-from rltemplate.run.record import FINAL_STATUSES
+from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
+from rltemplate.run.job import PROJECT, Job
+from rltemplate.run.record import FINAL_STATUSES, FINISHED, RunRecord
 from rltemplate.types import ConfigError
 
-FORMAT, VERSION = "rltemplate-certificate", 1
 FOLDER = "prove"
-# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
-METRIC = "policy/first_ratio_max_error"
-HOLDS, BROKEN = "holds", "broken"
 TIMES, MOST = 5, 1000
 SHORT = 10_000  # environment steps of each run, where the user names no other number
+_NAMED_FILES = 100  # of a snapshot: Linux allows 128 KiB for the variable that holds a job
 
 Say = Callable[[str], None]
 
 
-# --- The question ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is to be proved. `bare` is the configuration without what the level adds.
+class ProofConfig:
+    """The claim to prove. `bare` is the configuration without the additions of the level.
 
     `shortened_from` is the number of environment steps that the configuration had, if the runs have fewer.
     """
@@ -96,16 +87,16 @@ class Question:
         return self.config.determinism.level
 
 
-def ask(words: Sequence[str]) -> Question:
-    """The question that a command line stands for: overrides as for training, and `times=N`.
+def parse(words: Sequence[str]) -> ProofConfig:
+    """The proof that a command line asks for: overrides as for training, and `times=N`.
 
-    Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
+    Raises ConfigError for the first mistake. Creates nothing.
     """
-    word, overrides = take_out("times", words)
-    times = TIMES if word is None else _number(word)
+    times, overrides = _pop_times(words)
     plan = preflight(overrides)
     if plan.sweep:
-        several = next((f"{word}: " for word in overrides if _is_list_of_values(word)), "")
+        bare_words = ((word, re.sub(r"[\[{].*[\]}]", "", word.partition("=")[2])) for word in overrides)
+        several = next((f"{word}: " for word, value in bare_words if "," in value or "(" in value), "")
         raise ConfigError(f"{several}a proof is about one configuration; give one value, or prove one by one")
     config = plan.configs[0]
     _check_provable(config)
@@ -115,7 +106,7 @@ def ask(words: Sequence[str]) -> Question:
         shortened_from = config.total_env_steps
         plan = preflight([*overrides, f"total_env_steps={short}"])
         config = plan.configs[0]
-    check_environment(config)
+    check_environments([config])
     if config.determinism.level is Level.repeat:
         left = [word for word in plan.argv if not word.startswith(("determinism", "num_threads="))]
         bare_plan = preflight([*left, "determinism=fast", "num_threads=2"])
@@ -124,7 +115,7 @@ def ask(words: Sequence[str]) -> Question:
         without = WITHOUT[config.determinism.level]
         bare, bare_overrides = changed(config, without), with_changes(plan.argv, without)
     silent = {"video_every": 0}
-    return Question(
+    return ProofConfig(
         config=changed(config, silent),
         overrides=with_changes(plan.argv, silent),
         bare=changed(bare, silent),
@@ -134,19 +125,27 @@ def ask(words: Sequence[str]) -> Question:
     )
 
 
-def _number(word: str) -> int:
-    text = word.partition("=")[2]
+def _pop_times(words: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of runs, and the words that compose a configuration. Raises ConfigError for others."""
+    times: list[str] = []
+    overrides: list[str] = []
+    for word in words:
+        name, _, text = word.partition("=")
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: no such option; allowed: overrides, times=N and --json")
+        if name.startswith("hydra"):
+            raise ConfigError(f"{word}: the runs are started one after the other; leave it out")
+        if name != "times" and difflib.get_close_matches(name[:10], ["times"], cutoff=0.8):
+            raise ConfigError(f"{word}: no such key; did you mean times={text}?")
+        (times if name == "times" else overrides).append(word)
+    if len(times) > 1:
+        raise ConfigError(f"{times[1]}: times is given twice")
+    text = times[0].partition("=")[2] if times else str(TIMES)
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 2:
-        raise ConfigError(f"{word}: expected a whole number, at least 2, for runs are compared")
+        raise ConfigError(f"times={text}: expected a whole number, at least 2, for runs are compared")
     if int(text) > MOST:
-        raise ConfigError(f"{word}: expected at most {MOST}, for each is a run of its own")
-    return int(text)
-
-
-def _is_list_of_values(word: str) -> bool:
-    """Whether an override is what makes a sweep; a comma inside of brackets is not."""
-    value = re.sub(r"[\[{].*[\]}]", "", word.partition("=")[2])
-    return "," in value or "(" in value
+        raise ConfigError(f"times={text}: expected at most {MOST}, for each is a run of its own")
+    return int(text), overrides
 
 
 def _check_provable(config: Config) -> None:
@@ -171,144 +170,96 @@ def _short(config: Config) -> int:
 # --- The runs --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """One run that came to its end, whatever that was. `ratio` is the largest, of `ratios` values."""
-
-    name: str
-    run_dir: str
-    disturbances: list[str]
-    overrides: list[str]
-    environment: dict[str, str | None]
-    working_directory: str
-    seconds: float
-    exit_status: int
-    status: str
-    error: str | None
-    digest: str | None
-    iterations: int
-    env_steps: int
-    ratios: int
-    ratio: float | None
-    settings: dict[str, Any]
-    checks: dict[str, Any]
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is something to compare."""
-        return self.status == "finished"
-
-    @property
-    def words(self) -> str:
-        """In what it was disturbed, for people."""
-        return ", ".join(self.disturbances) or "undisturbed"
-
-
 class Proof:
-    """The work on one question."""
+    """The work on one proof. `folder` will have the runs and the certificate, once the checks were tried."""
 
-    def __init__(
-        self,
-        question: Question,
-        command: Sequence[str] = (),
-        *,
-        say: Say = print,
-        extra: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> None:
-        """`say` takes a line about each run; `extra` gives runs further variables by name, for tests."""
-        self.question = question
-        self._series = Series(FOLDER, question.config, command)
-        self._say = say
-        self._extra = extra or {}
+    def __init__(self, asked: ProofConfig, command: Sequence[str] = (), *, say: Say = print) -> None:
+        """`command` is the user's command line; `say` takes a line about each run."""
+        self.asked = asked
+        self.id = paths.new_id(FOLDER)
+        self.folder = Path(asked.config.runs_dir).expanduser().absolute() / FOLDER / self.id
+        self._command, self._say = list(command), say
+        self._children = Children()
+        self._snapshot: Snapshot | None = None
 
-    @property
-    def folder(self) -> Path:
-        """Where the runs and the certificate go; it is there once the checks have been tried."""
-        return self._series.folder
-
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Certificate:
         """Do it, write the certificate and return it.
 
-        Raises `ConfigError`, before anything is created, for what would refuse the run; `Interrupted` after
-        a signal. The runs that there are then stay.
+        Raises ConfigError, before anything is created, where the run would be refused; Interrupted after a
+        signal. The runs made by then stay.
         """
-        question, children = self.question, self._series.children
-        with children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
+        level = self.asked.level
+        with self._children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
             self._workshop = Path(workshop)
-            promised = self._try_checks(question.config, PROMISES[question.level.name])
-            self._series.begin()
+            promised = self._try_checks(self.asked.config)
+            try:
+                self.folder.mkdir(parents=True)
+            except OSError as error:
+                runs_dir = self.asked.config.runs_dir
+                raise ConfigError(f"runs_dir={runs_dir}: cannot be made, {error.strerror}") from error
+            self._snapshot = take_snapshot(PROJECT, keep_ref=self.id)
             problems = [
                 f"the check {name}: {found['problem']}"
                 for name, found in promised["checks"].items()
                 if not found["holds"]
             ]
-            runs: list[Done] = []
-            if not problems:
-                runs = self._runs()
-                problems = [problem for run in runs for problem in _problems(run, question.level)]
+            runs = [] if problems else self._runs()
+            problems += [problem for run in runs for problem in _problems(run, level)]
             comparison = _first_divergence(runs)
             if comparison is not None:
                 problems.insert(0, _diverged(comparison, runs))
             inverse = None if problems else self._inverse()
-            children.check()
-            document = self._document(promised, runs, problems, comparison, inverse)
-            certificate.write(document, [self.folder, *(Path(run.run_dir) for run in runs)])
-        return document
+            self._children.check()
+            certificate = self._certificate(promised, runs, problems, comparison, inverse)
+            certificate.write()
+        return certificate
 
-    def _runs(self) -> list[Done]:
-        planned = plan_runs(self.question.config, self.question.times, os.environ)
-        done: list[Done] = []
+    def _runs(self) -> list[RunResult]:
+        planned = plan_runs(self.asked.config, self.asked.times, os.environ)
+        results: list[RunResult] = []
         for i, each in enumerate(planned, start=1):
-            run = self._run(each, self.question.config, self.question.overrides)
-            self._say(f"{run.name}, {i} of {len(planned)} ({each.words}): {_outcome(run)}")
-            done.append(run)
-            if not done[0].finished:
-                break  # nothing to compare the others with
-        return done
+            run = self._run(each, self.asked.config, self.asked.overrides)
+            self._say(f"{run.name}, {i} of {len(planned)} ({run.words}): {_outcome(run)}")
+            results.append(run)
+            if not results[0].finished:
+                break  # the others cannot be compared with it
+        return results
 
-    def _inverse(self) -> dict[str, Any]:
-        """What happens without what the level adds, in checks and for all but a profile in two runs."""
-        question = self.question
-        seen: list[dict[str, Any]] = []
-        without = _words_without(question.level)
+    def _inverse(self) -> Inverse:
+        """Checks without the additions of the level, and for all but a profile two runs."""
+        asked = self.asked
+        without = "determinism=fast, 2 threads"
+        if asked.level is not Level.repeat:
+            without = ", ".join(f"{key}={as_typed(value)}" for key, value in WITHOUT[asked.level].items())
         self._say(f"without it ({without}):")
+        seen: list[dict[str, Any]] = []
         try:
-            found = self._try_checks(question.bare, PROMISES[question.level.name])["checks"]
+            for name, found in self._try_checks(asked.bare)["checks"].items():
+                text = "holds all the same" if found["holds"] else found["problem"]
+                seen.append({"what": f"check {name}", "fails": not found["holds"], "seen": text})
         except (ConfigError, RuntimeError) as error:
             seen.append({"what": "checks", "fails": False, "seen": f"could not be tried: {error}"})
-            found = {}
-        for name, each in found.items():
-            text = "holds all the same" if each["holds"] else each["problem"]
-            seen.append({"what": f"check {name}", "fails": not each["holds"], "seen": text})
-        runs: list[Done] = []
-        if question.level is not Level.profile:
-            for planned in plan_inverse(question.bare, question.level, os.environ):
-                run = self._run(planned, question.bare, question.bare_overrides)
-                self._say(f"{run.name} ({planned.words}): {_outcome(run)}")
+        runs: list[RunResult] = []
+        if asked.level is not Level.profile:
+            for planned in plan_inverse(asked.bare, asked.level, os.environ):
+                run = self._run(planned, asked.bare, asked.bare_overrides)
+                self._say(f"{run.name} ({run.words}): {_outcome(run)}")
                 runs.append(run)
-            seen += _seen_in(runs, question.level)
+            seen += _seen_in(runs, asked.level)
         failing = [each["what"] for each in seen if each["fails"]]
-        if failing:
-            sentence = f"without it ({without}) {len(failing)} of {len(seen)} fail: {', '.join(failing)}"
-        else:
+        sentence = f"without it ({without}) {len(failing)} of {len(seen)} fail: {', '.join(failing)}"
+        if not failing:
             sentence = f"without it ({without}) all hold as well: this machine cannot tell them apart"
-        return {
-            "without": without,
-            "tells_apart": bool(failing),
-            "sentence": sentence,
-            "seen": seen,
-            "runs": [asdict(run) for run in runs],
-        }
+        return Inverse(without=without, tells_apart=bool(failing), sentence=sentence, seen=seen, runs=runs)
 
-    def _try_checks(self, config: Config, names: Sequence[str]) -> dict[str, Any]:
-        """Settings and checks from a process of their own; `ConfigError` if it refuses the configuration."""
+    def _try_checks(self, config: Config) -> dict[str, Any]:
+        """Settings and checks of the level, from a separate process; ConfigError if it refuses."""
         module = "rltemplate.rerun.level_checks"
-        command = [sys.executable, "-P", "-m", module, *names]
-        job = self._series.job("checks", config, [])
-        environment = worker_environment(job, config, os.environ) | PATIENT
+        command = [sys.executable, "-P", "-m", module, *PROMISES[self.asked.level.name]]
+        environment = worker_environment(self._job("checks", config, []), config, os.environ) | PATIENT
         environment.pop(ROW_GROUPS, None)
         answer, log = self._workshop / "checks.json", self._workshop / "checks.log"
-        status = self._series.children.run(command, environment, log, out=answer)
+        status = self._children.run(command, environment, log, out=answer)
         if status == REFUSED and (said := complaint(log)):
             raise ConfigError(said)
         printed = lines_of(answer)
@@ -317,206 +268,200 @@ class Proof:
         found: dict[str, Any] = json.loads(printed[-1])  # environments may print as well
         return found
 
-    def _run(self, planned: Planned, config: Config, overrides: Sequence[str]) -> Done:
+    def _job(self, name: str, config: Config, overrides: Sequence[str]) -> Job:
+        snapshot = self._snapshot
+        if snapshot is not None:
+            named = snapshot.changed[:_NAMED_FILES], snapshot.skipped[:_NAMED_FILES]
+            snapshot = replace(snapshot, changed=named[0], skipped=named[1])
+        return Job(
+            config=to_dict(config),
+            run_id=f"{self.id}-{name.replace('_', '')}",
+            run_dir=str(self.folder / name),
+            command=self._command,
+            overrides=list(overrides),
+            snapshot=None if snapshot is None else snapshot.to_json(),
+        )
+
+    def _run(self, planned: PlannedRun, config: Config, overrides: Sequence[str]) -> RunResult:
         config, overrides = changed(config, planned.changes), with_changes(overrides, planned.changes)
         variables: dict[str, str | None] = dict(planned.environment)
         if planned.cold:
             variables |= {name: str(self._workshop / planned.name / name.lower()) for name in CACHES}
-        variables |= self._extra.get(planned.name, {})
         cwd = Path.cwd()
         if planned.elsewhere:
             cwd = self._workshop / planned.name / "another folder"
             cwd.mkdir(parents=True)
-        began = time.monotonic()
+        environment = worker_environment(self._job(planned.name, config, overrides), config, os.environ)
+        kept = {name: value for name, value in environment.items() if name not in variables}
+        environment = kept | {name: value for name, value in variables.items() if value is not None}
+        log, began = self.folder / f"{planned.name}.log", time.monotonic()
         with busy_core() if planned.load else contextlib.nullcontext():
-            status = self._series.run(planned.name, config, overrides, variables=variables, cwd=cwd)
-        seconds, log = time.monotonic() - began, self._series.log(planned.name)
-        run_dir = self._series.run_dir(planned.name)
-        return _done(planned, overrides, variables, cwd, seconds, status, run_dir, log)
+            status = self._children.run(worker_command(), environment, log, cwd=cwd)
+        result = _result(planned.name, self.folder / planned.name, status, log)
+        return replace(
+            result,
+            perturbations=planned.perturbations,
+            overrides=overrides,
+            # Of the variable that only makes the environment larger, the length.
+            environment={
+                k: v if len(v or "") < 1000 else f"{len(v or ''):,} characters" for k, v in variables.items()
+            },
+            working_directory=result.working_directory or str(cwd),
+            seconds=round(time.monotonic() - began, 2),
+        )
 
-    def _document(
+    def _certificate(
         self,
         promised: Mapping[str, Any],
-        runs: Sequence[Done],
-        problems: Sequence[str],
+        runs: list[RunResult],
+        problems: list[str],
         comparison: compare.Comparison | None,
-        inverse: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        question = self.question
-        config, level = question.config, question.level.name
-        what = f"{config.algo.name} on {config.env.id}"
+        inverse: Inverse | None,
+    ) -> Certificate:
+        asked = self.asked
+        config, level = asked.config, asked.level.name
+        claim = f"{config.algo.name} on {config.env.id}"
         if problems:
-            sentence = f"{level} is broken for {what}: {problems[0]}"
+            sentence = f"{level} is broken for {claim}: {problems[0]}"
         else:
             sentence = (
-                f"{level} holds for {what}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
+                f"{level} holds for {claim}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
                 f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
             )
-        record = record_of(Path(runs[0].run_dir)) if runs else {}
-        assert self._series.snapshot is not None
-        snapshot = asdict(self._series.snapshot)
-        code = ("base_commit", "branch", "dirty", "changed_count", "problem")
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "id": self._series.id,
-            "verdict": BROKEN if problems else HOLDS,
-            "sentence": sentence,
-            "problems": list(problems),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "folder": str(self.folder),
-            "asked": {
-                "command": self._series.command,
-                "overrides": question.overrides,
-                "times": question.times,
+        record = _record(Path(runs[0].run_dir)) if runs else None
+        git = GitRecord() if record is None else record.git
+        if record is None and (snapshot := self._snapshot) is not None:
+            names = ("base_commit", "branch", "dirty", "changed_count", "problem")
+            git = replace(git, **{name: getattr(snapshot, name) for name in names})
+        return Certificate(
+            id=self.id,
+            verdict=BROKEN if problems else HOLDS,
+            sentence=sentence,
+            problems=problems,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            folder=str(self.folder),
+            asked={
+                "command": self._command,
+                "overrides": asked.overrides,
+                "times": asked.times,
                 "level": level,
-                "shortened_from": question.shortened_from,
+                "shortened_from": asked.shortened_from,
                 "config": to_dict(config),
             },
-            "runs": [asdict(run) for run in runs],
-            "checks": promised["checks"],
-            "ratio": _ratio_facts(runs) if question.level in INVARIANT else None,
-            "comparison": None if comparison is None else asdict(comparison),
-            "report": None if comparison is None else compare.report(comparison),
-            "inverse": inverse,
-            "settings": promised["settings"],
-            "versions": record.get("versions") or package_versions(),
-            "machine": record.get("machine") or machine_facts(with_gpus=False),
-            "git": record.get("git") or {key: snapshot[key] for key in code},
-        }
+            runs=runs,
+            checks=promised["checks"],
+            ratio=_ratio_facts(runs) if asked.level in INVARIANT else None,
+            comparison=comparison,
+            report=None if comparison is None else compare.report(comparison),
+            inverse=inverse,
+            settings=promised["settings"],
+            versions=package_versions() if record is None else record.versions,
+            machine=machine_facts(with_gpus=False) if record is None else record.machine,
+            git=git,
+        )
 
 
-# --- What was seen ---------------------------------------------------------------------------------------
+# --- The results -----------------------------------------------------------------------------------------
 
 
-def _done(
-    planned: Planned,
-    overrides: list[str],
-    variables: dict[str, str | None],
-    cwd: Path,
-    seconds: float,
-    exit_status: int,
-    run_dir: Path,
-    log: Path,
-) -> Done:
-    """What the folder of a run says about it."""
-    record = record_of(run_dir)
-    status, error = str(record.get("status")), record.get("error")
-    if exit_status or status != "finished":
-        if status not in FINAL_STATUSES or status == "finished":  # it died, or never came to its record
+def _record(run_dir: Path) -> RunRecord | None:
+    """The record of a run; None if the run never came to one."""
+    try:
+        return RunRecord.read(run_dir)
+    except ConfigError:
+        return None
+
+
+def _result(name: str, run_dir: Path, exit_status: int, log: Path) -> RunResult:
+    """The result of a run by its folder."""
+    record = _record(run_dir) or RunRecord(id=name, status="")
+    status, error = record.status, record.error
+    if exit_status or status != FINISHED:
+        if status not in FINAL_STATUSES or status == FINISHED:  # it died, or never came to its record
             status = "refused" if exit_status == REFUSED else "failed"
         error = error or last_words(log, exit_status)
-    trace = record.get("trace") or {}
+    env_steps = 0
+    with contextlib.suppress(ConfigError), traces.open_trace(run_dir, "") as trace:
+        env_steps = trace.reach.env_steps
     ratios = list(_ratios(run_dir))
-    level = record.get("determinism") or {}
-    return Done(
-        name=planned.name,
+    return RunResult(
+        name=name,
         run_dir=str(run_dir),
-        disturbances=planned.disturbances,
-        overrides=overrides,
-        environment=_shown(variables),
-        working_directory=str(record.get("working_directory", cwd)),
-        seconds=round(seconds, 2),
+        perturbations=[],
+        overrides=[],
+        environment={},
+        working_directory=record.working_directory or "",
+        seconds=0.0,
         exit_status=exit_status,
         status=status,
         error=error,
-        digest=trace.get("digest"),
-        iterations=int(trace.get("iterations", 0)),
-        env_steps=_env_steps(run_dir),
+        digest=None if record.trace is None else record.trace.digest,
+        iterations=0 if record.trace is None else record.trace.iterations,
+        env_steps=env_steps,
         ratios=len(ratios),
-        ratio=_largest(ratios),
-        settings=level.get("settings") or {},
-        checks=level.get("checks") or {},
+        ratio=min(max(ratios), sys.float_info.max) if ratios else None,  # JSON has no infinity
+        settings=record.determinism.settings,
+        checks=record.determinism.checks,
     )
 
 
-def _shown(variables: Mapping[str, str | None]) -> dict[str, str | None]:
-    """What the certificate says of variables; the length of those that only make the environment larger."""
-    return {
-        name: value if value is None or len(value) < 1000 else f"{len(value):,} characters"
-        for name, value in variables.items()
-    }
-
-
-def _env_steps(run_dir: Path) -> int:
-    try:
-        with traces.open_trace(run_dir, "") as trace:
-            return trace.reach.env_steps
-    except ConfigError:
-        return 0
-
-
 def _ratios(run_dir: Path) -> Iterator[float]:
-    """The metric at every log point that has it; a value that is no number counts as infinite."""
+    """The metric at every log point that has it; NaN, which is null in JSON, counts as infinite."""
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / paths.METRICS).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            if METRIC in row:
-                yield float("inf") if row[METRIC] is None else float(row[METRIC])
+            if RATIO in row:
+                yield float("inf") if row[RATIO] is None else float(row[RATIO])
 
 
-def _largest(ratios: Sequence[float]) -> float | None:
-    """None where there are none; JSON has no infinity, so that is the largest number instead."""
-    return min(max(ratios), sys.float_info.max) if ratios else None
-
-
-def _ratio_facts(runs: Sequence[Done]) -> dict[str, Any]:
+def _ratio_facts(runs: Sequence[RunResult]) -> dict[str, Any]:
     known = [run.ratio for run in runs if run.ratio is not None]
-    return {"metric": METRIC, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
+    return {"metric": RATIO, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
 
 
-def _problems(run: Done, level: Level) -> Iterator[str]:
-    """What is wrong with a run on its own."""
-    who = f"{run.name} ({run.words})"
+def _problems(run: RunResult, level: Level) -> Iterator[str]:
+    """The faults of a run on its own."""
     if not run.finished:
-        yield f"{who} {run.status}: {run.error}"
+        yield f"{run.name} ({run.words}) {run.status}: {run.error}"
     for name, found in run.checks.items():
         if isinstance(found, Mapping) and not found.get("holds", True):
-            yield f"{who}: the check {name} does not hold"
+            yield f"{run.name} ({run.words}): the check {name} does not hold"
     if level in INVARIANT and run.ratio:
-        yield f"{who}: {METRIC} is {run.ratio:g} and must be 0"
+        yield f"{run.name} ({run.words}): {RATIO} is {run.ratio:g} and must be 0"
 
 
-def _first_divergence(runs: Sequence[Done]) -> compare.Comparison | None:
-    """The first run with another trace than the first one, which is undisturbed."""
+def _first_divergence(runs: Sequence[RunResult]) -> compare.Comparison | None:
+    """The comparison with the first run that has another trace than the undisturbed one."""
     for run in runs[1:]:
-        if run.finished and runs[0].finished:
+        if run.finished:
             comparison = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
             if comparison.verdict != compare.IDENTICAL or run.digest != runs[0].digest:
                 return comparison
     return None
 
 
-def _diverged(comparison: compare.Comparison, runs: Sequence[Done]) -> str:
-    words = next(run.words for run in runs if run.run_dir == comparison.b.run_dir)
-    first, other = (Path(side.run_dir).name for side in (comparison.a, comparison.b))
-    return f"{other} ({words}) is not {first}: {compare.headline(comparison)}"
+def _diverged(comparison: compare.Comparison, runs: Sequence[RunResult]) -> str:
+    run = next(run for run in runs if run.run_dir == comparison.b.run_dir)
+    return f"{run.name} ({run.words}) is not {runs[0].name}: {compare.headline(comparison)}"
 
 
-def _seen_in(runs: Sequence[Done], level: Level) -> Iterator[dict[str, Any]]:
-    """What two runs without the level show."""
+def _seen_in(runs: Sequence[RunResult], level: Level) -> Iterator[dict[str, Any]]:
+    """The findings of two runs without the level."""
     failed = next((run for run in runs if not run.finished), None)
     if failed is not None:
         text = f"could not be compared: {failed.name} {failed.status}, {failed.error}"
         yield {"what": "traces", "fails": False, "seen": text}
         return
-    first, other = runs
-    comparison = compare.compare_runs(Path(first.run_dir), Path(other.run_dir))
+    comparison = compare.compare_runs(*(Path(run.run_dir) for run in runs))
     differ = comparison.verdict != compare.IDENTICAL
     yield {"what": "traces", "fails": differ, "seen": compare.headline(comparison)}
     facts = _ratio_facts(runs)
     if level in INVARIANT and facts["values"]:
-        text = f"{METRIC} is {facts['largest']:g} at most, in {facts['values']:,} values"
+        text = f"{RATIO} is {facts['largest']:g} at most, in {facts['values']:,} values"
         yield {"what": "ratio", "fails": facts["largest"] != 0.0, "seen": text}
 
 
-def _words_without(level: Level) -> str:
-    if level is Level.repeat:
-        return "determinism=fast, 2 threads"
-    return ", ".join(f"{key}={as_typed(value)}" for key, value in WITHOUT[level].items())
-
-
-def _outcome(run: Done) -> str:
+def _outcome(run: RunResult) -> str:
     if not run.finished:
         return f"{run.status}, {run.error}"
     return f"{run.env_steps:,} steps, digest {run.digest}, {run.seconds:.0f} s"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 
 from rltemplate.config.command_args import flag, program, rest
 from rltemplate.launch.subprocesses import Interrupted
-from rltemplate.rerun import certificate, prove
+from rltemplate.rerun import prove
+from rltemplate.rerun.certificate import HOLDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +25,16 @@ class Args:
 
 def main(args: Args) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
-    question = prove.ask(args.words)
-    for note in question.config.algo.notes(question.config.env.num_envs, question.config.total_env_steps):
+    asked = prove.parse(args.words)
+    for note in asked.config.algo.notes(asked.config.env.num_envs, asked.config.total_env_steps):
         print(f"note: {note}", file=sys.stderr)
     out = sys.stderr if args.json else sys.stdout
-    proof = prove.Proof(question, program(), say=lambda line: print(line, file=out, flush=True))
+    proof = prove.Proof(asked, program(), say=lambda line: print(line, file=out, flush=True))
     try:
-        document = proof.run()
+        certificate = proof.run()
     except Interrupted as stopped:
         if proof.folder.exists():
             stopped.notes.append(f"what was made until then is in {proof.folder}")
         raise
-    print(json.dumps(document) if args.json else f"\n{certificate.as_text(document)}", end="\n" * args.json)
-    return 0 if document["verdict"] == prove.HOLDS else 1
+    print(certificate.to_json() if args.json else f"\n{certificate.to_text()}", end="\n" * args.json)
+    return 0 if certificate.verdict == HOLDS else 1
