@@ -10,7 +10,12 @@ import planted
 import pytest
 from conftest import ROOT
 
-MISTAKES = tomllib.loads((ROOT / "tests" / "algos" / "mistakes.toml").read_text(encoding="utf-8"))["mistake"]
+GROUPS = tomllib.loads((ROOT / "tests" / "algos" / "mistakes.toml").read_text(encoding="utf-8"))["group"]
+MISTAKES = [
+    {"in": group["in"], "caught_by": group["caught_by"], "is": wrong, "old": old, "new": new}
+    for group in GROUPS
+    for wrong, old, new in group["mistakes"]
+]
 NAMES = [f"{mistake['in']}: {mistake['is']}" for mistake in MISTAKES]
 
 
