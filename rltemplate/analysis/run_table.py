@@ -1,20 +1,22 @@
-"""Which of many runs, in which order, with what of each: the table of `make runs`.
+"""The table of `make runs`: selection, order and columns of recorded runs.
 
-A filter is a name that `Run.value` knows and what its value must be:
+A filter is a name that `Run.value` knows and a condition on its value:
 
 * a value: `env=Hopper`, `algo.gamma=0.99`, `dirty=true`, `note=null`, `algo.hidden_sizes=[64,64]`. Numbers
   are compared as numbers (`total_env_steps=1e6`), everything else as text;
-* a pattern with `*`, `?` or `[...]`, as file names have them: `env=Half*`, `id=*seed3*`;
-* several of these with commas, one of which must fit: `seed=1,2`;
+* a pattern with `*`, `?` or `[...]`, as in file names: `env=Half*`, `id=*seed3*`;
+* several of these with commas, one of which must match: `seed=1,2`;
 * a comparison: `return='>3000'`, `total_env_steps='>=1e6'`, `status='!=finished'`. Texts are compared with
   texts, as in `started='>=2026-11-21'`.
 
-A run that has no such value fits none of them, `!=` included.
+A run without such a value matches no condition, `!=` included.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,9 +29,10 @@ from rltemplate.run import paths
 from rltemplate.run.read import nearest_key
 from rltemplate.types import ConfigError
 
-# Shown where nothing else is asked for; `dirty` is a star behind the commit.
+# The usual columns; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 NOTHING = "-"  # in the place of a value that a run does not have
+_COLOURS = {"finished": 32, "failed": 31, "interrupted": 33, "running": 36}
 # The longer ones first, for they begin like the others.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -38,36 +41,37 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-# In a folder that is no run any more one of these may be left.
+# A folder without a record that has one of these is a damaged run.
 _OF_A_RUN = (paths.CONFIG, paths.METRICS, paths.CHECKPOINTS, paths.TRACE)
 
 
 def find_runs(runs_dir: Path) -> tuple[list[Run], list[str]]:
-    """All runs in `runs_dir/<group>/`, in the order of their beginning, and a line for each damaged one."""
+    """All runs in `runs_dir/<group>/`, the oldest first, and a line for each damaged one."""
     folders = sorted(folder for folder in runs_dir.glob("*/*") if folder.is_dir())
     known = [folder for folder in folders if (folder / paths.RECORD).exists()]
     runs, problems = load_runs(known)
-    problems += [
-        f"{folder} has no {paths.RECORD}"
+    damaged = [
+        folder
         for folder in folders
         if folder not in known and any((folder / name).exists() for name in _OF_A_RUN)
     ]
-    return sorted(runs, key=lambda run: (str(run.record.get("started_at") or "~"), run.id)), problems
+    problems += [f"{folder} has no {paths.RECORD}" for folder in damaged]
+    return sorted(runs, key=lambda run: (run.facts.started_at or "~", run.id)), problems
 
 
 def select(runs: Sequence[Run], filters: Sequence[tuple[str, str]]) -> list[Run]:
-    """The runs that fit every filter, each a name and what its value must be.
+    """The runs that match every filter, each a name and a condition.
 
     Raises ConfigError, with the nearest name, if none of the runs has a value under a name.
     """
     for key, text in filters:
         _check_name(runs, key, f"{key}={text}")
         _check_bound(runs, key, text)
-    return [run for run in runs if all(_fits(run.value(key), text) for key, text in filters)]
+    return [run for run in runs if all(_matches(run.value(key), text) for key, text in filters)]
 
 
 def order(runs: Sequence[Run], key: str) -> list[Run]:
-    """The runs by a value, numbers before texts and those without the value last; `-key` is from high to low.
+    """The runs by a value, numbers before texts and missing values last; `-key` is from high to low.
 
     Raises ConfigError, with the nearest name, if none of them has it.
     """
@@ -86,39 +90,28 @@ def columns(runs: Sequence[Run], more: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*SHOWN, *more]))
 
 
-def cells(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
-    """What the table has in its rows, as text; `-` where a run has no such value."""
-    return [[_cell(run, name) for name in names] for run in runs]
-
-
-def lines(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The table as text, a line for each row, however long; the values stand below the names."""
-    table = [names, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(names))]
-    right = [is_numeric(rows, i) for i in range(len(names))]
-    for row in table:
-        padded = (
+def lines(runs: Sequence[Run], names: Sequence[str], colour: bool = False) -> Iterator[str]:
+    """The table as text, a line for each run, however long; with `colour` for a terminal."""
+    table = [list(names), *([_cell(run, name) for name in names] for run in runs)]
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [all(text == NOTHING or _number(text) is not None for text in column[1:]) for column in columns]
+    for number, row in enumerate(table):
+        padded = [
             text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(row, widths, right, strict=True)
-        )
+            for text, width, to_right in zip(row, widths, numeric, strict=True)
+        ]
+        if colour:
+            codes = [1 if number == 0 else _COLOURS.get(text, 0) for text in row]
+            padded = [f"\x1b[{code}m{cell}\x1b[0m" for code, cell in zip(codes, padded, strict=True)]
         yield "  ".join(padded).rstrip()
 
 
-def is_numeric(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """Whether a column holds numbers, which are easier to compare at the right."""
-    texts = [row[column] for row in rows if row[column] != NOTHING]
-    return bool(texts) and all(_number(text) is not None for text in texts)
-
-
 def objects(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The runs for programs: what the table shows, as it is, with `dirty` and the folder as `dir`.
-
-    All else lies in `dir`, and `show=` takes any of it up here. None where a run has no such value.
-    """
-    wanted = list(dict.fromkeys([*names, "dirty"]))
+    """The runs for programs: values of the table, `dirty`, and the folder as `dir`; None where missing."""
     found: list[dict[str, Any]] = []
     for run in runs:
-        values = {name: run.value(name) for name in wanted}
+        values = {name: run.value(name) for name in dict.fromkeys([*names, "dirty"])}
         found.append({k: None if v is MISSING else v for k, v in values.items()} | {"dir": str(run.dir)})
     return found
 
@@ -165,49 +158,32 @@ def _comparison(text: str) -> tuple[str | None, str]:
     return sign, text.removeprefix(sign or "").strip()
 
 
-def _fits(value: Any, text: str) -> bool:
+def _matches(value: Any, text: str) -> bool:
     if value is MISSING:
         return False
     comparison, bound = _comparison(text)
-    if comparison is None:
-        return _is_one_of(value, text)
-    if comparison == "!=":
-        return not _is_one_of(value, bound)
+    if comparison in (None, "!="):
+        equal = any(_equals(value, part) for part in (bound, *_split(bound)))
+        return equal == (comparison is None)
     if isinstance(value, str):
         return _COMPARISONS[comparison](value, bound)
     number = _number(bound)
     return _is_number(value) and number is not None and _COMPARISONS[comparison](value, number)
 
 
-def _is_one_of(value: Any, text: str) -> bool:
-    return _is(value, text) or any(_is(value, part) for part in _split(text))
-
-
 def _split(text: str) -> list[str]:
-    """The parts between commas, but for those within brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{(") - (letter in "]})")
-        if letter == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+    """The parts between commas that are not within brackets."""
+    return [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text)]
 
 
-def _is(value: Any, text: str) -> bool:
-    if _is_number(value):
-        number = _number(text)
-        if number is not None:
-            return bool(value == number)
+def _equals(value: Any, text: str) -> bool:
+    if _is_number(value) and (number := _number(text)) is not None:
+        return bool(value == number)
     if not isinstance(value, str):
-        try:
+        with contextlib.suppress(yaml.YAMLError, ValueError):  # no value of YAML, but perhaps a pattern
             if text_of(yaml.safe_load(text)) == text_of(value):
                 return True
-        except (yaml.YAMLError, ValueError):  # no value of YAML, but perhaps a pattern
-            pass
-    shown = text_of(value)
-    return shown == text or (any(sign in text for sign in "*?[") and fnmatchcase(shown, text))
+    return text_of(value) == text or fnmatchcase(text_of(value), text)
 
 
 def _is_number(value: Any) -> bool:
@@ -215,20 +191,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(text: str) -> int | float | None:
-    """Exact where it is a whole number: not every seed is a float."""
+    """A whole number exactly, for not every seed is a float."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return None
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """A key that can be compared whatever the values are: numbers by size, then texts."""
-    if isinstance(value, int | float):
-        return (0, value)
-    return (1, text_of(value))
+    """A sort key for values of any type: numbers by size, then texts."""
+    return (0, value) if isinstance(value, int | float) else (1, text_of(value))
 
 
 def _cell(run: Run, name: str) -> str:
@@ -240,7 +212,7 @@ def _cell(run: Run, name: str) -> str:
     if name == "commit":
         return f"{value}{'*' if run.value('dirty') else ''}"
     if isinstance(value, float):
-        # As many digits as anybody compares returns by, and never in powers of ten below a million.
+        # The digits by which returns are compared, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
     text = text_of(value)
     return text if text.isprintable() else repr(text)

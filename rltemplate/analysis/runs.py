@@ -1,6 +1,6 @@
-"""Recorded runs as values that can be asked for by name, without torch and without reading what nobody asks.
+"""Recorded runs as values with names, without torch and without reading files that are not asked for.
 
-A value is found under the first of these names that it has:
+`Run.value` takes the first of these that has the name:
 
 * a column of the table: `id`, `algo`, `env`, `seed`, `level`, `status`, `steps`, `return`, `started`,
   `duration`, `commit`, `dirty`, `sweep`;
@@ -12,25 +12,20 @@ A value is found under the first of these names that it has:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rltemplate.run import paths
 from rltemplate.run.read import leaves, read_config, read_metrics
-from rltemplate.run.record import read_record
+from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
 MISSING = object()  # no such value; None is a value
-# The last row of a run is no longer than this, in bytes.
-_TAIL = 16_384
-_LISTS = ("overrides", "resumed")
-# Of a record: each has facts by name, or nothing.
-_SECTIONS = (
-    *("sweep", "git", "determinism", "environment", "versions", "machine", "final_metrics", "trace"),
-)
+PLANNED = "planned"  # the status of a run that has not begun
+_TAIL_BYTES = 16_384  # no last row of a run is longer
 
 
 @dataclass(frozen=True)
@@ -38,19 +33,24 @@ class Run:
     """One run folder. Files are read when they are first needed."""
 
     dir: Path
-    record: Mapping[str, Any]
+    facts: RunRecord
 
     @classmethod
-    def planned(cls, record: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+    def planned(cls, facts: RunRecord, config: Mapping[str, Any]) -> Run:
         """A run that has not begun, to be compared with others. It has no folder, and nothing is read."""
-        run = cls(Path(), record)
+        run = cls(Path(), facts)
         run.__dict__.update(config=dict(config), rows=[], last_row={})
         return run
 
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The record as plain values."""
+        return asdict(self.facts)
+
     @property
     def id(self) -> str:
-        """Its name, also where the folder has been given another one."""
-        return str(self.record.get("id", self.dir.name))
+        """Its id, also where the folder has been renamed."""
+        return self.facts.id
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Run:
         try:
             with (self.dir / paths.METRICS).open("rb") as file:
                 size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL))
+                file.seek(max(0, size - _TAIL_BYTES))
                 lines = file.read().split(b"\n")[:-1]
         except OSError:
             return {}
@@ -83,9 +83,9 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment as it is called in `env=`: its recipe's name without the algorithm, else the id."""
+        """The name given to `env=`: the recipe's without the algorithm, else the id."""
         recipe, algo = self.config.get("recipe"), self.config["algo"]["name"]
-        foreign = any(str(word).startswith("recipe=") for word in self.record.get("overrides") or [])
+        foreign = any(word.startswith("recipe=") for word in self.facts.overrides)
         if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
             return recipe.removeprefix(f"{algo}-")
         return str(self.config["env"]["id"])
@@ -100,48 +100,40 @@ class Run:
         ]
 
     def value(self, key: str) -> Any:
-        """What the run has under a name, MISSING if nothing."""
+        """The value under a name, MISSING if there is none."""
         if key in COLUMNS:
             return COLUMNS[key](self)
         for values in (self.config, self.record):
             found = _at(values, key)
             if found is not MISSING:
                 return found
-        metrics = self.record.get("final_metrics") or {}
-        return metrics.get(key, self.last_row.get(key, MISSING))
+        return self.facts.final_metrics.get(key, self.last_row.get(key, MISSING))
 
     def keys(self) -> Iterator[str]:
-        """All names that `value` knows, of single values; some of them twice."""
+        """All names of single values that `value` knows; some of them twice."""
         yield from COLUMNS
-        yield from (key for key, _ in leaves(self.config))
-        yield from (key for key, _ in leaves({k: v for k, v in self.record.items() if k != "final_metrics"}))
-        yield from self.record.get("final_metrics") or {}
+        for values in (self.config, {**self.record, "final_metrics": None}):
+            yield from (key for key, _ in leaves(values))
+        yield from self.facts.final_metrics
         yield from self.last_row
 
 
-def _return(run: Run) -> Any:
-    metrics = run.record.get("final_metrics") or {}
-    return metrics.get("eval/return", metrics.get("episode/return"))
-
-
-def _of_git(run: Run, key: str) -> Any:
-    return (run.record.get("git") or {}).get(key)
-
-
-COLUMNS: dict[str, Any] = {
+COLUMNS: dict[str, Callable[[Run], Any]] = {
     "id": lambda run: run.id,
     "algo": lambda run: run.config["algo"]["name"],
     "env": lambda run: run.env,
     "seed": lambda run: run.config["seed"],
     "level": lambda run: run.config["determinism"]["level"],
-    "status": lambda run: run.record.get("status"),
+    "status": lambda run: run.facts.status,
     "steps": lambda run: run.last_row.get("env_steps"),
-    "return": _return,
-    "started": lambda run: run.record.get("started_at"),
-    "duration": lambda run: run.record.get("duration_s"),
-    "commit": lambda run: str(_of_git(run, "base_commit") or "")[:10] or None,
-    "dirty": lambda run: _of_git(run, "dirty"),
-    "sweep": lambda run: (run.record.get("sweep") or {}).get("id"),
+    "return": lambda run: run.facts.final_metrics.get(
+        "eval/return", run.facts.final_metrics.get("episode/return")
+    ),
+    "started": lambda run: run.facts.started_at,
+    "duration": lambda run: run.facts.duration_s,
+    "commit": lambda run: (run.facts.git.base_commit or "")[:10] or None,
+    "dirty": lambda run: run.facts.git.dirty,
+    "sweep": lambda run: None if run.facts.sweep is None else run.facts.sweep.id,
 }
 
 
@@ -154,13 +146,13 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-# What may differ between runs of one experiment: the seed, and what neither computes nor decides at which
-# steps and how well a run is evaluated.
+# Keys that may differ between runs of one experiment: the seed, and keys that neither affect results nor the
+# steps and the precision of evaluations.
 _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run as far as all runs of one experiment share it."""
+    """The part of a configuration that all runs of one experiment share."""
     shared = {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
     for group, _, name in (key.partition(".") for key in EXECUTION_KEYS):
         if isinstance(shared.get(group), Mapping):
@@ -169,7 +161,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """A value of a configuration or a record as YAML would have it on one line."""
+    """A value of a configuration or a record in YAML, on one line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -179,13 +171,7 @@ def text_of(value: Any) -> str:
 
 def load_run(run_dir: Path) -> Run:
     """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
-    run = Run(run_dir, read_record(run_dir))
-    for name in _SECTIONS:
-        if not isinstance(run.record.get(name) or {}, Mapping):
-            raise ConfigError(f"{run.id}: {name} in {paths.RECORD} is damaged: it has no facts")
-    for name in _LISTS:
-        if not isinstance(run.record.get(name) or [], list):
-            raise ConfigError(f"{run.id}: {name} in {paths.RECORD} is damaged: it is no list")
+    run = Run(run_dir, RunRecord.read(run_dir))
     config = run.config
     for key in ("algo.name", "env.id", "determinism.level", "seed"):
         if _at(config, key) is MISSING:

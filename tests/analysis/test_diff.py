@@ -1,29 +1,27 @@
-"""What was changed between two runs is counted as a researcher would count it."""
+"""Changes between two runs are counted as a researcher would count them."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, git, program, run_train
-from packaging.utils import canonicalize_name
+from conftest import RecordedRun, git, run_train
 
-from rltemplate.analysis.compare import ABSENT
-from rltemplate.analysis.diff import compare_records, describe, report, verdict
-from rltemplate.analysis.runs import Run, load_run
-from rltemplate.config.recorded_keys import ADDED
-from rltemplate.run import paths
+from rltemplate.__main__ import main
+from rltemplate.analysis.diff import compare_records, report, verdict
+from rltemplate.analysis.differences import ABSENT
+from rltemplate.analysis.factors import describe
+from rltemplate.analysis.runs import Run
 from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import commit_outcome, commit_run, take_snapshot
 from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
@@ -44,31 +42,24 @@ CONFIG: dict[str, Any] = {
     "runs_dir": "runs",
 }
 RECORD: dict[str, Any] = {
+    "schema": 1,
     "id": "run",
     "status": "finished",
-    "overrides": [],
     "git": {"tree": "1" * 40, "commit": "2" * 40, "base_commit": "3" * 40, "dirty": False},
     "determinism": {"level": "repeat", "settings": {"mkl_branch": "none", "torch_num_threads": 1}},
     "environment": {"OMP_NUM_THREADS": "1"},
     "versions": {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "pytest": "9.2.0"},
     "machine": {
-        "cpu": "AMD EPYC",
-        "cpu_flags": ["avx2", "fma"],
-        "logical_cores": 8,
-        "memory_bytes": 10,
-        "affinity": "0-1",
-        "hostname": "one",
-        "python": "3.11.7",
-        "libc": "glibc 2.36",
-        "gpu_driver": "550.1",
-        "gpus": [],
+        "cpu": "AMD EPYC", "cpu_flags": ["avx2", "fma"], "logical_cores": 8, "memory_bytes": 10,
+        "affinity": "0-1", "hostname": "one", "python": "3.11.7", "libc": "glibc 2.36",
+        "gpu_driver": "550.1", "gpus": [],
     },
     "final_metrics": {"eval/return": 100.0},
 }
 
 
 def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **record: Any) -> Run:
-    """A run with some values by dotted key, and sections of its record in which some facts are other ones."""
+    """A run with other values by dotted key, and with other facts in sections of its record."""
     values, facts = copy.deepcopy(CONFIG), copy.deepcopy(RECORD)
     for key, value in (config or {}).items():
         *above, last = key.split(".")
@@ -77,8 +68,9 @@ def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **
             at = at[part]
         at[last] = copy.deepcopy(value)
     for section, value in record.items():
-        facts[section] = facts[section] | value if isinstance(value, dict) else value
-    return Run.planned(facts | {"id": name, "overrides": overrides.split()}, values)
+        facts[section] = facts.get(section, {}) | value if isinstance(value, dict) else value
+    facts |= {"id": name, "overrides": overrides.split()}
+    return Run.planned(RunRecord.parse(json.dumps(facts), name), values)
 
 
 def names(a: Run, b: Run, files: list[str] | None = None) -> list[str]:
@@ -138,8 +130,7 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("debug=fast", {"total_env_steps": 2048, "algo.gamma": 0.9, "trace": "step"}, ["debug"]),
         ("debug=fast algo=sac", SAC_VALUES | {"total_env_steps": 2048}, ["algo", "debug"]),
         ("debug=fast total_env_steps=9", {"total_env_steps": 9}, ["total_env_steps"]),
-        # what only looks at a run is none, nor is what says where it lies or by what means it is computed,
-        # whoever is added to them
+        # keys that change no result
         ("", dict.fromkeys((*BOOKKEEPING_KEYS, *OBSERVER_KEYS, *EXECUTION_KEYS), "another"), []),
     ],
 )
@@ -154,7 +145,6 @@ def test_what_came_along_is_named() -> None:
     assert "algo.gamma 0.99 -> 0.98" in factor.detail
     assert f"algo.tau {ABSENT} -> 0.005" in factor.detail
     assert "recipe ppo-Hopper -> sac-Hopper" in factor.detail
-    assert ("algo.gamma", 0.99, 0.98) in found.config
     assert describe(found.factors) == "algo ppo -> sac"
 
 
@@ -168,7 +158,6 @@ def test_a_key_that_was_given_to_both_runs_stays_its_own() -> None:
     ("record", "expected"),
     [
         ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
-        ({"versions": {"torch": "2.14.0"}}, ["versions"]),
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
         ({"versions": {"ipython": "9"}}, []),
         ({"versions": {"triton": "3"}}, ["versions"]),
@@ -181,10 +170,7 @@ def test_a_key_that_was_given_to_both_runs_stays_its_own() -> None:
         ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, ["settings"]),
         ({"determinism": {"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}}}, ["settings"]),
         # the processor explains which branch a library takes
-        (
-            {"determinism": {"settings": {"mkl_branch": "AVX2"}}, "machine": {"cpu": "Intel"}},
-            ["hardware"],
-        ),
+        ({"determinism": {"settings": {"mkl_branch": "AVX2"}}, "machine": {"cpu": "Intel"}}, ["hardware"]),
         ({"determinism": None, "environment": None}, []),
     ],
 )
@@ -205,7 +191,6 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     a, b = run("a"), run("b", "algo.gamma=0.9", {"algo.gamma": 0.9})
     files = ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"]
     found = compare_records(a, b, files)
-    assert describe(found.factors) == "algo.gamma 0.99 -> 0.9; code (2 files)"
     assert found.factors[1].detail == files[2:]
     assert found.changed_files == files
     assert found.many
@@ -213,12 +198,8 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
         "warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what a difference of the returns "
         "comes from cannot be told"
     )
-
-
-def test_documentation_alone_is_said_and_counts_nothing() -> None:
-    found = compare_records(run("a"), run("b"), ["README.md", "docs/x.py"])
-    assert found.factors == []
-    assert found.notes == ["of the files only such differ as cannot change a run: README.md, docs/x.py"]
+    found = compare_records(a, run("b"), ["README.md", "docs/x.py"])
+    assert found.notes == ["only files differ that cannot change a run: README.md, docs/x.py"]
     assert verdict(found) == "same experiment, same seed"
 
 
@@ -243,27 +224,12 @@ def test_the_same_experiment_is_called_so() -> None:
     assert verdict(one) == "1 thing differs: algo.gamma 0.99 -> 0.9"
 
 
-def test_a_key_that_new_code_added_is_part_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = run("a"), run("b", config={"algo.new_flag": False})
-    found = compare_records(a, b, ["rltemplate/algos/ppo.py"])
-    assert [factor.name for factor in found.factors] == ["code"]
-    assert found.notes == [f"came with the code: algo.new_flag {ABSENT} -> false"]
-    on = run("b", "algo.new_flag=true", {"algo.new_flag": True})
-    assert names(a, on, ["rltemplate/algos/ppo.py"]) == ["code"]
-    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
-    assert describe(found.factors) == f"code (1 file) with algo.new_flag {ABSENT} -> true"
-    assert found.notes == []
-    # It is no part of code that is equal or unknown, and neither is another key part of the new code.
-    assert names(a, b) == ["algo.new_flag"]
-    assert [factor.name for factor in compare_records(a, on, None).factors] == ["algo.new_flag"]
-    both = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
-    assert names(a, both, ["rltemplate/algos/ppo.py"]) == ["algo.gamma", "code"]
-    # With a value for the time before it existed, there is no difference before its first use.
-    monkeypatch.setitem(ADDED, "ppo.new_flag", False)
-    assert (compare_records(a, b, []).factors, compare_records(a, b, []).config) == ([], [])
-    found = compare_records(a, on, ["rltemplate/algos/ppo.py"])
-    assert describe(found.factors) == "code (1 file) with algo.new_flag false -> true"
-    assert describe(compare_records(b, on, []).factors) == "algo.new_flag false -> true"
+def test_a_key_that_new_code_added_is_part_of_the_code() -> None:
+    a, off = run("a"), run("b", config={"algo.new_flag": False})
+    on = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
+    assert names(a, off, ["rltemplate/algos/ppo.py"]) == ["code"]
+    assert names(a, on, ["rltemplate/algos/ppo.py"]) == ["algo.gamma", "code"]
+    assert names(a, on) == ["algo.gamma", "algo.new_flag"]
 
 
 def test_what_else_is_to_be_known_is_noted() -> None:
@@ -272,7 +238,7 @@ def test_what_else_is_to_be_known_is_noted() -> None:
     assert compare_records(a, b, []).notes == [
         "a is still running",
         "b ended failed",
-        "b was resumed where another state was found of: code",
+        "b was resumed with other code than before",
         "not compared, left out of the snapshot of a: big.bin",
         "not compared, changed submodules of a: sub",
         "versions cannot be compared: there are none in the record of b",
@@ -292,7 +258,7 @@ def test_the_report_has_all_of_it() -> None:
         "  README.md  (no factor)",
         "  torch  2.13.0 -> 3",
         "  wandb  0.31.0 -> 1  (no factor)",
-        "hardware: equal",
+        "machine: equal",
     ):
         assert line in text.splitlines(), text
     assert [line.split() for line in text.splitlines() if line.startswith("  eval/")] == [
@@ -302,32 +268,27 @@ def test_the_report_has_all_of_it() -> None:
     assert text.splitlines()[-1].startswith("warning: 3 things differ: ")
 
 
-@pytest.mark.parametrize(
-    ("path", "matters"),
-    [
-        ("rltemplate/algos/ppo.py", True),
-        ("rltemplate/analysis.py", True),
-        ("my_env.py", True),
-        ("pyproject.toml", True),
-        ("rltemplate/analysis/diff.py", False),
-        ("scripts/plot.py", False),
-        ("conf/env/Hopper.yaml", False),
-        ("confusing/env.py", True),
-        ("notes/idea.md", False),
-        (".github/workflows/ci.yml", False),
-        ("Makefile", False),
-        ("sub/Makefile", True),
-    ],
-)
-def test_which_files_can_change_a_run(path: str, matters: bool) -> None:
-    assert file_matters(path) is matters
-
-
-def test_which_packages_can_change_a_run() -> None:
-    computing = ("torch", "numpy", "gymnasium", "mujoco", "somebodys-env", "nvidia-cublas")
-    idle = ("wandb", "opentelemetry-sdk", canonicalize_name("rltemplate"), "pytest")
-    assert all(map(package_matters, computing))
-    assert not any(map(package_matters, idle))
+def test_which_files_and_packages_can_change_a_run() -> None:
+    computing = (
+        "rltemplate/algos/ppo.py",
+        "rltemplate/analysis.py",
+        "my_env.py",
+        "confusing/env.py",
+        "sub/Makefile",
+    )
+    idle = (
+        "rltemplate/analysis/diff.py",
+        "scripts/plot.py",
+        "conf/env/Hopper.yaml",
+        "notes/idea.md",
+        "Makefile",
+    )
+    assert all(map(file_matters, (*computing, "pyproject.toml")))
+    assert not any(map(file_matters, (*idle, ".github/workflows/ci.yml")))
+    assert all(
+        map(package_matters, ("torch", "numpy", "gymnasium", "mujoco", "somebodys-env", "nvidia-cublas"))
+    )
+    assert not any(map(package_matters, ("wandb", "opentelemetry-sdk", "rltemplate", "pytest")))
 
 
 # --- With real git ---------------------------------------------------------------------------------------
@@ -427,81 +388,70 @@ def test_a_record_from_anywhere_cannot_give_git_options(repo: Path, tmp_path: Pa
 
 # --- The command, with recorded runs ---------------------------------------------------------------------
 
-Diff = Callable[..., "subprocess.CompletedProcess[str]"]
+Call = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def two_runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def two_runs(
+    recorded_run: Callable[[str], RecordedRun], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, Path]:
     """A project, and two runs of it between which a value, the code and the README were changed."""
     root = tmp_path_factory.mktemp("diff")
-    project = Path(shutil.copytree(fork, root / "project"))
-    words = ["total_env_steps=64", "eval_every=0", "video_every=0", "logger=none", *SHRUNK["ppo"]]
-    for more in ([], ["algo.gamma=0.9", "seed=2"]):
-        done = run_train(project, root, *words, *more)
-        assert done.returncode == 0, done.stderr
-        with (project / "rltemplate" / "learning" / "optim.py").open("a") as file:
-            file.write("# another thought\n")
-        (project / "README.md").write_text("Changes nothing.\n")
-    a, b = sorted((root / "runs" / "ppo-CartPole").iterdir())
-    return project, a, b
-
-
-def call(project: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    command = [*program(project, "diff"), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_command_tells_what_was_changed(two_runs: tuple[Path, Path, Path]) -> None:
-    project, a, b = two_runs
-    done = call(project, a.parents[2], f"a={a.name}", f"b={b.name}")
+    recorded = recorded_run("ppo")
+    project = Path(shutil.copytree(recorded.project, root / "project"))
+    words = json.loads((recorded.run_dir / "record.json").read_text())["overrides"]
+    with (project / "rltemplate" / "learning" / "optim.py").open("a") as file:
+        file.write("# another thought\n")
+    (project / "README.md").write_text("Changes nothing.\n")
+    words = [word for word in words if not word.startswith("run_dir=")]
+    done = run_train(project, root, *words, "algo.gamma=0.9", "seed=2", f"run_dir={root / 'b'}")
     assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
+    return project, recorded.run_dir, root / "b"
+
+
+@pytest.fixture
+def call(
+    two_runs: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Compare the two runs by the command of the project that recorded them."""
+
+    def command(*words: str, project: Path = two_runs[0]) -> str:
+        monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
+        assert main(["diff", f"a={two_runs[1]}", f"b={two_runs[2]}", *words]) == 0
+        return capsys.readouterr().out
+
+    return command
+
+
+def test_the_command_shows_the_changes(call: Call) -> None:
+    text = call()
+    last = text.splitlines()[-1]
     assert last.startswith("warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (1 file); what a")
-    assert "+# another thought" in done.stdout.splitlines()
-    by_name = call(project, a.parents[2], f"a={a}", f"b={b}", "code=names").stdout
-    assert "another thought" not in by_name
-    assert {"  rltemplate/learning/optim.py", "  README.md  (no factor)"} <= set(by_name.splitlines())
-    none = call(project, a.parents[2], f"a={a}", f"b={b}", "code=none").stdout
-    assert "optim.py" not in none
-    assert "code (1 file)" in none.splitlines()[-1]
+    assert "+# another thought" in text.splitlines()
+    lines = call("code=names").splitlines()
+    assert {"  rltemplate/learning/optim.py", "  README.md  (no factor)"} <= set(lines)
+    assert "+# another thought" not in lines
+    assert "optim.py" not in call("code=none")
 
 
-def test_the_command_for_programs(two_runs: tuple[Path, Path, Path]) -> None:
-    project, a, b = two_runs
-    found = json.loads(call(project, a.parents[2], f"a={a}", f"b={b}", "--json", "code=full").stdout)
+def test_the_command_for_programs(call: Call) -> None:
+    found = json.loads(call("--json", "code=full"))
     assert found["things"] == 2
     assert [factor["kind"] for factor in found["factors"]] == ["config", "code"]
-    assert ["algo.gamma", 0.98, 0.9] in found["config"]
+    assert {"section": "configuration", "key": "algo.gamma", "a": 0.98, "b": 0.9} in found["differences"]
     assert "another thought" in found["diff"]
-    assert found["versions"] == found["hardware"] == found["settings"] == []
+    # Real records of one machine differ in nothing else.
+    assert {one["section"] for one in found["differences"]} == {"code", "configuration"}
     assert "episode/return" in {name for name, _, _ in found["metrics"]}
-    other = json.loads(call(project, a.parents[2], f"a={a}", f"b={a}", "--json").stdout)
-    assert (other["things"], other["diff"], other["verdict"]) == (0, None, "same experiment, same seed")
 
 
-def test_run_folders_that_were_copied_from_another_clone(
-    two_runs: tuple[Path, Path, Path], tmp_path: Path
+def test_runs_of_another_clone_need_its_refs(
+    call: Call, two_runs: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    project, a, b = two_runs
-    git(tmp_path, "clone", "-q", "--no-local", str(project), "clone")  # objects without a ref stay behind
-    for run_dir in (a, b):
-        shutil.copytree(run_dir, tmp_path / "runs" / "copied" / run_dir.name)
-    words = (f"a={a.name}", f"b={b.name}", "code=full")
-    done = call(tmp_path / "clone", tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    assert "code: cannot be compared" in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-1].startswith(
-        "warning: 1 thing differs, algo.gamma 0.98 -> 0.9, but the"
-    )
-    git(tmp_path / "clone", "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
-    assert "2 things differ" in call(tmp_path / "clone", tmp_path, *words).stdout
-
-
-def test_real_records_of_one_machine_differ_in_nothing_else(two_runs: tuple[Path, Path, Path]) -> None:
-    _, a, b = two_runs
-    found = compare_records(load_run(a), load_run(b), [])
-    assert [factor.name for factor in found.factors] == ["algo.gamma"]
-    record = json.loads((b / paths.RECORD).read_text())
-    other = Run(b, record | {"machine": record["machine"] | {"cpu": "another"}})
-    assert names(load_run(a), other) == ["algo.gamma", "hardware"]
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", "--no-local", str(two_runs[0]), "clone")  # objects without a ref stay behind
+    lines = call("code=full", project=clone).splitlines()
+    assert "code: cannot be compared" in lines
+    assert lines[-1].startswith("warning: 1 thing differs, algo.gamma 0.98 -> 0.9, but the")
+    git(clone, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    assert "2 things differ" in call(project=clone)

@@ -1,0 +1,213 @@
+"""Advice about the first difference of two traces: likely causes, in the order in which to examine them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rltemplate.analysis import traces
+from rltemplate.analysis.differences import CODE, CONFIGURATION, SECTIONS, Difference
+from rltemplate.analysis.traces import Divergence, Trace
+from rltemplate.types import affects_results
+
+_ENVIRONMENT = (
+    "The environment itself: versions of gymnasium and of the simulator; the C library's sin, cos and pow, "
+    "which differ by its version and with or without fused multiply-add; BLAS behind np.linalg.norm, as in "
+    "rewards of Reacher and Pusher; sums over a Python set, whose order is that of hashes."
+)
+_OPTIMIZER = (
+    "Moments of Adam: multiply-add, fused or not, changes with the instruction set, and with the "
+    "implementation (foreach, fused, single tensors)."
+)
+_PARAMS = (
+    "The last step of Adam: torch.sqrt is not correctly rounded and follows MKL's branch; the learning rate "
+    "and its schedule, which depends on total_env_steps."
+)
+_FROM_ENVIRONMENT = ("obs", "reward", "terminated", "truncated", "next_obs", "last_obs", "final_obs")
+
+# By event and item, by item, or by a part of an item's name between slashes.
+LOOK_AT: dict[str, str] = {
+    "init": (
+        "Initial weights: the stream 'init' and, with orthogonal_init, LAPACK, whose bits depend on the "
+        "number of threads (num_threads) and the instruction set (cpu_capability, cpu_flags)."
+    ),
+    "reset:obs": (
+        "Seeds of the environments (seed, env.num_envs), env.kwargs, and the versions of gymnasium and of "
+        "the simulator. No action has been taken yet, so the learner has no part in it."
+    ),
+    **dict.fromkeys(_FROM_ENVIRONMENT, _ENVIRONMENT),
+    "truncated": f"{_ENVIRONMENT} Time limits are env.max_episode_steps.",
+    "streams": (
+        "A random stream: its seed at the start; later one draw more or less, or a draw of another size, "
+        "since the state was last compared."
+    ),
+    "normalized_obs": (
+        "The running mean and variance of observations: when they are updated, whether they are frozen, "
+        "obs_clip, and the order of the sums over parallel environments."
+    ),
+    "policy": (
+        "The policy's forward pass: rows depend on the batch they are in (env.num_envs), on num_threads and "
+        "on MKL's branch (cpu_capability, MKL_CBWR); a layer with one output is the first to show it."
+    ),
+    "noise": (
+        "The stream of the noise: one draw more or less, or of another size. torch.randn gives other numbers "
+        "for fewer than 16 values, and the noise of each environment changes with env.num_envs."
+    ),
+    "action": (
+        "The step from output and noise to an action: exp, tanh and softplus change with the instruction set "
+        "and MKL's branch, some of them with a tensor's size and strides."
+    ),
+    "log_prob": (
+        "Log-probabilities: exp and log change with the instruction set and MKL's branch, softplus and pow "
+        "also with a tensor's size and strides."
+    ),
+    "scaled_reward": (
+        "The running variance of returns (normalize_reward, reward_clip), and the value of the critic that "
+        "is added to a reward where an episode was truncated."
+    ),
+    "value": (
+        "The value head has one output: its products are summed in an order that depends on batch size, "
+        "num_threads and MKL's branch. It often differs first, with the policy still equal."
+    ),
+    "advantage": (
+        "Advantages: mean and standard deviation over the batch; sums of 32,768 values or more are split "
+        "over the threads (num_threads). Then gamma, gae_lambda."
+    ),
+    "order": "The stream 'minibatch': one permutation more or less, or of another number of samples.",
+    "loss": (
+        "The forward pass on a minibatch: the same rows in another batch give other bits, so batch size, "
+        "num_threads and MKL's branch; then the mean over the batch, split over threads from 32,768 values."
+    ),
+    "gradient": (
+        "The backward pass: products for the weights are split over num_threads; gradients of indexing with "
+        "repeated indices need deterministic_algorithms; then the norm that clips them."
+    ),
+    "optimizer": _OPTIMIZER,
+    "adam": _OPTIMIZER,
+    "params": _PARAMS,
+    "net": _PARAMS,
+    "target_params": "The moving average of the parameters: tau, its interval, its multiply-add.",
+    "obs_norm": "The running mean and variance of observations: sums over parallel environments, in order.",
+    "return_norm": "The running variance of returns: sums over parallel environments, episode ends.",
+    "replay_index": (
+        "The stream 'replay': one draw more or less, or another number of stored transitions (buffer_size, "
+        "batch_size, env.num_envs)."
+    ),
+    "update_noise": (
+        "The stream 'update': one draw more or less, or of another size (batch_size). torch.randn gives "
+        "other numbers for fewer than 16 values."
+    ),
+    "critic/target": (
+        "Targets of the critics: the next action and its log-probability (tanh, softplus), the target "
+        "critics, which have one output each, then reward, gamma and the end of episodes."
+    ),
+    "alpha": (
+        "The temperature, a single number: the mean of the log-probabilities over the batch (num_threads), "
+        "exp of its logarithm, and Adam's square root."
+    ),
+    traces.OTHER_EVENT: (
+        "One run did something else next: target_kl, learning_starts, batch or iteration sizes, or the end "
+        "of a run. All fingerprints before it are equal, so look at the condition, not at the numbers."
+    ),
+    traces.OTHER_ITEMS: (
+        "The traces name other items, so the code that writes them or the networks differ: code, algorithm "
+        "settings and network sizes."
+    ),
+    traces.OTHER_ENV_STEPS: (
+        "An iteration took another number of environment steps: env.num_envs and num_steps or "
+        "steps_per_iteration."
+    ),
+    traces.OTHER_CHAIN: (
+        "The chain digest follows from what comes before it, and that is equal: one of the files was damaged "
+        "or edited, or the code that writes traces differs."
+    ),
+}
+_STATE = (
+    "An entry of the algorithm's state_dict, named by its keys: look for the code that writes it, and the "
+    "code that loads it if the run was resumed."
+)
+_UNKNOWN = (
+    "There is no advice for this item; look for the code that computes it from the items before it in its "
+    "line, which are equal."
+)
+_CUDA = (
+    "On CUDA: the same GPU model with the same number of multiprocessors, the same CUDA version and driver; "
+    "CUBLAS_WORKSPACE_CONFIG, float32 without TF32, and no kernels chosen by timing (cudnn_benchmark)."
+)
+_NOT_COMPUTED_ON_GPU = {
+    *("init", "streams", "order", "replay_index", *_FROM_ENVIRONMENT, *traces.NOT_FINGERPRINTS),
+}
+_NAMED = 6  # keys in a line
+
+
+def look_at(
+    at: Divergence | None, trace: Trace, differences: Sequence[Difference], show_code: str
+) -> Iterator[str]:
+    """Lines of advice: known changes, then facts about the divergence `at`, then causes of such an item.
+
+    `at` is None if one trace is shorter. `show_code` is the command that shows the changes of the code. Where
+    code or configuration changed, other causes such as threads would mislead and are left out.
+    """
+    code = [one for one in differences if one.section == CODE and one.affects_results]
+    missing = [name for name in "ab" if any(getattr(one, name) == "(not recorded)" for one in code)]
+    keys = [one.key for one in differences if one.section == CONFIGURATION and affects_results(one.key)]
+    numeric = at is not None and at.item not in traces.NOT_FINGERPRINTS
+    if missing:
+        yield f"The code of {' and '.join(missing)} was not recorded, so it may differ."
+    elif code:
+        place = f" Look for what computes {at.item}, the first to differ." if at and numeric else ""
+        yield f"The code differs: {show_code} shows what was changed between them.{place}"
+    changed = bool(keys or (code and not missing))
+    if keys:
+        more = f" and {len(keys) - _NAMED} more keys" if len(keys) > _NAMED else ""
+        yield f"The configuration differs in {', '.join(keys[:_NAMED])}{more}."
+    counts = Counter(one.section for one in differences)
+    others = [f"{name} ({counts[name]})" for name in SECTIONS[2:] if counts[name]]
+    if others:
+        listed = " and ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+        yield f"What differs in {listed} is listed below; examine it {'next' if changed else 'first'}."
+    if at is not None:
+        yield from _known(at, trace.detail) if numeric else ()
+        if not (changed and numeric):
+            yield from _causes(at, trace.digest)
+
+
+def _causes(at: Divergence, digest: str) -> Iterator[str]:
+    item = at.item.partition("#")[0]  # noise#2 is the second noise of an event
+    of_state = item.startswith((traces.AT_START, traces.AT_END))
+    parts = item.split("/")[of_state:]
+    keys = (f"{at.event}:{item}", item, parts[0], *([] if of_state else reversed(parts)))
+    yield next((LOOK_AT[key] for key in keys if key in LOOK_AT), _STATE if of_state else _UNKNOWN)
+    if digest.startswith("keyed_sum") and not {item, parts[0]} & _NOT_COMPUTED_ON_GPU:
+        yield _CUDA
+
+
+def _known(at: Divergence, detail: str) -> Iterator[str]:
+    """Conclusions from the items that are equal before a divergence."""
+    if at.item.startswith(traces.AT_START) and at.iteration:
+        yield (
+            f"The state at the end of iteration {at.iteration - 1} was equal, so it changed before the next "
+            "one began: an evaluation, a checkpoint, or loading when the run was resumed."
+        )
+    elif at.item.startswith(traces.AT_START):
+        yield "Nothing has been learned yet, so the run began with another state."
+    elif at.item.startswith(traces.AT_END):
+        yield f"All other items of iteration {at.iteration} were equal, so this was its last change."
+    elif at.event == "step" and at.index is not None and at.item in _FROM_ENVIRONMENT:
+        if at.item == "obs" and at.index == at.iteration == 0:
+            yield "The observations of the first reset were equal, and no action has been taken since."
+        elif at.item == "obs":
+            yield (
+                "All actions before this step were equal, so the environment itself differs; or only its "
+                "start of a new episode, where the next_obs of the step before is traced and was equal."
+            )
+        elif "action" in at.equal_before:
+            yield f"The actions up to step {at.index} were equal, so the environment itself differs."
+    elif at.event == "update" and at.index:
+        yield f"All traced items of update {at.index - 1} were equal, so this update made the difference."
+    elif at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
+        yield (
+            "Items inside one iteration influence each other (an action changes the next observation), so "
+            "the first of the list need not be the first in time: trace=step in both runs tells which it "
+            "was, and so does zoom=true."
+        )

@@ -1,0 +1,136 @@
+"""Differences between two runs besides their results, for every command that compares runs.
+
+They come from the records and configurations of the runs, and from the files that differ in their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rltemplate.analysis.runs import Run, text_of
+from rltemplate.run.git import changes
+from rltemplate.run.influence import file_matters, package_matters, presence_matters
+from rltemplate.run.read import leaves
+from rltemplate.types import BOOKKEEPING_KEYS, affects_results
+
+PROJECT = Path(__file__).resolve().parents[2]
+SECTIONS = ("code", "configuration", "versions", "machine", "settings", "environment")
+CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS, ENVIRONMENT = SECTIONS
+ABSENT = "(absent)"  # stands for the value that one of the runs does not have
+REVISION = "revision"  # the key where the files that differ are unknown
+SEED = "seed"
+_RESUMED = "resumed"
+
+# Facts of a machine that are software. They are compared as versions.
+_SOFTWARE = ("python", "python_implementation", "libc")
+# The amount of memory and the choice among equal cores change no result.
+_IDLE_MACHINE = ("memory_bytes", "affinity", "container.memory_limit_bytes")
+# Hardware that can change results. GPUs are compared only if one of the runs used them.
+_GPU = ("gpu_driver", "gpus")
+_COUNTED_MACHINE = ("architecture", "cpu", "cpu_flags", "logical_cores", *_GPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact in which two runs differ.
+
+    `section` is one of SECTIONS. `key` is a dotted key, a package, or a file of the code; the values of a
+    file are the revisions of both runs.
+    """
+
+    section: str
+    key: str
+    a: Any
+    b: Any
+
+    @property
+    def affects_results(self) -> bool:
+        """True if it can change what a run computes, other than by its seed."""
+        if self.section == CODE:
+            return self.key == REVISION or file_matters(self.key)
+        if self.section == CONFIGURATION:
+            return self.key != SEED and affects_results(self.key)
+        if self.section == VERSIONS:
+            one_sided = ABSENT in (self.a, self.b)
+            return presence_matters(self.key) if one_sided else package_matters(self.key)
+        if self.section == MACHINE:
+            return self.key in _COUNTED_MACHINE and not any(
+                value in (None, ABSENT) for value in (self.a, self.b)
+            )
+        return self.key != _RESUMED
+
+    def shown(self) -> tuple[str, str]:
+        """Both values as text; of two lists of names only the names that the other lacks."""
+        lists = [value for value in (self.a, self.b) if isinstance(value, list)]
+        if len(lists) == 2 and all(isinstance(each, str) for value in lists for each in value):
+            return _without(*lists), _without(*lists[::-1])
+        return text_of(self.a), text_of(self.b)
+
+
+def _without(values: list[str], others: list[str]) -> str:
+    extra = [value for value in values if value not in others]
+    return f"also has {', '.join(extra)}" if extra else "has nothing more"
+
+
+def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
+    """Names of the files that differ in the code of two runs; None if the repository cannot tell."""
+    return changes.files_between(project, asdict(a.facts.git), asdict(b.facts.git))
+
+
+def differences(a: Run, b: Run, files: list[str] | None) -> list[Difference]:
+    """All differences between two runs, in the order of SECTIONS; `files` are their `changed_files`.
+
+    A section that was not recorded of one of the runs is left out.
+    """
+    revisions = revision(a), revision(b)
+    found = [Difference(CODE, name, *revisions) for name in ([REVISION] if files is None else files)]
+    facts_a, facts_b = _facts(a), _facts(b)
+    for section in SECTIONS[1:]:
+        ours, theirs = facts_a[section], facts_b[section]
+        if ours is not None and theirs is not None:
+            unequal = [Difference(section, *pair) for pair in differing(ours, theirs)]
+            if section == VERSIONS:  # the interpreter first, then packages that compute
+                unequal.sort(
+                    key=lambda one: (one.key not in _SOFTWARE, not presence_matters(one.key), one.key)
+                )
+            found += unequal
+    return found
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys of two nested mappings whose values differ, with both values."""
+    flat_a, flat_b = dict(leaves(a)), dict(leaves(b))
+    for key in {**flat_a, **flat_b}:
+        one, other = flat_a.get(key, ABSENT), flat_b.get(key, ABSENT)
+        if one != other or isinstance(one, bool) != isinstance(other, bool):  # True == 1
+            yield key, one, other
+
+
+def revision(run: Run) -> str:
+    """The commit that a run's code was made from; `*` marks uncommitted changes."""
+    git = run.facts.git
+    name = git.base_commit or git.commit or git.tree
+    return "(not recorded)" if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
+
+
+def _changed(keys: Iterable[str]) -> str:
+    return f", changed: {', '.join(keys)}" if keys else ""
+
+
+def _facts(run: Run) -> dict[str, Mapping[str, Any] | None]:
+    """Facts by section; None where nothing was recorded."""
+    record, settings = run.facts, run.facts.determinism.settings
+    software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
+    on_gpu = run.config.get("device", "cpu") != "cpu"
+    idle = (*_SOFTWARE, *_IDLE_MACHINE, *(() if on_gpu else _GPU))
+    resumed = [f"after {part.env_steps:,} steps{_changed(part.changed)}" for part in record.resumed]
+    return {
+        CONFIGURATION: {key: value for key, value in run.config.items() if key not in BOOKKEEPING_KEYS},
+        VERSIONS: software | record.versions if record.versions else None,
+        MACHINE: {key: value for key, value in leaves(record.machine) if key not in idle} or None,
+        SETTINGS: settings | {_RESUMED: resumed} if settings else None,
+        ENVIRONMENT: record.environment if settings else None,  # they are recorded together
+    }
