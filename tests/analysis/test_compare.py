@@ -466,7 +466,13 @@ def test_idle_differences_are_not_listed(make_run: MakeRun) -> None:
 
 
 def test_sections_that_a_record_lacks_are_not_compared(make_run: MakeRun) -> None:
-    lacking = {"git": {}, "environment": None, "determinism": {}, "machine": None, "versions": None}
+    lacking: dict[str, Any] = {
+        "git": {},
+        "environment": None,
+        "determinism": {},
+        "machine": None,
+        "versions": None,
+    }
     assert [one[:3] for one in differences(make_run, lacking)] == [("code", "revision", "b" * 10)]
 
 

@@ -45,8 +45,7 @@ def traced(
 
 
 def divergence(a: Path, b: Path) -> Divergence | None:
-    with open_trace(a, "") as first, open_trace(b, "") as second:
-        return first_difference(first, second)
+    return first_difference(open_trace(a, ""), open_trace(b, ""))
 
 
 # What can go wrong in a run, as item@iteration:index of its event: in any, and beside it in each.
