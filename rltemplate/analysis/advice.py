@@ -11,60 +11,40 @@ from rltemplate.analysis.traces import Divergence, Trace
 from rltemplate.types import affects_results
 
 _ENVIRONMENT = (
-    "The environment itself: versions of gymnasium and of the simulator; the C library's sin, cos and pow, "
-    "which differ by its version and with or without fused multiply-add; BLAS behind np.linalg.norm, as in "
-    "rewards of Reacher and Pusher; sums over a Python set, whose order is that of hashes."
+    "The environment itself: versions of gymnasium and of the simulator; the C library's sin, cos and pow "
+    "(its version, fused multiply-add); BLAS behind np.linalg.norm; sums over a Python set, whose order is "
+    "of hashes."
 )
 _OPTIMIZER = (
-    "Moments of Adam: multiply-add, fused or not, changes with the instruction set, and with the "
-    "implementation (foreach, fused, single tensors)."
+    "Moments of Adam: multiply-add, fused or not, changes with the instruction set and implementation."
 )
 _PARAMS = (
-    "The last step of Adam: torch.sqrt is not correctly rounded and follows MKL's branch; the learning rate "
-    "and its schedule, which depends on total_env_steps."
+    "The last step of Adam: torch.sqrt follows MKL's branch; the learning rate and total_env_steps behind it."
 )
 _FROM_ENVIRONMENT = ("obs", "reward", "terminated", "truncated", "next_obs", "last_obs", "final_obs")
 
 # By event and item, by item, or by a part of an item's name between slashes.
 LOOK_AT: dict[str, str] = {
-    "init": (
-        "Initial weights: the stream 'init' and, with orthogonal_init, LAPACK, whose bits depend on the "
-        "number of threads (num_threads) and the instruction set (cpu_capability, cpu_flags)."
-    ),
+    "init": "Initial weights: the stream 'init'; LAPACK (orthogonal_init) follows num_threads and cpu_capability.",
     "reset:obs": (
-        "Seeds of the environments (seed, env.num_envs), env.kwargs, and the versions of gymnasium and of "
-        "the simulator. No action has been taken yet, so the learner has no part in it."
+        "Seeds of the environments (seed, env.num_envs), env.kwargs, versions of gymnasium and of the "
+        "simulator. No action has been taken yet, so the learner has no part in it."
     ),
     **dict.fromkeys(_FROM_ENVIRONMENT, _ENVIRONMENT),
     "truncated": f"{_ENVIRONMENT} Time limits are env.max_episode_steps.",
-    "streams": (
-        "A random stream: its seed at the start; later one draw more or less, or a draw of another size, "
-        "since the state was last compared."
-    ),
-    "normalized_obs": (
-        "The running mean and variance of observations: when they are updated, whether they are frozen, "
-        "obs_clip, and the order of the sums over parallel environments."
-    ),
+    "streams": "A random stream: its seed; later one draw more or less, or of another size, since last compared.",
+    "normalized_obs": "The running mean and variance of observations: when updated or frozen, obs_clip, sum order.",
     "policy": (
-        "The policy's forward pass: rows depend on the batch they are in (env.num_envs), on num_threads and "
-        "on MKL's branch (cpu_capability, MKL_CBWR); a layer with one output is the first to show it."
+        "The policy's forward pass: rows depend on their batch (env.num_envs), num_threads and MKL's branch "
+        "(cpu_capability, MKL_CBWR); a layer with one output is the first to show it."
     ),
     "noise": (
         "The stream of the noise: one draw more or less, or of another size. torch.randn gives other numbers "
         "for fewer than 16 values, and the noise of each environment changes with env.num_envs."
     ),
-    "action": (
-        "The step from output and noise to an action: exp, tanh and softplus change with the instruction set "
-        "and MKL's branch, some of them with a tensor's size and strides."
-    ),
-    "log_prob": (
-        "Log-probabilities: exp and log change with the instruction set and MKL's branch, softplus and pow "
-        "also with a tensor's size and strides."
-    ),
-    "scaled_reward": (
-        "The running variance of returns (normalize_reward, reward_clip), and the value of the critic that "
-        "is added to a reward where an episode was truncated."
-    ),
+    "action": "From output and noise to an action: exp, tanh, softplus follow instruction set, MKL and strides.",
+    "log_prob": "Log-probabilities: exp, log, softplus and pow follow instruction set, MKL's branch and strides.",
+    "scaled_reward": "The running variance of returns (normalize_reward, reward_clip); the critic at truncations.",
     "value": (
         "The value head has one output: its products are summed in an order that depends on batch size, "
         "num_threads and MKL's branch. It often differs first, with the policy still equal."
@@ -75,61 +55,36 @@ LOOK_AT: dict[str, str] = {
     ),
     "order": "The stream 'minibatch': one permutation more or less, or of another number of samples.",
     "loss": (
-        "The forward pass on a minibatch: the same rows in another batch give other bits, so batch size, "
-        "num_threads and MKL's branch; then the mean over the batch, split over threads from 32,768 values."
+        "The forward pass on a minibatch: batch size, num_threads, MKL's branch; then the mean over the "
+        "batch, split over threads from 32,768 values."
     ),
     "gradient": (
         "The backward pass: products for the weights are split over num_threads; gradients of indexing with "
         "repeated indices need deterministic_algorithms; then the norm that clips them."
     ),
-    "optimizer": _OPTIMIZER,
-    "adam": _OPTIMIZER,
-    "params": _PARAMS,
-    "net": _PARAMS,
+    **{"optimizer": _OPTIMIZER, "adam": _OPTIMIZER, "params": _PARAMS, "net": _PARAMS},
     "target_params": "The moving average of the parameters: tau, its interval, its multiply-add.",
     "obs_norm": "The running mean and variance of observations: sums over parallel environments, in order.",
     "return_norm": "The running variance of returns: sums over parallel environments, episode ends.",
-    "replay_index": (
-        "The stream 'replay': one draw more or less, or another number of stored transitions (buffer_size, "
-        "batch_size, env.num_envs)."
-    ),
-    "update_noise": (
-        "The stream 'update': one draw more or less, or of another size (batch_size). torch.randn gives "
-        "other numbers for fewer than 16 values."
-    ),
-    "critic/target": (
-        "Targets of the critics: the next action and its log-probability (tanh, softplus), the target "
-        "critics, which have one output each, then reward, gamma and the end of episodes."
-    ),
-    "alpha": (
-        "The temperature, a single number: the mean of the log-probabilities over the batch (num_threads), "
-        "exp of its logarithm, and Adam's square root."
-    ),
+    "replay_index": "The stream 'replay': one draw more or less; buffer_size, batch_size, env.num_envs.",
+    "update_noise": "The stream 'update': one draw more or less, or of another size (batch_size).",
+    "critic/target": "Targets of the critics: next action and log-probability, target critics, reward, gamma.",
+    "alpha": "The temperature: the mean of log-probabilities (num_threads), exp, and Adam's square root.",
     traces.OTHER_EVENT: (
         "One run did something else next: target_kl, learning_starts, batch or iteration sizes, or the end "
         "of a run. All fingerprints before it are equal, so look at the condition, not at the numbers."
     ),
-    traces.OTHER_ITEMS: (
-        "The traces name other items, so the code that writes them or the networks differ: code, algorithm "
-        "settings and network sizes."
-    ),
-    traces.OTHER_ENV_STEPS: (
-        "An iteration took another number of environment steps: env.num_envs and num_steps or "
-        "steps_per_iteration."
-    ),
+    traces.OTHER_ITEMS: "The traces name other items: other code, algorithm settings or network sizes.",
+    traces.OTHER_ENV_STEPS: "An iteration took another number of steps: env.num_envs, num_steps, steps_per_iteration.",
     traces.OTHER_CHAIN: (
         "The chain digest follows from what comes before it, and that is equal: one of the files was damaged "
         "or edited, or the code that writes traces differs."
     ),
 }
 _STATE = (
-    "An entry of the algorithm's state_dict, named by its keys: look for the code that writes it, and the "
-    "code that loads it if the run was resumed."
+    "An entry of the algorithm's state_dict, named by its keys: look for the code that writes or loads it."
 )
-_UNKNOWN = (
-    "There is no advice for this item; look for the code that computes it from the items before it in its "
-    "line, which are equal."
-)
+_UNKNOWN = "There is no advice for this item; look for the code that computes it from the items before it."
 _CUDA = (
     "On CUDA: the same GPU model with the same number of multiprocessors, the same CUDA version and driver; "
     "CUBLAS_WORKSPACE_CONFIG, float32 without TF32, and no kernels chosen by timing (cudnn_benchmark)."
@@ -137,7 +92,6 @@ _CUDA = (
 _NOT_COMPUTED_ON_GPU = {
     *("init", "streams", "order", "replay_index", *_FROM_ENVIRONMENT, *traces.NOT_FINGERPRINTS),
 }
-_NAMED = 6  # keys in a line
 
 
 def look_at(
