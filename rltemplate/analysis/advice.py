@@ -25,15 +25,15 @@ _FROM_ENVIRONMENT = ("obs", "reward", "terminated", "truncated", "next_obs", "la
 
 # By event and item, by item, or by a part of an item's name between slashes.
 LOOK_AT: dict[str, str] = {
-    "init": "Initial weights: the stream 'init'; LAPACK (orthogonal_init) follows num_threads and cpu_capability.",
+    "init": "Initial weights: the stream 'init'; LAPACK follows num_threads and cpu_capability.",
     "reset:obs": (
         "Seeds of the environments (seed, env.num_envs), env.kwargs, versions of gymnasium and of the "
         "simulator. No action has been taken yet, so the learner has no part in it."
     ),
     **dict.fromkeys(_FROM_ENVIRONMENT, _ENVIRONMENT),
     "truncated": f"{_ENVIRONMENT} Time limits are env.max_episode_steps.",
-    "streams": "A random stream: its seed; later one draw more or less, or of another size, since last compared.",
-    "normalized_obs": "The running mean and variance of observations: when updated or frozen, obs_clip, sum order.",
+    "streams": "A random stream: its seed; later one draw more or less, or of another size.",
+    "normalized_obs": "Running mean and variance of observations: updates, freezing, obs_clip, sums.",
     "policy": (
         "The policy's forward pass: rows depend on their batch (env.num_envs), num_threads and MKL's branch "
         "(cpu_capability, MKL_CBWR); a layer with one output is the first to show it."
@@ -42,9 +42,9 @@ LOOK_AT: dict[str, str] = {
         "The stream of the noise: one draw more or less, or of another size. torch.randn gives other numbers "
         "for fewer than 16 values, and the noise of each environment changes with env.num_envs."
     ),
-    "action": "From output and noise to an action: exp, tanh, softplus follow instruction set, MKL and strides.",
-    "log_prob": "Log-probabilities: exp, log, softplus and pow follow instruction set, MKL's branch and strides.",
-    "scaled_reward": "The running variance of returns (normalize_reward, reward_clip); the critic at truncations.",
+    "action": "From output and noise to an action: exp, tanh, softplus follow the instruction set.",
+    "log_prob": "Log-probabilities: exp, log, softplus, pow follow instruction set and MKL's branch.",
+    "scaled_reward": "The running variance of returns (reward_clip); the critic at truncations.",
     "value": (
         "The value head has one output: its products are summed in an order that depends on batch size, "
         "num_threads and MKL's branch. It often differs first, with the policy still equal."
@@ -62,20 +62,23 @@ LOOK_AT: dict[str, str] = {
         "The backward pass: products for the weights are split over num_threads; gradients of indexing with "
         "repeated indices need deterministic_algorithms; then the norm that clips them."
     ),
-    **{"optimizer": _OPTIMIZER, "adam": _OPTIMIZER, "params": _PARAMS, "net": _PARAMS},
+    "optimizer": _OPTIMIZER,
+    "adam": _OPTIMIZER,
+    "params": _PARAMS,
+    "net": _PARAMS,
     "target_params": "The moving average of the parameters: tau, its interval, its multiply-add.",
     "obs_norm": "The running mean and variance of observations: sums over parallel environments, in order.",
     "return_norm": "The running variance of returns: sums over parallel environments, episode ends.",
     "replay_index": "The stream 'replay': one draw more or less; buffer_size, batch_size, env.num_envs.",
     "update_noise": "The stream 'update': one draw more or less, or of another size (batch_size).",
-    "critic/target": "Targets of the critics: next action and log-probability, target critics, reward, gamma.",
+    "critic/target": "Critics' targets: next action and log-probability, target critics, reward, gamma.",
     "alpha": "The temperature: the mean of log-probabilities (num_threads), exp, and Adam's square root.",
     traces.OTHER_EVENT: (
         "One run did something else next: target_kl, learning_starts, batch or iteration sizes, or the end "
         "of a run. All fingerprints before it are equal, so look at the condition, not at the numbers."
     ),
     traces.OTHER_ITEMS: "The traces name other items: other code, algorithm settings or network sizes.",
-    traces.OTHER_ENV_STEPS: "An iteration took another number of steps: env.num_envs, num_steps, steps_per_iteration.",
+    traces.OTHER_ENV_STEPS: "Another number of steps: env.num_envs, num_steps or steps_per_iteration.",
     traces.OTHER_CHAIN: (
         "The chain digest follows from what comes before it, and that is equal: one of the files was damaged "
         "or edited, or the code that writes traces differs."
@@ -89,6 +92,7 @@ _CUDA = (
     "On CUDA: the same GPU model with the same number of multiprocessors, the same CUDA version and driver; "
     "CUBLAS_WORKSPACE_CONFIG, float32 without TF32, and no kernels chosen by timing (cudnn_benchmark)."
 )
+_NAMED = 6  # keys in a line
 _NOT_COMPUTED_ON_GPU = {
     *("init", "streams", "order", "replay_index", *_FROM_ENVIRONMENT, *traces.NOT_FINGERPRINTS),
 }

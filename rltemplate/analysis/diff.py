@@ -10,7 +10,6 @@ from typing import Any
 from rltemplate.analysis.differences import (
     CODE,
     CONFIGURATION,
-    PROJECT,
     SECTIONS,
     SEED,
     Difference,
@@ -19,6 +18,7 @@ from rltemplate.analysis.differences import (
 )
 from rltemplate.analysis.factors import Factor, count_files, describe, few, find_factors
 from rltemplate.analysis.runs import MISSING, PLANNED, Run
+from rltemplate.run.paths import PROJECT
 
 
 @dataclass(frozen=True, slots=True)

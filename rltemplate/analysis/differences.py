@@ -13,10 +13,10 @@ from typing import Any
 from rltemplate.analysis.runs import Run, text_of
 from rltemplate.run.git import changes
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
 from rltemplate.types import BOOKKEEPING_KEYS, affects_results
 
-PROJECT = Path(__file__).resolve().parents[2]
 SECTIONS = ("code", "configuration", "versions", "machine", "settings", "environment")
 CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS, ENVIRONMENT = SECTIONS
 ABSENT = "(absent)"  # stands for the value that one of the runs does not have

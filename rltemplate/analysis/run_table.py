@@ -32,6 +32,7 @@ from rltemplate.types import ConfigError
 # The usual columns; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 NOTHING = "-"  # in the place of a value that a run does not have
+_BOLD = 1
 _COLOURS = {"finished": 32, "failed": 31, "interrupted": 33, "running": 36}
 # The longer ones first, for they begin like the others.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -97,13 +98,11 @@ def lines(runs: Sequence[Run], names: Sequence[str], colour: bool = False) -> It
     widths = [max(map(len, column)) for column in columns]
     numeric = [all(text == NOTHING or _number(text) is not None for text in column[1:]) for column in columns]
     for number, row in enumerate(table):
-        padded = [
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(row, widths, numeric, strict=True)
-        ]
-        if colour:
-            codes = [1 if number == 0 else _COLOURS.get(text, 0) for text in row]
-            padded = [f"\x1b[{code}m{cell}\x1b[0m" for code, cell in zip(codes, padded, strict=True)]
+        padded = []
+        for text, width, to_right in zip(row, widths, numeric, strict=True):
+            cell = text.rjust(width) if to_right else text.ljust(width)
+            code = (_BOLD if number == 0 else _COLOURS.get(text)) if colour else None
+            padded.append(f"\x1b[{code}m{cell}\x1b[0m" if code else cell)
         yield "  ".join(padded).rstrip()
 
 

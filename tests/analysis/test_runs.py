@@ -60,9 +60,15 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
     def command(folder: Path, *words: str, expected: int = 0) -> tuple[str, str]:
         assert main(["runs", f"runs_dir={folder}", *words]) == expected
-        return tuple(capsys.readouterr())
+        printed = capsys.readouterr()
+        return printed.out, printed.err
 
     return command
+
+
+def parted(word: str) -> tuple[str, str]:
+    key, _, text = word.partition("=")
+    return key, text
 
 
 def seeds(runs: list[Run]) -> list[int]:
@@ -111,7 +117,7 @@ def seeds(runs: list[Run]) -> list[int]:
 def test_filters_keep_what_fits_all_of_them(runs_dir: Path, words: str, expected: list[int]) -> None:
     runs, problems = run_table.find_runs(runs_dir)
     assert problems == []
-    filters = [tuple(word.replace("_b", " b").split("=", 1)) for word in words.split()]
+    filters = [parted(word.replace("_b", " b")) for word in words.split()]
     assert seeds(run_table.select(runs, filters)) == expected
 
 
@@ -132,7 +138,7 @@ def test_filters_keep_what_fits_all_of_them(runs_dir: Path, words: str, expected
 def test_a_name_or_a_comparison_that_fits_no_run_is_refused(runs_dir: Path, word: str, says: str) -> None:
     runs, _ = run_table.find_runs(runs_dir)
     with pytest.raises(ConfigError) as error:
-        run_table.select(runs, [tuple(word.split("=", 1))])
+        run_table.select(runs, [parted(word)])
     assert says in str(error.value)
 
 
@@ -181,16 +187,18 @@ def test_the_last_runs_are_those_that_began_last(runs_dir: Path, call: Call) -> 
     found = json.loads(call(runs_dir, "--json", "last=2", "algo=ppo", "sort=-seed")[0])
     assert [each["seed"] for each in found] == [4, 3]
     assert found[0] == {
-        **{
-            "id": "run-4",
-            "algo": "ppo",
-            "env": "Halfway",
-            "seed": 4,
-            "level": "repeat",
-            "status": "finished",
-        },
-        **{"steps": 100, "return": 3000.0, "started": "2026-11-21T00:04:00.000Z", "commit": "0123456789"},
-        **{"dirty": False, "dir": str(runs_dir / "ppo-Halfway" / "run-4")},
+        "id": "run-4",
+        "algo": "ppo",
+        "env": "Halfway",
+        "seed": 4,
+        "level": "repeat",
+        "status": "finished",
+        "steps": 100,
+        "return": 3000.0,
+        "started": "2026-11-21T00:04:00.000Z",
+        "commit": "0123456789",
+        "dirty": False,
+        "dir": str(runs_dir / "ppo-Halfway" / "run-4"),
     }
     assert found[1]["return"] is None
 

@@ -37,11 +37,11 @@ class Args:
 def main(args: Args) -> int:
     """Print what differs, and how many things that are."""
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
-    old, new = (run.record.get("git") or {} for run in (a, b))
-    found = diff.compare_records(a, b, changes.files_between(PROJECT, old, new))
+    found = diff.diff_runs(a, b, PROJECT)
     text = None
     if found.changed_files and (args.code == "full" or (args.code is None and not args.json)):
-        text = changes.text_between(PROJECT, old, new, color=sys.stdout.isatty() and not args.json)
+        color = sys.stdout.isatty() and not args.json
+        text = changes.text_between(PROJECT, a.record["git"], b.record["git"], color)
     if args.json:
         print(json.dumps(diff.to_dict(found) | {"diff": text}, default=str))
     else:
@@ -49,7 +49,7 @@ def main(args: Args) -> int:
     return 0
 
 
-def _code(found: diff.Difference, wanted: str | None, text: str | None) -> str | None:
+def _code(found: diff.RunDiff, wanted: str | None, text: str | None) -> str | None:
     """The code's part of the report: the diff, None for the names of the files, or a sentence."""
     if wanted == "none":
         return "  not shown"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from rltemplate.analysis import run_table
 from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import flag, rest, whole, word
 from rltemplate.types import ConfigError
-
-_STYLES = {"finished": "green", "failed": "red", "interrupted": "yellow", "running": "cyan"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ def main(args: Args) -> int:
     elif not runs:
         print(f"no run fits {' '.join(args.filters)}; there are {len(all_runs)} under {runs_dir}")
     else:
-        _show(runs, names)
+        print("\n".join(run_table.lines(runs, names, sys.stdout.isatty())))
     return 0
 
 
@@ -75,25 +72,3 @@ def _find(runs_dir: Path, asked: bool) -> tuple[list[Run], list[str]]:
     if asked:
         raise ConfigError(f"runs_dir={runs_dir}: there is no such folder")
     return [], []
-
-
-def _show(runs: Sequence[Run], names: Sequence[str]) -> None:
-    rows = run_table.cells(runs, names)
-    lines = list(run_table.lines(names, rows))
-    if not sys.stdout.isatty():
-        print("\n".join(lines))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for i, name in enumerate(names):
-        numeric = run_table.is_numeric(rows, i)
-        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
-    console = Console()
-    # A broken id cannot be copied: on a narrow terminal its own line breaks are better.
-    console.width = max(console.width, max(map(len, lines)))
-    console.print(table)
