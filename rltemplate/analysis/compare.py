@@ -66,7 +66,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 
 
 def _side(run: Run, trace: Trace) -> Side:
-    return Side(run.dir.name, str(run.dir), run.facts.status, *trace.reach)
+    return Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
 
 
 def _why_no_trace(run: Run) -> str:

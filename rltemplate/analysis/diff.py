@@ -64,7 +64,7 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
 
 
 def _metrics(a: Run, b: Run) -> Iterator[tuple[str, Any, Any]]:
-    known = {**(a.facts.final_metrics or a.last_row), **(b.facts.final_metrics or b.last_row)}
+    known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
     first = [name for name in ("eval/return", "episode/return") if name in known]
     names = [name for name in dict.fromkeys([*first, *known]) if name not in ("env_steps", "wall_time_s")]
     for name in ("steps", *names, "duration"):
@@ -76,10 +76,10 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
     if a.dir == b.dir and a.id == b.id:
         yield "a and b are the same run"
     for run in (a, b):
-        if run.facts.status not in ("finished", PLANNED):
-            running = run.facts.status == "running"
-            yield f"{run.id} {'is still running' if running else f'ended {run.facts.status}'}"
-        for part in run.facts.resumed:
+        if run.record.status not in ("finished", PLANNED):
+            running = run.record.status == "running"
+            yield f"{run.id} {'is still running' if running else f'ended {run.record.status}'}"
+        for part in run.record.resumed:
             if part.changed:
                 yield f"{run.id} was resumed with other {', '.join(part.changed)} than before"
     if files is None:
@@ -87,7 +87,7 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
     elif files and not any(one.section == CODE and one.affects_results for one in found):
         yield f"only files differ that cannot change a run: {few(files)}"
     for run in (a, b):
-        git = run.facts.git
+        git = run.record.git
         skipped = [str(each["path"]) for each in git.skipped]
         for names, why in (
             (skipped, "left out of the snapshot"),
@@ -96,18 +96,18 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
             if names:
                 yield f"not compared, {why} of {run.id}: {few(names)}"
     for what, lacking in (
-        ("versions", [run.id for run in (a, b) if not run.facts.versions]),
-        ("hardware", [run.id for run in (a, b) if not run.facts.machine]),
+        ("versions", [run.id for run in (a, b) if not run.record.versions]),
+        ("hardware", [run.id for run in (a, b) if not run.record.machine]),
     ):
         if lacking:
             yield f"{what} cannot be compared: there are none in the record of {' and of '.join(lacking)}"
-    if any(run.facts.status == PLANNED and run.config.get("device", "cpu") != "cpu" for run in (a, b)):
+    if any(run.record.status == PLANNED and run.config.get("device", "cpu") != "cpu" for run in (a, b)):
         yield "GPUs cannot be compared before a run has begun"
 
 
 def _why_unknown(a: Run, b: Run) -> str:
     for run in (a, b):
-        git = run.facts.git
+        git = run.record.git
         if not git.tree and not git.commit:
             return f"{run.id} has no snapshot{f' ({git.problem})' if git.problem else ''}"
     return "this repository does not have both snapshots (`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"

@@ -77,7 +77,7 @@ def _without(values: list[str], others: list[str]) -> str:
 
 def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
     """Names of the files that differ in the code of two runs; None if the repository cannot tell."""
-    return changes.files_between(project, asdict(a.facts.git), asdict(b.facts.git))
+    return changes.files_between(project, asdict(a.record.git), asdict(b.record.git))
 
 
 def differences(a: Run, b: Run, files: list[str] | None) -> list[Difference]:
@@ -111,7 +111,7 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str,
 
 def revision(run: Run) -> str:
     """The commit that a run's code was made from; `*` marks uncommitted changes."""
-    git = run.facts.git
+    git = run.record.git
     name = git.base_commit or git.commit or git.tree
     return "(not recorded)" if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
 
@@ -122,7 +122,7 @@ def _changed(keys: Iterable[str]) -> str:
 
 def _facts(run: Run) -> dict[str, Mapping[str, Any] | None]:
     """Facts by section; None where nothing was recorded."""
-    record, settings = run.facts, run.facts.determinism.settings
+    record, settings = run.record, run.record.determinism.settings
     software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
     on_gpu = run.config.get("device", "cpu") != "cpu"
     idle = (*_SOFTWARE, *_IDLE_MACHINE, *(() if on_gpu else _GPU))

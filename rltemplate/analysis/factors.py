@@ -116,7 +116,7 @@ def find_factors(a: Run, b: Run, found: Sequence[Difference]) -> list[Factor]:
 
 def _given(run: Run) -> dict[str, str]:
     """Values on the command line of a run, by key."""
-    split = (word.lstrip("+~").partition("=") for word in run.facts.overrides)
+    split = (word.lstrip("+~").partition("=") for word in run.record.overrides)
     return {key: value for key, _, value in split}
 
 

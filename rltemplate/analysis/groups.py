@@ -1,20 +1,20 @@
-"""Finished runs that belong together: by algorithm and environment, and by a key that tells more apart."""
+"""Finished runs that belong together: by algorithm and environment, and by a key that tells them apart."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rltemplate.analysis.runs import COLUMNS, MISSING, Run, experiment_of, text_of
-from rltemplate.run.read import leaves, nearest_key
+from rltemplate.analysis.differences import differing
+from rltemplate.analysis.runs import MISSING, Run, experiment_of, text_of
+from rltemplate.run.read import nearest_key
 from rltemplate.types import ConfigError
 
 _NAMED = 3  # differing keys in a message
 
 
 class Name(NamedTuple):
-    """Which runs a group has; `by` is such as `gamma=0.9`, None where nothing else tells groups apart."""
+    """The name of a group of runs; `by` is such as `gamma=0.9`, None without a key that tells groups apart."""
 
     env: str
     algo: str
@@ -22,7 +22,7 @@ class Name(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The environment, with what tells its groups apart."""
+        """The environment, with the value that tells its groups apart."""
         return self.env if self.by is None else f"{self.env} {self.by}"
 
 
@@ -36,7 +36,7 @@ def newest_of_each_seed(
     """
     groups: dict[Name, dict[int, Run]] = {}
     replaced: list[str] = []
-    for run in sorted(runs, key=lambda run: (str(run.record.get("started_at") or ""), run.id)):
+    for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         label = None if by is None else f"{by.rpartition('.')[2]}={_value_by(run, by)}"
         name = Name(run.env, str(run.config["algo"]["name"]), label)
         group = groups.setdefault(name, {})
@@ -58,7 +58,7 @@ def newest_of_each_seed(
 def _value_by(run: Run, key: str) -> Any:
     value = run.value(key)
     if value is MISSING:
-        near = nearest_key(key, run.config) or next(iter(difflib.get_close_matches(key, COLUMNS, n=1)), None)
+        near = nearest_key(key, dict.fromkeys(run.keys()))
         hint = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"by={key}: no such key in the configuration or the record of these runs{hint}")
     if isinstance(value, dict):
@@ -68,18 +68,13 @@ def _value_by(run: Run, key: str) -> Any:
 
 
 def _check_one_experiment(run: Run, other: Run, by: str | None) -> None:
-    a, b = (dict(leaves(experiment_of(each.config))) for each in (other, run))
-    different = [key for key in {**a, **b} if a.get(key, MISSING) != b.get(key, MISSING)]
+    different = list(differing(experiment_of(other.config), experiment_of(run.config)))
     if not different:
         return
-    keys = ", ".join(f"{key} ({_shown(a, key)} and {_shown(b, key)})" for key in different[:_NAMED])
+    keys = ", ".join(f"{key} ({text_of(a)} and {text_of(b)})" for key, a, b in different[:_NAMED])
     more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
-    apart = "" if by is not None else f", or show them apart, as with by={different[0]}"
+    apart = "" if by is not None else f", or show them apart, as with by={different[0][0]}"
     raise ConfigError(
         f"{other.id} and {run.id} differ in {keys}{more}, so no mean of them is drawn\n"
         f"name fewer in runs={apart}"
     )
-
-
-def _shown(values: dict[str, Any], key: str) -> str:
-    return text_of(values[key]) if key in values else "nothing"

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rltemplate.analysis import diff
-from rltemplate.analysis.baseline import difference, find_baseline
+from rltemplate.analysis.baseline import find_baseline
 from rltemplate.analysis.report.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.run import paths
@@ -96,7 +96,7 @@ def _why_and_change(run: Run, others: Collection[Run], runs_dir: Path, project: 
             other = max(earlier, key=lambda each: str(each.value("started")))
         else:
             return [*lines, "* **Changed** nothing to compare with: the first of its kind here"]
-        said = diff.verdict(difference(project, other, run))
+        said = diff.verdict(diff.diff_runs(other, run, project))
         return [*lines, f"* **Changed** against {_link(other.id, other.dir, runs_dir)}: {_plain(said)}"]
     except ConfigError as error:
         return [*lines, f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"]

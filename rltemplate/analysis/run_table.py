@@ -57,7 +57,7 @@ def find_runs(runs_dir: Path) -> tuple[list[Run], list[str]]:
         if folder not in known and any((folder / name).exists() for name in _OF_A_RUN)
     ]
     problems += [f"{folder} has no {paths.RECORD}" for folder in damaged]
-    return sorted(runs, key=lambda run: (run.facts.started_at or "~", run.id)), problems
+    return sorted(runs, key=lambda run: (run.record.started_at or "~", run.id)), problems
 
 
 def select(runs: Sequence[Run], filters: Sequence[tuple[str, str]]) -> list[Run]:

@@ -33,24 +33,24 @@ class Run:
     """One run folder. Files are read when they are first needed."""
 
     dir: Path
-    facts: RunRecord
+    record: RunRecord
 
     @classmethod
-    def planned(cls, facts: RunRecord, config: Mapping[str, Any]) -> Run:
+    def planned(cls, record: RunRecord, config: Mapping[str, Any]) -> Run:
         """A run that has not begun, to be compared with others. It has no folder, and nothing is read."""
-        run = cls(Path(), facts)
+        run = cls(Path(), record)
         run.__dict__.update(config=dict(config), rows=[], last_row={})
         return run
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """The record as plain values."""
-        return asdict(self.facts)
+        return asdict(self.record)
 
     @property
     def id(self) -> str:
         """Its id, also where the folder has been renamed."""
-        return self.facts.id
+        return self.record.id
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Run:
     def env(self) -> str:
         """The name given to `env=`: the recipe's without the algorithm, else the id."""
         recipe, algo = self.config.get("recipe"), self.config["algo"]["name"]
-        foreign = any(word.startswith("recipe=") for word in self.facts.overrides)
+        foreign = any(word.startswith("recipe=") for word in self.record.overrides)
         if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
             return recipe.removeprefix(f"{algo}-")
         return str(self.config["env"]["id"])
@@ -103,18 +103,18 @@ class Run:
         """The value under a name, MISSING if there is none."""
         if key in COLUMNS:
             return COLUMNS[key](self)
-        for values in (self.config, self.record):
+        for values in (self.config, self.recorded):
             found = _at(values, key)
             if found is not MISSING:
                 return found
-        return self.facts.final_metrics.get(key, self.last_row.get(key, MISSING))
+        return self.record.final_metrics.get(key, self.last_row.get(key, MISSING))
 
     def keys(self) -> Iterator[str]:
         """All names of single values that `value` knows; some of them twice."""
         yield from COLUMNS
-        for values in (self.config, {**self.record, "final_metrics": None}):
+        for values in (self.config, {**self.recorded, "final_metrics": None}):
             yield from (key for key, _ in leaves(values))
-        yield from self.facts.final_metrics
+        yield from self.record.final_metrics
         yield from self.last_row
 
 
@@ -124,16 +124,16 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "env": lambda run: run.env,
     "seed": lambda run: run.config["seed"],
     "level": lambda run: run.config["determinism"]["level"],
-    "status": lambda run: run.facts.status,
+    "status": lambda run: run.record.status,
     "steps": lambda run: run.last_row.get("env_steps"),
-    "return": lambda run: run.facts.final_metrics.get(
-        "eval/return", run.facts.final_metrics.get("episode/return")
+    "return": lambda run: run.record.final_metrics.get(
+        "eval/return", run.record.final_metrics.get("episode/return")
     ),
-    "started": lambda run: run.facts.started_at,
-    "duration": lambda run: run.facts.duration_s,
-    "commit": lambda run: (run.facts.git.base_commit or "")[:10] or None,
-    "dirty": lambda run: run.facts.git.dirty,
-    "sweep": lambda run: None if run.facts.sweep is None else run.facts.sweep.id,
+    "started": lambda run: run.record.started_at,
+    "duration": lambda run: run.record.duration_s,
+    "commit": lambda run: (run.record.git.base_commit or "")[:10] or None,
+    "dirty": lambda run: run.record.git.dirty,
+    "sweep": lambda run: None if run.record.sweep is None else run.record.sweep.id,
 }
 
 

@@ -76,8 +76,8 @@ class RecordedRun:
     def device(self) -> str:
         """The device that computed, "cpu" or "cuda"; the trace tells what `device=auto` was."""
         if self.trace is not None:
-            with traces.open_trace(self.trace.parent, "") as trace:
-                return "cuda" if trace.digest.startswith("keyed_sum") else "cpu"
+            digest = traces.open_trace(self.trace.parent, "").digest
+            return "cuda" if digest.startswith("keyed_sum") else "cpu"
         return "cuda" if self.config.get("device") == "cuda" else "cpu"
 
 
@@ -218,8 +218,7 @@ def _measure(run: RecordedRun, scratch: Path) -> None:
         whole.parent.mkdir()
         copy_iterations(run.trace, whole)
         run.trace = whole
-    with traces.open_trace(run.trace.parent, "") as trace:
-        run.iterations, run.env_steps = trace.reach
+    run.iterations, run.env_steps = traces.open_trace(run.trace.parent, "").reach
     chains = iteration_chains(run.trace)
     if min(chains, default=0) > 0:
         raise ConfigError(

@@ -199,8 +199,7 @@ def _compared(run: RecordedRun, run_dir: Path, scratch: Path, error: str | None)
     again = _folder(scratch / "again" / f"{run.id}-again", record, run.config_file)
     copy_iterations(run_dir / paths.TRACE, again / paths.TRACE, None if run.finished else run.iterations)
     digest = iteration_chains(again / paths.TRACE).get(run.iterations - 1)
-    with traces.open_trace(again, "") as trace:
-        reached = trace.reach
+    reached = traces.open_trace(again, "").reach
     comparison = None
     if run.trace is None:
         verdict, headline = _by_digest(run, digest, reached.iterations)

@@ -287,7 +287,7 @@ def zoom_in(
         except GitError as error:
             children.check()  # Ctrl-C reaches git as well
             raise ConfigError(str(error)) from error
-        shown_by = diff_command(comparison.a, comparison.b)
+        shown_by = diff_command(comparison.a.run_dir, comparison.b.run_dir)
         look = _Look(sides, at, comparison.detail, start, folder, children, say, code, shown_by)
         if start is None and not from_start and at.iteration > 0:
             look.notes.append("There is no checkpoint from before the difference that both runs have.")
@@ -341,8 +341,7 @@ class _Look:
             for side, record in zip(self.sides, records, strict=True):
                 self._pass(side, record, side.run_dir)
             if not self._problems():
-                with traces.open_trace(records[0], "") as a, traces.open_trace(records[1], "") as b:
-                    at = traces.first_difference(a, b)
+                at = traces.first_difference(*(traces.open_trace(record, "") for record in records))
         place = self._place(at, records)
         items: list[Item] = []
         finding = None

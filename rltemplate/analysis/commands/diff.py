@@ -41,7 +41,7 @@ def main(args: Args) -> int:
     text = None
     if found.changed_files and (args.code == "full" or (args.code is None and not args.json)):
         color = sys.stdout.isatty() and not args.json
-        text = changes.text_between(PROJECT, a.record["git"], b.record["git"], color)
+        text = changes.text_between(PROJECT, a.recorded["git"], b.recorded["git"], color)
     if args.json:
         print(json.dumps(diff.to_dict(found) | {"diff": text}, default=str))
     else:
