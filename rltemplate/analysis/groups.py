@@ -14,7 +14,7 @@ _NAMED = 3  # differing keys in a message
 
 
 class Name(NamedTuple):
-    """The name of a group of runs; `by` is such as `gamma=0.9`, None without a key that tells groups apart."""
+    """The name of a group of runs; `by` is such as `gamma=0.9`, or None."""
 
     env: str
     algo: str
