@@ -381,8 +381,8 @@ def _result(name: str, run_dir: Path, exit_status: int, log: Path) -> RunResult:
             status = "refused" if exit_status == REFUSED else "failed"
         error = error or last_words(log, exit_status)
     env_steps = 0
-    with contextlib.suppress(ConfigError), traces.open_trace(run_dir, "") as trace:
-        env_steps = trace.reach.env_steps
+    with contextlib.suppress(ConfigError):
+        env_steps = traces.open_trace(run_dir, "").reach.env_steps
     ratios = list(_ratios(run_dir))
     return RunResult(
         name=name,

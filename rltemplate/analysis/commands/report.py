@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.report import export
 from rltemplate.analysis.report.page import make_report
-from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import file, folder, make_folder, word
-from rltemplate.run.git import changes
 from rltemplate.run.lines import replace_text
-from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
@@ -32,10 +30,6 @@ class Args:
     figures: Path | None = word(folder, None)
 
 
-def _changed_files(a: Run, b: Run) -> list[str] | None:
-    return changes.files_between(PROJECT, a.record.get("git") or {}, b.record.get("git") or {})
-
-
 def main(args: Args) -> int:
     """Write the page, and say where it is."""
     run_dirs = find_run_dirs(args.runs)
@@ -44,7 +38,7 @@ def main(args: Args) -> int:
         run_dirs,
         pattern=args.runs,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-        changed_files=_changed_files,
+        changed_files=changed_files,
     )
     try:
         replace_text(out, [report.html])
