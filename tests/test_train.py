@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Command, Configure, git, newest_state, program, run_train, small, write_run
+from conftest import Command, Configure, git, newest_state, program, run_train, small, write_run
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
@@ -275,33 +275,6 @@ def test_a_run_whose_folder_goes_ends_and_begins_no_other(
     assert not runs.exists()
     if trouble == "moved":
         assert newest_state(elsewhere / "a")["env_steps"] == 64
-
-
-def test_a_failing_environment_is_our_traceback_and_a_failed_record(fork: Path, tmp_path: Path) -> None:
-    (tmp_path / "breaks.py").write_text(
-        "import gymnasium as gym\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Breaks(CartPoleEnv):\n"
-        "    def step(self, action):\n"
-        "        self.taken = getattr(self, 'taken', 0) + 1\n"
-        "        if self.taken > 70: raise RuntimeError('the pole broke')\n"
-        "        return super().step(action)\n"
-        "gym.register('Breaks-v0', Breaks, max_episode_steps=500)\n"
-    )
-    command = [sys.executable, str(fork / "scripts" / "train.py"), "env=breaks:Breaks-v0", *SHRUNK["ppo"]]
-    done = subprocess.run(
-        [*command, "logger=none", f"run_dir={tmp_path / 'run'}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "the pole broke" in done.stderr
-    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
-    assert record["status"] == "failed"
-    assert record["error"] == "RuntimeError: the pole broke"
 
 
 def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rltemplate.config.command_args import program, whole, word
@@ -15,7 +15,7 @@ from rltemplate.run.continuation import ACCEPT, recorded_config, take
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import find_run
-from rltemplate.run.record import RunRecord, check_alone
+from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 
@@ -76,7 +76,7 @@ def resume_job(
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
     record, config = RunRecord.read(run_dir), recorded_config(run_dir)
-    check_alone(asdict(record))
+    record.check_alone()
     recorded = config.total_env_steps
     if total_env_steps is not None:
         if total_env_steps < config.total_env_steps:

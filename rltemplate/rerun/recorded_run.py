@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rltemplate.run.git import checkout
 from rltemplate.run.git.command import attempt
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import find_run
-from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, check_alone
+from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord
 from rltemplate.types import ConfigError
 
 ITERATION_LINE = b'["iteration",'  # the start of the line that ends an iteration of a trace
@@ -235,7 +235,7 @@ def _measure(run: RecordedRun, scratch: Path) -> None:
 def check_possible(run: RecordedRun) -> None:
     """Raise ConfigError for a run that no single run can reproduce; add notes about limits."""
     record, notes = run.record, run.notes
-    check_alone(asdict(record))
+    record.check_alone()
     if run.config.get("trace") in ("off", False):
         raise ConfigError(f"{run.id}: was made with trace=off, so there is nothing to compare with")
     if run.iterations == 0:

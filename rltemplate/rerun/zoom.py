@@ -56,7 +56,7 @@ from rltemplate.run.git import changes, checkout
 from rltemplate.run.git.command import GitError
 from rltemplate.run.influence import file_matters
 from rltemplate.run.job import PROJECT
-from rltemplate.run.record import RunRecord, check_alone
+from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 SHOWN_VALUES = 6
@@ -196,7 +196,7 @@ class _Side:
         folder.mkdir(parents=True)
         log = folder / "output.txt"
         try:
-            check_alone(asdict(self.record))
+            self.record.check_alone()
             config = self.config
             if self.commit is None:  # the present code may have other keys
                 config = to_dict(load_config(self.run_dir / paths.CONFIG))

@@ -137,6 +137,14 @@ class RunRecord:
         known = values if run_id is None else {"id": run_id, **values}
         return _parsed(cls, known, f"{name}: ")  # type: ignore[no-any-return]
 
+    def check_alone(self) -> None:
+        """Raise ConfigError for a run that an earlier version trained in one process with other seeds."""
+        if self.together is not None:
+            raise ConfigError(
+                f"{self.id}: was trained together with other seeds, which this version cannot do; use the "
+                f"code of that run, git worktree add --detach FOLDER {self.git.ref}"
+            )
+
     def write(self, run_dir: Path) -> None:
         """Put the record in place in one step. Raises OSError if the disk does not take it."""
         replace_text(run_dir / RECORD, [_strict_json(asdict(self))])
@@ -156,15 +164,6 @@ class RunRecord:
 def read_record(run_dir: Path) -> dict[str, Any]:
     """The record as plain JSON values, once it is known to be one; for readers that take it as a mapping."""
     return asdict(RunRecord.read(run_dir))
-
-
-def check_alone(record: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a run that an earlier version trained in one process with other seeds."""
-    if record.get("together") is not None:
-        raise ConfigError(
-            f"{record['id']}: was trained together with other seeds, which this version cannot do; use the "
-            f"code of that run, git worktree add --detach FOLDER {record['git'].get('ref')}"
-        )
 
 
 def this_process() -> dict[str, Any]:

@@ -96,16 +96,6 @@ def test_one_flipped_bit_is_named_with_iteration_index_and_item(
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_equal_runs_have_equal_traces(configure: Configure, tmp_path: Path, algo: str) -> None:
-    folders = [traced(configure, algo, tmp_path / name) for name in ("a", "b")]
-    assert divergence(*folders) is None
-    other = traced(configure, algo, tmp_path / "other", "seed=2")
-    found = divergence(folders[0], other)
-    assert found is not None
-    assert found.event == "init"
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_flip_changes_every_chain_from_then_on_at_both_details(
     configure: Configure, tmp_path: Path, algo: str
 ) -> None:
