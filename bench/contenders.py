@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bench.works import (
     BOUND,
@@ -42,26 +42,6 @@ class Facts:
     updates_per_step: float  # of the value networks, per environment step
     parameters: int  # learned numbers of all networks, target networks left out
     dtype: str
-
-
-class Contender(Protocol):
-    """A library, built and ready to train."""
-
-    def facts(self) -> Facts:
-        """Its work, read from the objects that it built."""
-        ...
-
-    def updates(self) -> float:
-        """Steps that the optimiser of the value networks has counted."""
-        ...
-
-    def train(self, tick: Tick) -> None:
-        """Train until `tick` says no."""
-        ...
-
-    def close(self) -> None:
-        """Release the environments."""
-        ...
 
 
 def build(job: Job) -> Contender:
@@ -243,3 +223,6 @@ class Sbx(StableBaselines3):
     def updates(self) -> float:
         """From the counter of the value network's training state."""
         return float(self._value_state().step)
+
+
+Contender: TypeAlias = Ours | StableBaselines3

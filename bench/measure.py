@@ -22,13 +22,12 @@ _TOLERANCE = 0.01  # of the updates that optimisers counted, against those annou
 def measure(job: Job, begun: float) -> dict[str, Any]:
     """The answer to a job; `begun` is the time at which its process was started."""
     if job.part == "startup":
-        work = WORKS[job.work]
-        return {"result": time_to_first_step([f"algo={work.algo}", f"env={work.env}"])._asdict()}
+        return {"result": time_to_first_step(WORKS[job.work])}
     if job.part == "observers":
         return {"result": observers(job)}
     contender = build(job)
     seconds: dict[str, float] = {}
-    if job.part == "time":
+    if isinstance(contender, Ours) and job.part == "time":
         seconds = watch(contender)
     try:
         result = rate(contender, job, begun, seconds)
@@ -91,9 +90,8 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def watch(contender: Contender) -> dict[str, float]:
+def watch(contender: Ours) -> dict[str, float]:
     """Seconds in the environments' step and in updates, which grow while the contender trains."""
-    assert isinstance(contender, Ours)
     seconds = {"environments": 0.0, "updates": 0.0}
     algorithm: Any = contender.algorithm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.works import WORKS
@@ -30,39 +30,31 @@ NOTES = {
         compares iterations that are alike, and says how exact the others are.""",
     "startup": "Seconds from the command to the first environment step, with checks, git snapshot, record.",
 }
+HEADS = {
+    "peers": ["contender", "steps/s", "times Stable-Baselines3", "times SBX", "seconds to learn", "peak MB"],
+    "time": ["form", "steps/s", "environments", "updates", "rest"],
+    "levels": ["level", "steps per CPU second", "cost"],
+    "observers": ["observer", "time added", "CPU time added"],
+    "startup": ["command", "seconds", "CPU seconds"],
+}
 
 
 def document(measurements: Sequence[Measurement], facts: Mapping[str, str]) -> str:
     """The whole file; `facts` are lines about command, machine and versions by part."""
     lines = ["# Speed", ""]
-    for part, table in TABLES.items():
-        found = cells(measurements, part)
+    for part, head in HEADS.items():
+        found: Cells = {}
+        for each in measurements:
+            job = each["job"]
+            if job["part"] == part:
+                cell = found.setdefault((job["work"], job["contender"]), {})
+                cell[each["repetition"]] = each["result"]
         if found:
+            body = [[WORKS[work].title, *cells] for work, cells in ROWS[part](found)]
+            table = [f"| {' | '.join(row)} |" for row in (["work", *head], ["---"] * (len(head) + 1), *body)]
             note = textwrap.wrap(" ".join(NOTES[part].split()), 110)
-            lines += [f"## {part}", "", facts[part], "", *table(found), "", *note, ""]
+            lines += [f"## {part}", "", facts[part], "", *table, "", *note, ""]
     return "\n".join(lines)
-
-
-def cells(measurements: Iterable[Measurement], part: str) -> Cells:
-    """The results of a part, in the order in which they were first made."""
-    found: Cells = {}
-    for each in measurements:
-        job = each["job"]
-        if job["part"] == part:
-            found.setdefault((job["work"], job["contender"]), {})[each["repetition"]] = each["result"]
-    return found
-
-
-def ratio(mine: Cell, theirs: Cell | None, key: str) -> str:
-    """Median over repetitions of `mine` / `theirs`; empty where they share none."""
-    both = [mine[number][key] / theirs[number][key] for number in mine if theirs and number in theirs]
-    return f"{statistics.median(both):.2f}" if both else ""
-
-
-def spread(cell: Cell, key: str) -> str:
-    """Median (lowest to highest)."""
-    values = [result[key] for result in cell.values()]
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def median(cell: Cell, key: str) -> float:
@@ -70,80 +62,57 @@ def median(cell: Cell, key: str) -> float:
     return float(statistics.median(result[key] for result in cell.values()))
 
 
-def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A table."""
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)]
+def _ratio(mine: Cell, theirs: Cell | None, key: str) -> str:
+    """Median over repetitions of `mine` / `theirs`; empty where they share none."""
+    both = [mine[number][key] / theirs[number][key] for number in mine if theirs and number in theirs]
+    return f"{statistics.median(both):.2f}" if both else ""
 
 
-def peers(found: Cells) -> list[str]:
-    """Speed beside Stable-Baselines3 and SBX."""
-    body = []
+def _speed(cell: Cell) -> str:
+    """Median (lowest to highest)."""
+    values = [result["steps_per_s"] for result in cell.values()]
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+Rows = Iterable[tuple[str, list[str]]]  # a work, and the cells after its name
+
+
+def _peers(found: Cells) -> Iterator[tuple[str, list[str]]]:
     for (work, contender), cell in found.items():
-        against = (found.get((work, peer)) for peer in ("Stable-Baselines3", "SBX"))
-        ratios = [ratio(cell, other, "steps_per_s") for other in against]
+        peers = (found.get((work, peer)) for peer in ("Stable-Baselines3", "SBX"))
+        ratios = [_ratio(cell, peer, "steps_per_s") for peer in peers]
         first, peak = median(cell, "first_s"), median(cell, "peak_bytes") / 1e6
-        body.append(
-            [
-                WORKS[work].title,
-                contender,
-                spread(cell, "steps_per_s"),
-                *ratios,
-                f"{first:.1f}",
-                f"{peak:,.0f}",
-            ]
-        )
-    head = ["work", "contender", "steps/s", "times Stable-Baselines3", "times SBX"]
-    return rows([*head, "seconds until something was learned", "peak MB"], body)
+        yield work, [contender, _speed(cell), *ratios, f"{first:.1f}", f"{peak:,.0f}"]
 
 
-def time(found: Cells) -> list[str]:
-    """Shares of environments, updates and the rest."""
-    shares = ("environments", "updates", "rest")
-    body = [
-        [
-            WORKS[work].title,
-            form,
-            spread(cell, "steps_per_s"),
-            *(f"{median(cell, share):.1%}" for share in shares),
-        ]
-        for (work, form), cell in found.items()
-    ]
-    return rows(["work", "form", "steps/s", *shares], body)
+def _time(found: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, form), cell in found.items():
+        shares = (f"{median(cell, share):.1%}" for share in HEADS["time"][2:])
+        yield work, [form, _speed(cell), *shares]
 
 
-def levels(found: Cells) -> list[str]:
-    """Cost of each level against `fast`."""
-    body = []
+def _levels(found: Cells) -> Iterator[tuple[str, list[str]]]:
     for (work, level), cell in found.items():
-        base = "fast, compile=true" if "compile" in level else "fast"
-        cost = ratio(cell, found.get((work, base)), "cpu_s_per_step")
-        body.append([WORKS[work].title, level, f"{1 / median(cell, 'cpu_s_per_step'):,.0f}", cost])
-    return rows(["work", "level", "steps per CPU second", "cost"], body)
+        base = found.get((work, "fast, compile=true" if "compile" in level else "fast"))
+        speed = f"{1 / median(cell, 'cpu_s_per_step'):,.0f}"
+        yield work, [level, speed, _ratio(cell, base, "cpu_s_per_step")]
 
 
-def observers(found: Cells) -> list[str]:
-    """Time that each observer adds."""
-    body = [
-        [WORKS[work].title, name, *(f"{median(cell, f'{name} {clock}'):.2%}" for clock in ("wall", "cpu"))]
-        for (work, _), cell in found.items()
-        for name in dict.fromkeys(key.rpartition(" ")[0] for key in next(iter(cell.values())))
-    ]
-    return rows(["work", "observer", "time added", "CPU time added"], body)
+def _observers(found: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, _), cell in found.items():
+        for name in dict.fromkeys(key.rpartition(" ")[0] for key in next(iter(cell.values()))):
+            yield work, [name, *(f"{median(cell, f'{name} {clock}'):.2%}" for clock in ("wall", "cpu"))]
 
 
-def startup(found: Cells) -> list[str]:
-    """Seconds to the first step."""
-    body = [
-        [WORKS[work].title, command, f"{median(cell, 'wall_s'):.1f}", f"{median(cell, 'cpu_s'):.1f}"]
-        for (work, command), cell in found.items()
-    ]
-    return rows(["work", "command", "seconds", "CPU seconds"], body)
+def _startup(found: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, command), cell in found.items():
+        yield work, [command, *(f"{median(cell, clock):.1f}" for clock in ("wall_s", "cpu_s"))]
 
 
-TABLES: dict[str, Callable[[Cells], list[str]]] = {
-    "peers": peers,
-    "time": time,
-    "levels": levels,
-    "observers": observers,
-    "startup": startup,
+ROWS: dict[str, Callable[[Cells], Rows]] = {
+    "peers": _peers,
+    "time": _time,
+    "levels": _levels,
+    "observers": _observers,
+    "startup": _startup,
 }

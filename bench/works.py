@@ -91,7 +91,7 @@ LEVELS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One measurement, made in a process of its own."""
 
@@ -110,27 +110,17 @@ def jobs(part: str, seconds: float, cores: int, device: str) -> list[Job]:
     """The measurements of one repetition of a part, in the order in which they take turns."""
     hopper = ("ppo-Hopper", "sac-Hopper")
 
-    def job(
-        work: str, contender: str, *overrides: str, library: str = "rltemplate", alone: bool = True
-    ) -> Job:
+    def job(work: str, contender: str, *overrides: str, alone: bool = True) -> Job:
         # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
         threads = cores if WORKS[work].algo == "sac" and not alone else 1
-        return Job(
-            part=part,
-            work=work,
-            contender=contender,
-            library=library,
-            overrides=overrides,
-            threads=threads,
-            cores=1 if alone else cores,
-            seconds=seconds,
-            device=device,
-        )
+        used = {"threads": threads, "cores": 1 if alone else cores, "seconds": seconds}
+        library = PEERS.get(contender, "rltemplate")
+        return Job(part, work, contender, library, overrides, device=device, **used)  # type: ignore[arg-type]
 
     def peers() -> list[Job]:
         made = []
         for work in WORKS:
-            made += [job(work, peer, library=name, alone=False) for peer, name in PEERS.items()]
+            made += [job(work, peer, alone=False) for peer in PEERS]
             made += [job(work, form, *words, alone=False) for form, words in FORMS.items()]
         return made
 
