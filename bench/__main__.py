@@ -23,21 +23,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
-from rltemplate.config.command_args import (
-    finite,
-    make_folder,
-    one_of,
-    parse,
-    readable,
-    several,
-    whole,
-    word,
-)
+from rltemplate.config import command_args
+from rltemplate.config.command_args import one_of, several, whole, word
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.switches import prepared
 from rltemplate.run.lines import replace_text
@@ -58,10 +50,9 @@ class Args:
 
     only: Sequence[str] = word(several(one_of(*PARTS)), PARTS)
     works: Sequence[str] = word(several(one_of(*WORKS)), tuple(WORKS))
-    seconds: float = word(finite, 15.0)
+    seconds: float = word(command_args.finite, 15.0)
     repetitions: int = word(whole(1), 3)
     cores: int = word(whole(1, len(cores())), min(2, len(cores())))
-    device: str = word(one_of("cpu", "cuda"), "cpu")
     out: Path = word(Path, Path("results"))
 
 
@@ -70,48 +61,43 @@ def main(argv: list[str]) -> int:
     if argv[:1] == [ONE] and len(argv) == 2:
         return measure_one(json.loads(argv[1]))
     try:
-        args = parse(argv, Args)
-        out = args.out
-        make_folder("out", out)
+        args = command_args.parse(argv, Args)
+        command_args.make_folder("out", args.out)
     except ConfigError as error:
-        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        print(f"error: {command_args.readable(str(error), argv)}", file=sys.stderr)
         return 2
-    size = (args.seconds, args.cores, args.device)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     measured: list[dict[str, Any]] = []
     failed: list[str] = []
     facts: dict[str, str] = {}
     try:
         for part in args.only:
             facts[part] = _facts(part, argv)
-            wanted = [job for job in jobs(part, *size) if job.work in args.works]
+            wanted = [job for job in jobs(part, args.seconds, args.cores) if job.work in args.works]
             measure_part(wanted, args.repetitions, in_process, measured, failed)
     except KeyboardInterrupt:
         failed.append("interrupted")
     text = tables.document(measured, facts)
-    replace_text(out / "bench.json", [json.dumps({"facts": facts, "measurements": measured}, indent=1), "\n"])
-    replace_text(out / "bench.md", [text])
+    everything = json.dumps({"facts": facts, "measurements": measured}, indent=1)
+    replace_text(args.out / "bench.json", [everything, "\n"])
+    replace_text(args.out / "bench.md", [text])
     print(f"\n{text}")
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+Answer = dict[str, Any]
 
 
 def measure_part(
     part: Sequence[Job],
     repetitions: int,
-    run: Callable[[Job], dict[str, Any]],
-    measured: list[dict[str, Any]],
+    run: Callable[[Job], Answer],
+    measured: list[Answer],
     failed: list[str],
 ) -> None:
-    """Measure all jobs in turns, as often as asked; add to `measured`, and a line for each failure.
-
-    `run` measures one job and returns `result` and `facts`, or `error`.
-    """
+    """Measure all jobs in turns with `run`; add to `measured`, and a line for each failure to `failed`."""
     missing = {job.contender for job in part if importlib.util.find_spec(job.library) is None}
     for name in sorted(missing):
         print(f"{name} is not installed (.venv/bin/pip install -e '.[bench]'): left out", flush=True)
@@ -123,9 +109,7 @@ def measure_part(
             answer = run(job)
             other = facts.setdefault(job.work, answer.get("facts"))
             if answer.get("facts") != other:
-                answer = {
-                    "error": f"does other work than the contender before: {answer['facts']}, not {other}"
-                }
+                answer = {"error": f"does other work than the one before: {answer['facts']}, not {other}"}
             if "error" in answer:
                 print("failed", flush=True)
                 failed.append(f"{name}: {answer['error']}")
@@ -134,29 +118,21 @@ def measure_part(
             print(", ".join(f"{key} {value:,.4g}" for key, value in answer["result"].items()), flush=True)
 
 
-def in_process(job: Job) -> dict[str, Any]:
+def in_process(job: Job) -> Answer:
     """The answer of a fresh process with pinned threads: `result` and `facts`, or `error`."""
     threads = {f"{name}_NUM_THREADS": str(job.threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     several = "true" if job.threads > 1 else "false"
     xla = f"--xla_cpu_multi_thread_eigen={several} intra_op_parallelism_threads={job.threads}"
-    platforms = "cuda,cpu" if job.device == "cuda" else "cpu"
-    environment = {**os.environ, **threads, "XLA_FLAGS": xla, "JAX_PLATFORMS": platforms}
+    environment = {**os.environ, **threads, "XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu"}
     if job.library == "rltemplate":
         environment = prepared(environment, configuration(job).determinism, job.threads)
     asked = json.dumps({"job": asdict(job), "begun": time.time()})
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", ONE, asked],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "bench", ONE, asked]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return dict(json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {"error": last[0]}
-    return answer
+        return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
 
 
 def measure_one(asked: Mapping[str, Any]) -> int:
@@ -177,11 +153,10 @@ def measure_one(asked: Mapping[str, Any]) -> int:
 def _facts(part: str, argv: list[str]) -> str:
     machine, installed = machine_facts(), package_versions()
     versions = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
-    words = " ".join(["make bench", *argv])
-    load = os.getloadavg()[0]
     return (
-        f"Part {part} of `{words}` on {machine['cpu']}, {machine['usable_cores']} usable cores, load average "
-        f"{load:.1f} when it began; python {machine['python']}, {versions}."
+        f"Part {part} of `{' '.join(['make bench', *argv])}` on {machine['cpu']}, {machine['usable_cores']} "
+        f"usable cores, load average {os.getloadavg()[0]:.1f} when it began; python {machine['python']}, "
+        f"{versions}."
     )
 
 

@@ -7,24 +7,11 @@ libraries that would do other work are not compared. The peers are there with th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bench.works import (
-    BOUND,
-    GAMMA,
-    LEARNING_STARTS,
-    PPO_BATCH,
-    PPO_EPOCHS,
-    PPO_STEPS,
-    SAC_BATCH,
-    SAC_BUFFER,
-    WORKS,
-    Job,
-    MeasurementError,
-    Work,
-)
+from bench import works
+from bench.works import WORKS, Job, MeasurementError, Work
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import Config
@@ -33,15 +20,20 @@ if TYPE_CHECKING:
 Tick = Callable[[int], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A contender's own account of its work. Contenders of one work agree in all of it."""
+Facts = dict[str, Any]
+Weights = list[tuple[int, str]]  # size and number type of each learned tensor
 
-    num_envs: int
-    batch_size: int
-    updates_per_step: float  # of the value networks, per environment step
-    parameters: int  # learned numbers of all networks, target networks left out
-    dtype: str
+
+def _facts(num_envs: int, batch_size: int, updates_per_step: float, weights: Weights) -> Facts:
+    """A contender's own account of its work. Contenders of one work agree in all of it."""
+    parameters, dtypes = sum(size for size, _ in weights), "/".join(sorted({dtype for _, dtype in weights}))
+    counts = {"num_envs": num_envs, "batch_size": batch_size, "updates_per_step": updates_per_step}
+    return {**counts, "parameters": parameters, "dtype": dtypes}
+
+
+def _of_torch(networks: Iterable[Any]) -> Weights:
+    weights = [weight for network in networks for weight in network.parameters()]
+    return [(weight.numel(), str(weight.dtype).removeprefix("torch.")) for weight in weights]
 
 
 def build(job: Job) -> Contender:
@@ -49,14 +41,14 @@ def build(job: Job) -> Contender:
     if job.library == "rltemplate":
         return Ours(job)
     peer = StableBaselines3 if job.library == "stable_baselines3" else Sbx
-    return peer(WORKS[job.work], job.threads, job.device)
+    return peer(WORKS[job.work], job.threads)
 
 
 def configuration(job: Job) -> Config:
     """The configuration of this project for a job; of a key that is given twice the last word counts."""
     from rltemplate.config.cli.preflight import preflight
 
-    words = [*WORKS[job.work].overrides(), f"num_threads={job.threads}", f"device={job.device}"]
+    words = [*WORKS[job.work].overrides(), f"num_threads={job.threads}", "device=cpu"]
     last = {word.partition("=")[0]: word for word in [*words, *job.overrides]}
     return preflight(list(last.values())).configs[0]
 
@@ -77,18 +69,13 @@ class Ours:
         """From the algorithm's networks and settings."""
         algorithm: Any = self.algorithm
         config, num_envs = algorithm.config, self.envs.num_envs
-        ppo = config.name == "ppo"
-        rollout = config.num_steps * num_envs if ppo else 1
-        weights = [weight for network in _networks(algorithm) for weight in network.parameters()]
-        return Facts(
-            num_envs=num_envs,
-            batch_size=rollout // config.num_minibatches if ppo else config.batch_size,
-            updates_per_step=(
-                config.update_epochs * config.num_minibatches / rollout if ppo else config.updates_per_step
-            ),
-            parameters=sum(weight.numel() for weight in weights),
-            dtype=_only({str(weight.dtype).removeprefix("torch.") for weight in weights}),
-        )
+        if config.name == "ppo":
+            rollout = config.num_steps * num_envs
+            batch = rollout // config.num_minibatches
+            updates = config.update_epochs * config.num_minibatches / rollout
+        else:
+            batch, updates = config.batch_size, config.updates_per_step
+        return _facts(num_envs, batch, updates, _of_torch(_networks(algorithm)))
 
     def updates(self) -> float:
         """From Adam's step counter, as a checkpoint has it."""
@@ -117,18 +104,12 @@ def _networks(algorithm: Any) -> Iterator[Any]:
                 yield module
 
 
-def _only(found: set[str]) -> str:
-    if len(found) != 1:
-        raise MeasurementError(f"expected one number type, found {', '.join(sorted(found))}")
-    return found.pop()
-
-
 class StableBaselines3:
     """Stable-Baselines3's own training loop, ended by a callback."""
 
     library = "stable_baselines3"
 
-    def __init__(self, work: Work, threads: int, device: str) -> None:
+    def __init__(self, work: Work, threads: int) -> None:
         import torch
         from stable_baselines3.common.env_util import make_vec_env
         from stable_baselines3.common.vec_env import VecNormalize
@@ -137,19 +118,19 @@ class StableBaselines3:
         self.work = work
         envs: Any = make_vec_env(work.env_id, work.num_envs, seed=1, env_kwargs={"disable_env_checker": True})
         if work.scaled:
-            envs = VecNormalize(envs, clip_obs=BOUND, clip_reward=BOUND, gamma=GAMMA)
+            envs = VecNormalize(envs, clip_obs=works.BOUND, clip_reward=works.BOUND, gamma=works.GAMMA)
         sizes, ppo = list(work.hidden_sizes), work.algo == "ppo"
         given: dict[str, Any] = {
             "policy_kwargs": {"net_arch": {"pi": sizes, "vf" if ppo else "qf": sizes}},
-            "gamma": GAMMA,
-            "device": device,
+            "gamma": works.GAMMA,
+            "device": "cpu",
             "seed": 1,
         }
         if ppo:
-            given |= {"n_steps": PPO_STEPS, "batch_size": PPO_BATCH, "n_epochs": PPO_EPOCHS}
+            given |= {"n_steps": works.PPO_STEPS, "batch_size": works.PPO_BATCH, "n_epochs": works.PPO_EPOCHS}
         else:
-            given |= {"buffer_size": SAC_BUFFER, "batch_size": SAC_BATCH, "train_freq": 1}
-            given |= {"learning_starts": LEARNING_STARTS, "gradient_steps": work.num_envs}
+            given |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
+            given |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
         library = importlib.import_module(self.library)
         self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **given)
 
@@ -160,20 +141,11 @@ class StableBaselines3:
             updates = model.n_epochs / model.batch_size
         else:
             updates = model.gradient_steps / (model.train_freq.frequency * model.n_envs)
-        sizes = self._weights()
-        return Facts(
-            num_envs=model.n_envs,
-            batch_size=model.batch_size,
-            updates_per_step=updates,
-            parameters=sum(size for size, _ in sizes),
-            dtype=_only({dtype for _, dtype in sizes}),
-        )
+        return _facts(model.n_envs, model.batch_size, updates, self._weights())
 
-    def _weights(self) -> list[tuple[int, str]]:
+    def _weights(self) -> Weights:
         policy = self.model.policy
-        networks = [policy] if self.work.algo == "ppo" else [policy.actor, policy.critic]
-        weights = [weight for network in networks for weight in network.parameters()]
-        return [(weight.numel(), str(weight.dtype).removeprefix("torch.")) for weight in weights]
+        return _of_torch([policy] if self.work.algo == "ppo" else [policy.actor, policy.critic])
 
     def updates(self) -> float:
         """From the counters of torch's optimiser."""
@@ -202,18 +174,15 @@ class StableBaselines3:
 
 
 class Sbx(StableBaselines3):
-    """Stable-Baselines3's loop around algorithms on JAX, which chooses its device by itself."""
+    """Stable-Baselines3's loop around algorithms on JAX."""
 
     library = "sbx"
-
-    def __init__(self, work: Work, threads: int, device: str) -> None:
-        super().__init__(work, threads, "cpu")
 
     def _value_state(self) -> Any:
         policy = self.model.policy
         return policy.vf_state if self.work.algo == "ppo" else policy.qf_state
 
-    def _weights(self) -> list[tuple[int, str]]:
+    def _weights(self) -> Weights:
         import jax
 
         params: Mapping[str, Any] = self.model.policy.actor_state.params

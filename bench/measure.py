@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import resource
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.contenders import Contender, Ours, build
-from bench.startup import time_to_first_step
-from bench.works import WORKS, Job, MeasurementError
+from bench.works import WORKS, Job, MeasurementError, Work
+from rltemplate.run import paths
+from rltemplate.run.git.snapshot import GitRecord, Snapshot, withdraw_run
+from rltemplate.run.paths import PROJECT
+from rltemplate.run.record import read_record
 
 _TOLERANCE = 0.01  # of the updates that optimisers counted, against those announced
 
@@ -33,18 +39,16 @@ def measure(job: Job, begun: float) -> dict[str, Any]:
         result = rate(contender, job, begun, seconds)
     finally:
         contender.close()
-    return {"result": result, "facts": dataclasses.asdict(contender.facts())}
+    return {"result": result, "facts": contender.facts()}
 
 
 def rate(contender: Contender, job: Job, begun: float, seconds: dict[str, float]) -> dict[str, float]:
     """Speed of training, and the share of each of `seconds`, which the calls that it watches add up."""
     first, start, end = 0.0, (0, 0.0, 0.0, 0.0), (0, 0.0, 0.0, 0.0)
     warm_up = 2 * WORKS[job.work].first_steps
-    sync = _sync(job.device)
 
     def tick(env_steps: int) -> bool:
         nonlocal first, start, end
-        sync()
         if not first and env_steps >= WORKS[job.work].first_steps:
             first = time.time() - begun
         if not start[0]:
@@ -62,7 +66,7 @@ def rate(contender: Contender, job: Job, begun: float, seconds: dict[str, float]
     steps, updates, wall_s, cpu_s = (b - a for a, b in zip(start, end, strict=True))
     if not start[0] or steps <= 0:
         raise MeasurementError("training ended before anything was measured")
-    announced = contender.facts().updates_per_step
+    announced = contender.facts()["updates_per_step"]
     if abs(updates / steps - announced) > _TOLERANCE * announced:
         raise MeasurementError(
             f"{updates / steps:.4g} updates per environment step were counted instead of {announced:.4g}"
@@ -73,21 +77,10 @@ def rate(contender: Contender, job: Job, begun: float, seconds: dict[str, float]
     return result | {"peak_bytes": peak_bytes()} | shares | rest
 
 
-def _sync(device: str) -> Callable[[], None]:
-    """A call that waits for the accelerator: work that was asked for is not work that has been done."""
-    if device == "cpu":
-        return lambda: None
-    import torch
-
-    return torch.cuda.synchronize
-
-
 def peak_bytes() -> int:
     """The most memory that this process has had. Linux hands `ru_maxrss` down from a parent: hence /proc."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def watch(contender: Ours) -> dict[str, float]:
@@ -117,19 +110,13 @@ def watch(contender: Ours) -> dict[str, float]:
 
 
 # Observers by what is switched on; `nothing` compares iterations that are alike.
-_WATCHING = {
-    "nothing": None,
-    "log": ("off", 1),
-    "trace=iteration": ("iteration", 0),
-    "trace=step": ("step", 0),
-}
+_WATCHING = {"log": ("off", 1), "trace=iteration": ("iteration", 0), "trace=step": ("step", 0)}
 
 
 def observers(job: Job) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
     from rltemplate.config.loading import to_dict
     from rltemplate.config.schema import TraceDetail
-    from rltemplate.run import paths
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
@@ -143,13 +130,8 @@ def observers(job: Job) -> dict[str, float]:
     watching: dict[str, Observers] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, switched in _WATCHING.items():
-            if switched is None:
-                continue
-            detail, log_every = TraceDetail[switched[0]], switched[1]
-            config, folder = (
-                dataclasses.replace(quiet, trace=detail, log_every=log_every),
-                Path(scratch) / name,
-            )
+            config = dataclasses.replace(quiet, trace=TraceDetail[switched[0]], log_every=switched[1])
+            folder = Path(scratch) / name
             folder.mkdir()
             facts = RunFacts("bench", folder, "bench", 10**9, to_dict(config), {}, None, (), to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
@@ -161,12 +143,11 @@ def observers(job: Job) -> dict[str, float]:
             algorithm.probe = (None if observer is None else observer.trace) or Probe()
             before, wall_s, cpu_s = algorithm.env_steps, time.perf_counter(), time.process_time()
             result = algorithm.train_iteration()
-            _sync(job.device)()
             if observer is not None:
                 observer.observe(result, before, time.perf_counter() - wall_s)
             return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
-        names = ["alone", *_WATCHING]
+        names = ["alone", "nothing", *_WATCHING]
         while ours.algorithm.env_steps < 2 * WORKS[job.work].first_steps:
             iteration("alone")
         rounds: list[dict[str, tuple[float, float]]] = []
@@ -178,8 +159,46 @@ def observers(job: Job) -> dict[str, float]:
             observer.close()
     ours.close()
     found = {}
-    for name in _WATCHING:
+    for name in ("nothing", *_WATCHING):
         for clock, label in enumerate(("wall", "cpu")):
             added = statistics.median(each[name][clock] - each["alone"][clock] for each in rounds)
             found[f"{name} {label}"] = added / statistics.median(each["alone"][clock] for each in rounds)
     return found
+
+
+# Overrides that make an iteration one step of the environments.
+ONE_STEP = {
+    "ppo": ["algo.num_steps=1", "algo.num_minibatches=1", "algo.update_epochs=1"],
+    "sac": ["algo.steps_per_iteration=1"],
+}
+
+
+def time_to_first_step(work: Work) -> dict[str, float]:
+    """Seconds from a command to the first environment step of its run, with its checks and git snapshot.
+
+    The first line of the trace tells when an iteration of one step was made; the run is killed then.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir, said = Path(scratch) / "run", Path(scratch) / "said"
+        words = [f"algo={work.algo}", f"env={work.env}", *ONE_STEP[work.algo], f"run_dir={run_dir}"]
+        with said.open("wb") as out:
+            began = time.perf_counter()
+            command = [sys.executable, "scripts/train.py", *words]
+            process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        trace = run_dir / paths.TRACE
+        while not (trace.exists() and trace.stat().st_size) and not _ended(process.pid):
+            time.sleep(0.002)
+        wall_s, started = time.perf_counter() - began, trace.exists()
+        if started:
+            os.kill(read_record(run_dir)["pid"], signal.SIGKILL)
+        _, _, used = os.wait4(process.pid, 0)
+        if not started:
+            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise MeasurementError(f"the command ended before its first step: {lines[-1]}")
+        withdraw_run(Snapshot(top=str(PROJECT)), GitRecord(**read_record(run_dir)["git"]))
+    return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}
+
+
+def _ended(pid: int) -> bool:
+    """True if the process is over, whose times can still be asked for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 PPO_STEPS, PPO_BATCH, PPO_EPOCHS = 256, 64, 10  # steps of each environment, samples, passes
@@ -29,17 +28,14 @@ class Work:
 
     @property
     def name(self) -> str:
-        """`ppo-Hopper`."""
         return f"{self.algo}-{self.env}"
 
     @property
     def title(self) -> str:
-        """`PPO Hopper`."""
         return f"{self.algo.upper()} {self.env}"
 
     @property
     def hidden_sizes(self) -> tuple[int, int]:
-        """Hidden layers of each network."""
         return (64, 64) if self.algo == "ppo" else (256, 256)
 
     @property
@@ -82,13 +78,9 @@ FORMS = {
     "rltemplate, compile=true env.num_workers=1": ["compile=true", "env.num_workers=1"],
 }
 COMPILED = FORMS["rltemplate, compile=true"]
-LEVELS = {
-    **{
-        level: [f"determinism={level}", "compile=false"]
-        for level in ("fast", "repeat", "invariant", "profile")
-    },
-    **{f"{level}, compile=true": [f"determinism={level}", *COMPILED] for level in ("fast", "repeat")},
-}
+_EAGER_LEVELS, _COMPILED_LEVELS = ("fast", "repeat", "invariant", "profile"), ("fast", "repeat")
+LEVELS = {level: [f"determinism={level}", "compile=false"] for level in _EAGER_LEVELS}
+LEVELS |= {f"{level}, compile=true": [f"determinism={level}", *COMPILED] for level in _COMPILED_LEVELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +95,26 @@ class Job:
     threads: int = 1  # of the numerical library
     cores: int = 1  # that the process and all that it starts may use
     seconds: float = 15.0  # to measure for, beyond the warm-up
-    device: str = "cpu"
 
 
-def jobs(part: str, seconds: float, cores: int, device: str) -> list[Job]:
+def jobs(part: str, seconds: float, cores: int) -> list[Job]:
     """The measurements of one repetition of a part, in the order in which they take turns."""
-    hopper = ("ppo-Hopper", "sac-Hopper")
-
-    def job(work: str, contender: str, *overrides: str, alone: bool = True) -> Job:
-        # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
-        threads = cores if WORKS[work].algo == "sac" and not alone else 1
-        used = {"threads": threads, "cores": 1 if alone else cores, "seconds": seconds}
-        library = PEERS.get(contender, "rltemplate")
-        return Job(part, work, contender, library, overrides, device=device, **used)  # type: ignore[arg-type]
-
-    def peers() -> list[Job]:
-        made = []
-        for work in WORKS:
-            made += [job(work, peer, alone=False) for peer in PEERS]
-            made += [job(work, form, *words, alone=False) for form, words in FORMS.items()]
-        return made
-
-    plans: dict[str, Callable[[], list[Job]]] = {
-        "peers": peers,
-        "time": lambda: [
-            job(work, form, *words) for work in WORKS for form, words in list(FORMS.items())[:2]
-        ],
-        "levels": lambda: [job(work, level, *words) for work in hopper for level, words in LEVELS.items()],
-        "observers": lambda: [job(work, "compile=true", *COMPILED) for work in hopper],
-        "startup": lambda: [job(work, "make train") for work in (*hopper, "ppo-CartPole")],
+    hopper, forms = ("ppo-Hopper", "sac-Hopper"), list(FORMS.items())
+    peers: list[tuple[str, list[str]]] = [(peer, []) for peer in PEERS]
+    plans: dict[str, list[tuple[str, str, list[str]]]] = {
+        "peers": [(work, *each) for work in WORKS for each in [*peers, *forms]],
+        "time": [(work, *form) for work in WORKS for form in forms[:2]],
+        "levels": [(work, *level) for work in hopper for level in LEVELS.items()],
+        "observers": [(work, "compile=true", COMPILED) for work in hopper],
+        "startup": [(work, "make train", []) for work in (*hopper, "ppo-CartPole")],
     }
-    return plans[part]()
+    used = cores if part == "peers" else 1
+    made = []
+    for work, contender, words in plans[part]:
+        # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
+        threads, library = used if WORKS[work].algo == "sac" else 1, PEERS.get(contender, "rltemplate")
+        made.append(Job(part, work, contender, library, tuple(words), threads, used, seconds))
+    return made
 
 
 PARTS = ("peers", "time", "levels", "observers", "startup")

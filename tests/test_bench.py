@@ -13,7 +13,7 @@ from bench import tables
 from bench.__main__ import in_process, main, measure_part
 from bench.contenders import build
 from bench.measure import rate
-from bench.works import LEVELS, PARTS, PEERS, WORKS, Job, MeasurementError, jobs
+from bench.works import PARTS, PEERS, WORKS, Job, MeasurementError, jobs
 from rltemplate.config.cli.preflight import preflight
 
 
@@ -22,21 +22,12 @@ def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **give
 
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
-    words = {
-        (job.work, job.overrides) for part in PARTS for job in jobs(part, 1.0, 2, "cpu") if job.overrides
-    }
+    words = {(job.work, job.overrides) for part in PARTS for job in jobs(part, 1.0, 2) if job.overrides}
     assert len(words) > 15
     for work, overrides in words:
         given = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])
         plan = preflight([f"{key}={value}" for key, value in given.items()])
         assert plan.configs[0].algo.name == WORKS[work].algo
-
-
-def test_peers_and_levels_take_turns_in_every_work() -> None:
-    peers = [each.contender for each in jobs("peers", 1.0, 2, "cpu") if each.work == "sac-Hopper"]
-    assert peers[:2] == list(PEERS)
-    assert {each.threads for each in jobs("peers", 1.0, 2, "cpu") if each.work.startswith("ppo")} == {1}
-    assert [each.contender for each in jobs("levels", 1.0, 2, "cpu")] == [*LEVELS, *LEVELS]
 
 
 def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
@@ -54,28 +45,20 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     assert "128" in failed[0]
 
 
-def test_training_is_measured_and_optimisers_are_asked() -> None:
+def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     contender = build(job(overrides=("determinism=fast",)))
     try:
         result = rate(contender, job(seconds=0.2), 0.0, {})
         assert result["steps_per_s"] > 100
         assert result["peak_bytes"] > 1e8
         facts = contender.facts()
-        assert (facts.num_envs, facts.batch_size, facts.dtype) == (8, 64, "float32")
+        assert (facts["num_envs"], facts["batch_size"], facts["dtype"]) == (8, 64, "float32")
         # Two networks of 64-64 on four numbers: one with two outputs, one with one.
-        assert facts.parameters == 2 * (4 * 64 + 64 + 64 * 64 + 64) + 64 * 2 + 2 + 64 + 1
+        assert facts["parameters"] == 2 * (4 * 64 + 64 + 64 * 64 + 64) + 64 * 2 + 2 + 64 + 1
 
-        class Lazy:
-            """Announces twice the updates that it makes."""
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(contender, name)
-
-            def updates(self) -> float:
-                return contender.updates() / 2
-
+        monkeypatch.setattr(contender, "updates", lambda: 0.0)
         with pytest.raises(MeasurementError, match="updates per environment step were counted instead of"):
-            rate(Lazy(), job(seconds=0.1), 0.0, {})
+            rate(contender, job(seconds=0.1), 0.0, {})
     finally:
         contender.close()
 
@@ -84,7 +67,7 @@ def test_the_optimiser_of_sac_is_found() -> None:
     contender = build(job(work="sac-Hopper", overrides=("determinism=fast",)))
     try:
         assert contender.updates() == 0.0
-        assert contender.facts().updates_per_step == 1.0
+        assert contender.facts()["updates_per_step"] == 1.0
     finally:
         contender.close()
 
@@ -104,15 +87,9 @@ def test_peers_do_the_same_work(work: str) -> None:
 
 def test_tables_compare_within_a_repetition() -> None:
     def measured(contender: str, *rates: float) -> list[dict[str, Any]]:
-        numbers = {"first_s": 2.0, "peak_bytes": 4e8, "cpu_s_per_step": 1.0}
-        return [
-            {
-                "job": {"part": "peers", "work": "sac-Hopper", "contender": contender},
-                "repetition": number,
-                "result": {"steps_per_s": rate, **numbers},
-            }
-            for number, rate in enumerate(rates, 1)
-        ]
+        named = {"part": "peers", "work": "sac-Hopper", "contender": contender}
+        results = [{"steps_per_s": rate, "first_s": 2.0, "peak_bytes": 4e8} for rate in rates]
+        return [{"job": named, "repetition": i, "result": result} for i, result in enumerate(results)]
 
     # The machine was twice as fast in the second repetition.
     every = [*measured("SBX", 100, 200, 100), *measured("rltemplate, eager", 150, 300)]
@@ -125,14 +102,8 @@ def test_tables_compare_within_a_repetition() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["time", "observers", "startup"])
 def test_a_part_is_measured_and_written(part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [
-        f"only={part}",
-        "works=ppo-CartPole,ppo-Hopper",
-        "seconds=0.1",
-        "repetitions=1",
-        f"out={tmp_path}",
-    ]
-    assert main(words) == 0, capfd.readouterr().err
+    words = [f"only={part}", "works=ppo-CartPole,ppo-Hopper", "seconds=0.1", "repetitions=1"]
+    assert main([*words, f"out={tmp_path}"]) == 0, capfd.readouterr().err
     text = (tmp_path / "bench.md").read_text()
     assert f"## {part}" in text
     assert "| PPO Hopper |" in text
@@ -148,12 +119,6 @@ def test_a_part_is_measured_and_written(part: str, tmp_path: Path, capfd: pytest
     ("word", "says"),
     [
         ("only=peer", "did you mean peers?"),
-        ("works=ppo-Hoper", "did you mean ppo-Hopper?"),
-        ("cores=0", "cores=0: must be from 1 to"),
-        ("repetitions=0", "repetitions=0: must be at least 1"),
-        ("seconds=nan", "seconds=nan: must be greater than 0, and finite"),
-        ("core=2", "did you mean cores=?"),
-        ("--one", "--one: no such option"),
         ("out={file}", "is a file; expected a folder"),
     ],
 )
