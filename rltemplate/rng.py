@@ -1,6 +1,6 @@
 """Named random streams of one seed.
 
-Nothing in the package draws from a global generator: whoever needs randomness asks for a stream by name,
+Nothing in the package draws from a global generator: code that needs randomness asks for a stream by name,
 so that an extra draw in one place moves nothing in another. Streams are children of numpy's SeedSequence
 (O'Neill's seed_seq_fe construction), which spreads adjacent seeds over unrelated states; seed 0 is a seed
 like any other.
@@ -33,7 +33,7 @@ class Streams:
         self.seed = seed
         self.device = torch.device(device)
         self._torch: dict[str, torch.Generator] = {}
-        self._restored: dict[str, torch.Tensor] = {}  # states of streams that nobody has asked for yet
+        self._restored: dict[str, torch.Tensor] = {}  # states of streams that were not used yet
 
     def torch(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
         """The torch generator `name`, on the run's device unless told otherwise."""
@@ -53,7 +53,7 @@ class Streams:
         return self._restored | {name: generator.get_state() for name, generator in self._torch.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue every stream from `state`, those in use at once and the others when asked for."""
+        """Continue every stream from `state`: used ones at once, others at their first use."""
         self._restored = dict(state)
         for name, generator in self._torch.items():
             if name in self._restored:

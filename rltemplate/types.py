@@ -27,9 +27,9 @@ V = TypeVar("V")
 # take a job away.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Root keys of the configuration that say where a run lies and what it is for, not what it is ...
+# Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
-# ... and those that only look at a run, and change nothing of what is computed.
+# Keys of observers, which change nothing of what is computed.
 OBSERVER_KEYS = (
     *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
     *("video_every", "video_size", "video_fps", "video_renderer"),
@@ -85,11 +85,10 @@ class Experience(NamedTuple):
 
 @dataclass(slots=True)
 class IterationResult:
-    """What one training iteration tells the outside world.
+    """The results of one training iteration for observers.
 
     `metrics` are detached 0-d tensors that stay on the device; only the logger reads their values, once
-    per log interval. `probes` are references to named tensors in causal order, free unless somebody
-    looks at them.
+    per log interval. `probes` are references to named tensors in causal order, free unless they are read.
     """
 
     metrics: Mapping[str, Tensor]
@@ -98,11 +97,11 @@ class IterationResult:
 
 
 class Probe:
-    """What an algorithm shows of itself while it works, item by item in causal order. This one looks away.
+    """Receives the values of an algorithm while it works, in causal order. This one ignores them.
 
-    An algorithm calls `begin` at the start of each iteration, before it collects or learns anything. It says
-    where it is with `event` and then hands each value through the probe. What comes back is what it goes on
-    with: the same value, unless a test has asked for a fault.
+    An algorithm calls `begin` at the start of each iteration, before it collects or learns anything. It names
+    its position with `event`, then hands each value through the probe and continues with the returned value.
+    A trace returns the same value.
     """
 
     def begin(self, algorithm: Algorithm) -> None:
@@ -118,7 +117,7 @@ class Probe:
 
 
 class Algorithm(Protocol):
-    """All that the training loop and the observers know of an algorithm."""
+    """The interface of an algorithm for the training loop and the observers."""
 
     env_steps: int
     probe: Probe
@@ -147,7 +146,7 @@ class Algorithm(Protocol):
         ...
 
     def progress(self) -> dict[str, Any]:
-        """A copy of what is needed beside `state_dict` to go on bit for bit: above all the environments."""
+        """A copy of the state besides `state_dict` for an exact resume: above all the environments."""
         ...
 
     def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:

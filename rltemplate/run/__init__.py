@@ -1,1 +1,1 @@
-"""What observes a run and never changes it: record, logger, sinks, evaluation, video, checkpoints."""
+"""One run: its folder, record, checkpoints, trace, logger and all other observers, and its resume."""

@@ -190,7 +190,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def steps_of(checkpoint: Path) -> int:
-    """After how many environment steps a checkpoint was taken."""
+    """Number of environment steps after which a checkpoint was taken."""
     return int(checkpoint.stem.removeprefix("step_"))
 
 
@@ -223,7 +223,7 @@ def prune_checkpoints(run_dir: Path, keep: int | None = None, newest: int | None
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """What makes a checkpoint of `path`. Raises ConfigError in a line if it is not to be trusted."""
+    """The manifest of a checkpoint. Raises ConfigError in a line if it is missing or damaged."""
     try:
         text = path.with_suffix(".json").read_bytes()
     except FileNotFoundError:
@@ -246,7 +246,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | None:
-    """What is wrong with a file, if anything; `deeply` reads all of it. ConfigError if it cannot."""
+    """The damage of a file in a line, or None; `deeply` reads all of it. ConfigError if it cannot be read."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
@@ -264,7 +264,7 @@ def _damage(path: Path, entry: Mapping[str, Any], deeply: bool = True) -> str | 
 
 
 def _problems(path: Path, deeply: set[str] | None = None) -> list[str]:
-    """What is wrong with a checkpoint. Every file is read, or only those named by `deeply`."""
+    """The damages of a checkpoint. Every file is read, or only the files named by `deeply`."""
     try:
         files = _read_manifest(path)["files"]
     except ConfigError as error:

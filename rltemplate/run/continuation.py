@@ -1,8 +1,8 @@
-"""A run that ended early goes on in its folder: from where, what may have changed since, and what is cut off.
+"""Resume of a run in its folder: the checkpoint, the changes since, and the rows and files beyond it.
 
-A run that goes on must be the run that was never interrupted. So nothing that decides its bits may change
-unless it is said: the configuration never (only `total_env_steps` may grow), code and libraries with
-`accept=changes`. Another machine, processor or path is noted in the record.
+A resumed run must equal the run that was never interrupted. The configuration may not change, but for a
+larger `total_env_steps`; code and libraries may with `accept=changes`. Another machine, processor or path is
+noted in the record.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ACCEPT = "changes"
 
 @dataclass(slots=True, kw_only=True)
 class Continuation:
-    """What is left of a run, and what is different now."""
+    """The state of an ended run, and the differences between then and now."""
 
     record: RunRecord
     checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
@@ -66,12 +66,12 @@ class Continuation:
 
     @property
     def run_state(self) -> dict[str, Any] | None:
-        """Where the observers of the run stood."""
+        """The state of the observers; None if the run starts over."""
         return None if self.checkpoint is None else self.checkpoint.state["run"]
 
     @property
     def env_steps(self) -> int:
-        """From where the run goes on."""
+        """Environment steps at which the run resumes."""
         return 0 if self.checkpoint is None else int(self.checkpoint.state["env_steps"])
 
     def part(self) -> ResumedPart:
@@ -105,7 +105,7 @@ def recorded_config(run_dir: Path) -> Config:
 
 
 def take(lock: RunLock, run_dir: Path) -> None:
-    """Have the folder of a run for this process, or raise ConfigError with one line."""
+    """Lock the folder of a run for this process, or raise ConfigError with one line."""
     try:
         lock.acquire()
     except OSError as error:
@@ -113,9 +113,9 @@ def take(lock: RunLock, run_dir: Path) -> None:
 
 
 def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
-    """From where the run of a job goes on, and what is different now.
+    """The newest whole checkpoint of a job's run, and all that has changed since the run began.
 
-    Raises ConfigError if it must not. Changes nothing.
+    Raises ConfigError if the run must not resume. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
     record = RunRecord.read(run_dir)
@@ -173,7 +173,7 @@ def _check_beginning(run_dir: Path, record: RunRecord, every: int) -> None:
 
 
 def config_digest(values: Mapping[str, Any]) -> str:
-    """Of all values of a configuration (nested) that decide a run, but for how long it is."""
+    """Digest of the values of a nested configuration that affect results, without `total_env_steps`."""
     values = {key: value for key, value in _deciding(values) if key != "total_env_steps"}
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
@@ -181,7 +181,7 @@ def config_digest(values: Mapping[str, Any]) -> str:
 def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
     """Raise ConfigError unless a checkpoint made with the values `before` fits `config`.
 
-    `free` names root keys that may differ beside those that say where a run lies and by what means.
+    `free` names root keys that may differ besides bookkeeping and execution keys.
     """
     before, now = with_present_keys(before), to_dict(config)
     algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
@@ -207,7 +207,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """What decides a run, by dotted key: all but where it lies, what it is for and by what means."""
+    """The values of a configuration by dotted key, without bookkeeping and execution keys."""
     return dict(_deciding(to_dict(config)))
 
 
@@ -218,7 +218,7 @@ def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def changed_code(before: GitRecord, snapshot: Snapshot) -> list[str]:
     """Files that may change what a run computes and are not what they were."""
     if None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
-        return []  # without git nobody knows
+        return []  # unknown without git
     now = {"tree": snapshot.tree}
     changed = None if snapshot.top is None else files_between(Path(snapshot.top), asdict(before), now)
     if changed is None:
@@ -227,7 +227,7 @@ def changed_code(before: GitRecord, snapshot: Snapshot) -> list[str]:
 
 
 def how_back(what: str, ref: str | None) -> str:
-    """What to bring back, code or libraries, so that a run can go on; of code, how."""
+    """Advice on bringing back code or libraries, with the git command for code."""
     recorded = what == "code" and ref is not None
     return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
 
@@ -272,9 +272,9 @@ def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int
 
 
 def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
-    """Take from the folder what lies beyond the checkpoint, so that it can be written again.
+    """Remove rows, checkpoints and leftovers beyond the checkpoint, which are made again.
 
-    Whatever is cut off here follows from what stays: a run that dies in the middle of this loses nothing.
+    A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
     state = continuation.run_state

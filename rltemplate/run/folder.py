@@ -1,4 +1,4 @@
-"""The folder of one run, with its lock, its record and its commit: begun, gone on with, and ended."""
+"""The folder of one run with its lock, record and commit: made, resumed and ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rltemplate.types import ConfigError, RunError
 
 
 class RunFolder:
-    """What is kept of a run. `git` says where its code is, once it has begun."""
+    """The folder of a run. `git` says where its code is, once it has begun."""
 
     def __init__(self, job: Job) -> None:
         """The folder of `job`. Changes nothing yet."""
@@ -64,14 +64,14 @@ class RunFolder:
             raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
 
     def rollback(self) -> None:
-        """Leave nothing of a run that could not begin; the lock says that all that is there is its own."""
+        """Remove everything of a run that could not begin; the lock guards its files."""
         if self.git is not None:
             withdraw_run(self._snapshot, self.git)
         self._remove()
 
     def _make(self) -> None:
-        """Have an empty folder for this process alone."""
-        # Those that have to be made for it, the innermost first.
+        """Make the folder, or take an empty one, and lock it."""
+        # Parents that have to be made too, the innermost first.
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -115,14 +115,14 @@ class RunFolder:
             **this_process(),
         )
 
-    # --- A run that goes on ------------------------------------------------------------------------------
+    # --- A resumed run -----------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Have the folder of a run that is there, or raise ConfigError with one line."""
+        """Lock the folder of an existing run, or raise ConfigError with one line."""
         take(self._lock, self.path)
 
     def check(self) -> None:
-        """Raise RunError if it is no longer where it was: the run must not go on in a new one."""
+        """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
         now = self._lock.moved_to()
         if now:
             raise RunError(
@@ -132,14 +132,11 @@ class RunFolder:
             raise RunError(f"{self.path} was deleted under the run, and everything in it is lost")
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._lock.release()
 
     def resume(self, snapshot: Snapshot, continuation: Continuation) -> None:
-        """Cut off what lies beyond the checkpoint, and go on with the record of a run and with its commit.
-
-        A disk that does not take it loses nothing: what is cut off follows from what stays.
-        """
+        """Add this part to the record, and remove all that lies beyond the checkpoint."""
         self._snapshot = snapshot
         self._record = record = continuation.record
         before = record.git

@@ -1,7 +1,6 @@
-"""What can change what a run computes and what cannot: files of the repository, and installed packages.
+"""Files of the repository and installed packages that may change results, and all others.
 
-Where nobody can tell, it can. The configuration is not looked at here: the resolved one is in every run
-folder and is compared by itself, hence no change of a file of `conf/` counts.
+In doubt they may. Files of `conf/` do not count: the resolved configuration is compared by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d"
 
 
 def file_matters(path: str) -> bool:
-    """Whether a change of this file, relative to the top of the repository, may change a run's results."""
+    """True if a change of this file, relative to the top of the repository, may change results."""
     name = PurePosixPath(path)
     if name.suffix in _IDLE_SUFFIXES or path in _IDLE_FILES or name.parts[0].startswith("."):
         return False
@@ -49,10 +48,10 @@ def file_matters(path: str) -> bool:
 
 
 def package_matters(name: str) -> bool:
-    """Whether another version of this package, by its normalised name, may change a run's results."""
+    """True if another version of this package, by its normalised name, may change results."""
     return name not in _IDLE_PACKAGES and not name.startswith(_IDLE_FAMILIES)
 
 
 def presence_matters(name: str) -> bool:
-    """Whether results may change where this package is installed and was not before, or the other way."""
+    """True if installing or removing this package may change results."""
     return name in _COMPUTING_PACKAGES

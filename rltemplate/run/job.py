@@ -23,12 +23,12 @@ JOB_VARIABLE = "RLTEMPLATE_JOB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that the process of a run is told.
+    """The instructions for the process of a run.
 
     `snapshot` is the text of `Snapshot.to_json`. In a sweep it stays behind in the index until the run's
     process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
 
-    With `resume` the run of the folder goes on; `accept` says that it may with changed code and libraries.
+    With `resume` the run of the folder is resumed; with `accept` also if code or libraries have changed.
     With `journal` the run has an entry of its own there: one that somebody asked for, and not a part of a
     sweep, a proof or a measurement.
     """
@@ -70,7 +70,7 @@ class Job:
 
 
 def run_folder(config: Config, run_id: str, env_name: str) -> Path:
-    """Where the run goes, absolute: `run_dir` as it is, else `<runs_dir>/<algo>-<env>/<run_id>`."""
+    """Absolute folder of a run: `run_dir` as it is, else `<runs_dir>/<algo>-<env>/<run_id>`."""
     if config.run_dir is not None:
         return Path(config.run_dir).expanduser().absolute()
     group = paths.safe_name(f"{config.algo.name}-{env_name}")

@@ -37,7 +37,7 @@ def strict_json(row: Row) -> str:
 
 
 def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, float]], int]:
-    """Drop the rows of `path` beyond `env_steps`, when a run goes on from a checkpoint taken there.
+    """Drop the rows of `path` beyond `env_steps`, when a run resumes from a checkpoint taken there.
 
     Returns the rows that are left, and the number of lines that were no rows and are dropped too. The file
     is replaced in one step, so that a crash leaves the old or the new one.
@@ -141,7 +141,7 @@ class Logger:
         self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
 
     def sync(self) -> None:
-        """Have all rows on the disk."""
+        """Flush all rows to the disk."""
         self._lines.sync()
 
     def video(self, path: Path, env_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Run folders and what is in them, for those who look at runs that others have made, moved or damaged."""
+"""Run folders, found and read. They may have been moved, damaged or made by an earlier version."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def find_run_dirs(pattern: str) -> list[Path]:
 
 
 def _run_dirs(pattern: str) -> list[Path]:
-    """Those of one pattern, sorted: of folders, or of the ids of runs."""
+    """Run folders of one pattern, sorted. It matches folders, else ids."""
     found = _matching(pattern, paths.RECORD) or _matching(f"runs/*/{pattern}", paths.RECORD)
     if not found:
         deeper = next((deep for deep in ("*", "*/*") if _matching(pattern, f"{deep}/{paths.RECORD}")), None)

@@ -1,4 +1,4 @@
-"""The state of an algorithm entry by entry, as a checkpoint keeps it, for whoever looks at a run."""
+"""The state of an algorithm entry by entry, as a checkpoint keeps it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class State:
         self._held = 0  # transitions that had come in when the iteration began
 
     def begin(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
-        """All entries, as an iteration finds them."""
+        """The entries at the start of an iteration."""
         held = algorithm.experience(sys.maxsize)
         self._held = 0 if held is None else held.last
         yield from entries(algorithm.state_dict(), START)
 
     def end(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
-        """All entries, as an iteration leaves them."""
+        """The entries at the end of an iteration."""
         yield from entries(algorithm.state_dict(), END)
         held = algorithm.experience(self._held)
         if held is not None:
@@ -46,6 +46,6 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif hasattr(state, "detach"):
         yield path, state
     else:
-        import numpy as np  # whoever only compares traces needs none of it
+        import numpy as np  # not needed to compare traces
 
         yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)

@@ -71,7 +71,7 @@ def device_digest(value: Tensor) -> Tensor:
 
 
 class Trace(Probe):
-    """Writes `trace.jsonl` while a run goes on."""
+    """Writes `trace.jsonl` during a run."""
 
     def __init__(
         self, run_dir: Path, detail: str, algo: str, device: str = "cpu", first_iteration: int = 0
@@ -96,10 +96,10 @@ class Trace(Probe):
         self._anew = True  # whether a file that is there is an old one
 
     def resume(self, iterations: int, chain: str) -> bool:
-        """Go on with the file behind `iterations`, which had `chain` in the end; what follows is cut off.
+        """Continue the file behind `iterations`, which ended with `chain`; later lines are cut off.
 
-        False if the file does not reach as far or holds another past. It will then be begun anew, with the
-        chain going on, so that at least the end can be compared.
+        False if the file does not reach as far or holds another past. A new file then continues the chain, so
+        that at least the end can be compared.
         """
         self._iteration, self.chain = iterations, chain
         if iterations == 0:
@@ -133,7 +133,7 @@ class Trace(Probe):
         self._lines.warn = warn
 
     def sync(self) -> None:
-        """Have everything on the disk."""
+        """Flush all lines to the disk."""
         self._lines.sync()
 
     def begin(self, algorithm: Algorithm) -> None:
@@ -234,7 +234,7 @@ class Trace(Probe):
 
     def _write(self) -> None:
         if self._anew:
-            with contextlib.suppress(FileNotFoundError):  # whatever it holds, it may be of use to somebody
+            with contextlib.suppress(FileNotFoundError):  # kept for the user
                 self._lines.path.replace(self._lines.path.with_name(OLD_TRACE))
             self._anew = False
         self._lines.write("\n".join(self._new))

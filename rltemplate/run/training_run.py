@@ -98,7 +98,7 @@ class TrainingRun:
         self._status = FINISHED if self._observers.complete else INTERRUPTED
 
     def fail(self, error: BaseException) -> None:
-        """Have the record say what ended the run."""
+        """Let the record name the error that ended the run."""
         text = exits.told(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         self._error = text.splitlines()[0]
 
