@@ -1,4 +1,4 @@
-"""How two arrays differ: how many elements, by how many units in the last place, and which is the first.
+"""The difference of two arrays: how many elements, by how many units in the last place, and the first one.
 
 A unit in the last place (ULP) is the distance between neighbouring floating-point numbers. Counted in raw
 units, a sum that cancels to nearly nothing looks far off although it is as good as its terms; so differences
@@ -42,14 +42,12 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDifference:
-    """What `compare_arrays` found.
+    """The result of `compare_arrays`; `kind` is one of this module's words.
 
-    `differing` of `size` elements have another value; `only_bits` further ones have the same value in other
-    bits. NaN equals NaN; `nan_a` and `nan_b` count elements that are NaN on that side alone, and these
-    have no part in what follows. Distances are over the differing elements: `median_ulp` and `max_ulp` raw,
-    `scaled` in units of the largest of both values and the RMS, `max_over_rms` the largest difference as a
-    part of the RMS. They are None where they mean nothing: for integers (then `max_difference` counts), for
-    other shapes and types, with infinities and where nothing differs. `kind` is one of this module's words.
+    `differing` of `size` elements have another value, `only_bits` further ones the same value in other bits.
+    NaN equals NaN; `nan_a` and `nan_b` count elements that are NaN on that side alone. Distances are over the
+    other differing elements: raw, scaled, and the largest as a part of the RMS. They are None for integers
+    (then `max_difference` counts), for other shapes and types, with infinities and where nothing differs.
     """
 
     kind: str
@@ -76,7 +74,7 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
     for array in (a, b):
         if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
             raise TypeError(f"cannot compare arrays of {array.dtype}: floats, integers and truth values only")
-    described: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "shape_a": list(a.shape),
         "shape_b": list(b.shape),
         "dtype_a": str(a.dtype),
@@ -84,26 +82,23 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
         "size": a.size,
     }
     if a.shape != b.shape or a.dtype != b.dtype:
-        return ArrayDifference(kind=DIFFERENT, **described)
-    flat_a, flat_b = _flat(a), _flat(b)
-    words_a, words_b = _words(flat_a), _words(flat_b)
-    other_bits = words_a != words_b
+        return ArrayDifference(kind=DIFFERENT, **facts)
+    flat_a, flat_b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
+    other_bits = _bits(flat_a) != _bits(flat_b)
     if not other_bits.any():
-        return ArrayDifference(kind=EQUAL, **described)
-    facts: dict[str, Any]
+        return ArrayDifference(kind=EQUAL, **facts)
+    differs, kind = other_bits, DIFFERENT
     if flat_a.dtype.kind == "f":
-        differs, kind, facts = _floats(flat_a, flat_b, other_bits)
+        differs, kind, distances = _floats(flat_a, flat_b, other_bits)
+        facts |= distances
     else:
-        differs, kind = other_bits, DIFFERENT
-        facts = {"max_difference": int(_distance(flat_a[differs], flat_b[differs]).max())}
-    first = int(np.argmax(differs if differs.any() else other_bits))
+        facts["max_difference"] = int(_distance(flat_a[differs], flat_b[differs]).max())
     return ArrayDifference(
         kind=kind,
-        **described,
         **facts,
         differing=int(differs.sum()),
         only_bits=int((other_bits & ~differs).sum()),
-        first=_element(flat_a, flat_b, first, a.shape),
+        first=_element(flat_a, flat_b, int(np.argmax(differs if differs.any() else other_bits)), a.shape),
     )
 
 
@@ -125,11 +120,7 @@ def ulp_of(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return unit
 
 
-def _flat(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
-
-
-def _words(flat: np.ndarray) -> np.ndarray:
+def _bits(flat: np.ndarray) -> np.ndarray:
     return flat.view(f"u{flat.dtype.itemsize}")
 
 
@@ -143,7 +134,7 @@ def _ordered(values: np.ndarray) -> np.ndarray:
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b| as uint64, which holds what int64 does not."""
+    """|a - b| as uint64, which holds numbers that int64 does not."""
     wide = np.uint64 if a.dtype.kind in "ub" else np.int64
     high, low = np.maximum(a, b).astype(wide), np.minimum(a, b).astype(wide)
     distance: np.ndarray = high.view(np.uint64) - low.view(np.uint64)  # wraps to the right number
@@ -151,14 +142,14 @@ def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _floats(a: np.ndarray, b: np.ndarray, other_bits: np.ndarray) -> tuple[np.ndarray, str, dict[str, Any]]:
-    """Which elements have another value, the kind of difference, and its numbers."""
+    """Elements that have another value, the kind of difference, and its distances."""
     nan_a, nan_b = np.isnan(a), np.isnan(b)
     one_nan = nan_a != nan_b
-    values_differ = other_bits & ~nan_a & ~nan_b & (a != b)
+    differ = other_bits & ~nan_a & ~nan_b & (a != b)
     facts: dict[str, Any] = {"nan_a": int((nan_a & ~nan_b).sum()), "nan_b": int((nan_b & ~nan_a).sum())}
     kind = DIFFERENT if one_nan.any() else BITS_ONLY
-    if values_differ.any():
-        of_a, of_b = a[values_differ], b[values_differ]
+    if differ.any():
+        of_a, of_b = a[differ], b[differ]
         distance = ulp_distance(of_a, of_b)
         facts |= {"median_ulp": float(np.median(distance)), "max_ulp": int(distance.max())}
         if np.isfinite(of_a).all() and np.isfinite(of_b).all():
@@ -168,12 +159,13 @@ def _floats(a: np.ndarray, b: np.ndarray, other_bits: np.ndarray) -> tuple[np.nd
             unit = ulp_of(size, a.dtype)
             scaled = np.abs(wide_a / unit - wide_b / unit)  # divided first: the difference may overflow
             facts |= {"median_scaled": float(np.median(scaled)), "max_scaled": float(scaled.max())}
-            facts["max_over_rms"] = _finite(float(np.abs(wide_a / rms - wide_b / rms).max()))
+            over_rms = float(np.abs(wide_a / rms - wide_b / rms).max())
+            facts["max_over_rms"] = over_rms if np.isfinite(over_rms) else None
             if kind != DIFFERENT:
                 kind = _kind(scaled, np.abs(wide_a / size - wide_b / size))
         else:
             kind = DIFFERENT
-    return one_nan | values_differ, kind, facts
+    return one_nan | differ, kind, facts
 
 
 def _kind(scaled: np.ndarray, relative: np.ndarray) -> str:
@@ -189,22 +181,12 @@ def _rms(values: np.ndarray) -> float:
     """Root mean square of the finite values, or 0."""
     wide = values[np.isfinite(values)].astype(np.float64)
     largest = float(np.abs(wide).max(initial=0.0))
-    if largest == 0.0:
-        return 0.0
-    return largest * float(np.sqrt(np.mean(np.square(wide / largest))))  # no square overflows
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+    return largest * float(np.sqrt(np.mean(np.square(wide / largest)))) if largest else 0.0  # no overflow
 
 
 def _element(a: np.ndarray, b: np.ndarray, index: int, shape: tuple[int, ...]) -> Element:
-    coordinates = [int(place) for place in np.unravel_index(index, shape)] if shape else []
-    digits = 2 * a.dtype.itemsize
-    bits = [f"0x{int(_words(array)[index]):0{digits}x}" for array in (a, b)]
-    values = [array[index] for array in (a, b)]
-    return Element(index, coordinates, *map(str, values), *map(_hex, values), *bits)
-
-
-def _hex(value: Any) -> str:
-    return float(value).hex() if value.dtype.kind == "f" else hex(int(value))
+    values, digits = (a[index], b[index]), 2 * a.dtype.itemsize
+    decimals = [str(value) for value in values]
+    hexes = [float(v).hex() if a.dtype.kind == "f" else hex(int(v)) for v in values]
+    bits = [f"0x{int(_bits(array)[index]):0{digits}x}" for array in (a, b)]
+    return Element(index, [int(place) for place in np.unravel_index(index, shape)], *decimals, *hexes, *bits)

@@ -1,4 +1,4 @@
-"""How far two arrays are apart, against what IEEE 754 says about neighbours and spacing."""
+"""The distance of two arrays, against what IEEE 754 says about neighbours and spacing."""
 
 from __future__ import annotations
 
@@ -25,34 +25,13 @@ def of_all_magnitudes(dtype: Any, count: int = 4000) -> np.ndarray:
     return finite
 
 
-# --- Distances -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_neighbours_are_one_unit_apart_at_every_magnitude(dtype: Any) -> None:
-    values = of_all_magnitudes(dtype)
-    for towards in (-np.inf, np.inf):
-        neighbours = np.nextafter(values, dtype(towards))
-        assert set(ulp_distance(values, neighbours).tolist()) == {1}
-    assert (np.abs(values) < np.finfo(dtype).smallest_normal).any()
-    twice = np.nextafter(np.nextafter(values, dtype(np.inf)), dtype(np.inf))
-    finite = np.isfinite(twice)
-    assert set(ulp_distance(values[finite], twice[finite]).tolist()) == {2}
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_distances_across_zero_add_up(dtype: Any) -> None:
-    zero, small = dtype(0), np.finfo(dtype).smallest_subnormal
-    a = np.array([-small, -zero, zero, -3 * small, -zero], dtype)
-    b = np.array([small, zero, -zero, 2 * small, small], dtype)
-    assert ulp_distance(a, b).tolist() == [2, 0, 0, 5, 1]
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtype: Any) -> None:
     """In exact integers: the largest distances do not fit into 64 bits with a sign."""
     rng = np.random.default_rng(3)
     values = of_all_magnitudes(dtype)
+    neighbours = np.nextafter(values, dtype(np.inf))
+    assert set(ulp_distance(values, neighbours).tolist()) == {1}
     a, b = rng.permutation(values), rng.permutation(values)
     bits: int = 8 * np.dtype(dtype).itemsize
 
@@ -61,29 +40,24 @@ def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtyp
         sign, magnitude = word >> (bits - 1), word & ~(1 << (bits - 1))
         return -magnitude if sign else magnitude
 
-    expected = [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
-    assert ulp_distance(a, b).tolist() == expected
-    largest = np.finfo(dtype).max
-    ends = ulp_distance(np.array([-largest], dtype), np.array([largest], dtype))
-    assert int(ends[0]) == 2 * place(largest)
+    assert ulp_distance(a, b).tolist() == [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
+    zero, small = dtype(0), np.finfo(dtype).smallest_subnormal
+    a, b = np.array([-small, -zero, -3 * small], dtype), np.array([small, zero, 2 * small], dtype)
+    assert ulp_distance(a, b).tolist() == [2, 0, 5]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_unit_is_the_distance_to_the_next_float(dtype: Any) -> None:
     values = np.abs(of_all_magnitudes(dtype))
-    below_largest = values < np.finfo(dtype).max
-    values = values[below_largest]
+    values = values[values < np.finfo(dtype).max]
     expected = np.nextafter(values, dtype(np.inf)).astype(np.float64) - values.astype(np.float64)
     assert np.array_equal(ulp_of(values, np.dtype(dtype)), expected)
-
-
-# --- Floats ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_one_element_in_its_last_bit(dtype: Any) -> None:
     a = np.linspace(1, 2, 24, dtype=dtype, endpoint=False).reshape(2, 3, 4)
-    b = a.copy()
+    b = a.copy(order="F")  # the first element is that of the array, not of memory
     b[1, 0, 2] = np.nextafter(b[1, 0, 2], dtype(9))
     found = compare_arrays(a, b)
     assert (found.kind, found.size, found.differing, found.only_bits) == ("last bits", 24, 1, 0)
@@ -92,45 +66,23 @@ def test_one_element_in_its_last_bit(dtype: Any) -> None:
     assert (found.first.index, found.first.coordinates) == (14, [1, 0, 2])
     assert float.fromhex(found.first.hex_a) == float(a[1, 0, 2])
     assert dtype(found.first.b) == b[1, 0, 2]
-    assert dtype(found.first.a) != b[1, 0, 2]
     assert int(found.first.bits_b, 16) == int(found.first.bits_a, 16) + 1
     assert len(found.first.bits_a) == 2 + 2 * a.dtype.itemsize
 
 
-def test_the_first_element_comes_first_in_the_order_of_the_array_not_of_memory() -> None:
-    a = np.zeros((3, 4), np.float32, order="F")
-    b = a.copy(order="F")
-    b[2, 0] = b[1, 3] = 1.0
-    first = compare_arrays(a, b).first
-    assert first is not None
-    assert first.coordinates == [1, 3]
-    swapped = compare_arrays(a.astype(">f4"), b.astype(">f4"))
-    assert (swapped.first, swapped.kind) == (first, "different")
-
-
 def test_a_cancelling_sum_is_off_by_many_raw_units_and_few_scaled_ones() -> None:
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=1000).astype(np.float32)
+    a = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     a[17] = 1e-7
     b = a.copy()
     b[17] = np.float32(1.5e-7)  # half a unit of numbers near one
     found = compare_arrays(a, b)
     assert found.max_ulp is not None
-    assert found.max_ulp > 1e6
     assert found.max_scaled is not None
-    assert found.max_scaled < 1
-    assert found.kind == "last bits"
+    assert (found.max_ulp > 1e6, found.max_scaled < 1, found.kind) == (True, True, "last bits")
     # In an array of numbers of its own size the same difference is no rounding.
     alone = compare_arrays(a[17:18], b[17:18])
     assert alone.kind == "different"
     assert alone.max_over_rms == pytest.approx(1 / 3, rel=1e-3)
-
-
-def test_reordered_sums_differ_in_their_last_bits() -> None:
-    terms = np.random.default_rng(1).normal(size=(500, 256)).astype(np.float32)
-    found = compare_arrays(terms.sum(1), np.add.reduce(np.ascontiguousarray(terms.T), axis=0))
-    assert found.kind == "last bits"
-    assert found.differing > 100
 
 
 def rounded(values: np.ndarray, bits: int) -> np.ndarray:
@@ -151,69 +103,37 @@ def test_the_kinds_in_between_and_beyond() -> None:
     a = np.ones(100, np.float32)
     for units, kind in [(64, "amplified"), (8, "last bits"), (9, "amplified"), (2**13, "precision")]:
         assert compare_arrays(a, a + np.float32(units * 2.0**-23)).kind == kind, units
-    # A single element may be further off than the median.
-    b = a.copy()
-    b[0], b[1], b[2] = (1 + 2.0**-23 * units for units in (64, 1, 1))
-    assert compare_arrays(a, b).kind == "last bits"
-    b[0] = 1 + 2.0**-23 * 65
-    assert compare_arrays(a, b).kind == "amplified"
-    assert compare_arrays(a, -a).kind == "different"
-    assert compare_arrays(a, a * np.float32(1.1)).kind == "different"
-
-
-def test_huge_values_do_not_overflow() -> None:
+    assert compare_arrays(a, -a).kind == compare_arrays(a, a * np.float32(1.1)).kind == "different"
+    terms = np.random.default_rng(1).normal(size=(500, 256)).astype(np.float32)
+    assert compare_arrays(terms.sum(1), np.add.reduce(terms.T.copy(), axis=0)).kind == "last bits"
     largest = np.finfo(np.float64).max
-    a, b = np.array([largest, 1.0]), np.array([-largest, 1.0])
-    found = compare_arrays(a, b)
-    assert (found.kind, found.differing) == ("different", 1)
-    assert found.max_scaled == 2.0**54 - 2
-    tiny = np.array([5e-324])
-    assert compare_arrays(tiny, 2 * tiny).max_ulp == 1
+    found = compare_arrays(np.array([largest, 1.0]), np.array([-largest, 1.0]))
+    assert (found.kind, found.differing, found.max_scaled) == ("different", 1, 2.0**54 - 2)
 
 
-# --- Special values --------------------------------------------------------------------------------------
-
-
-def test_nan_equals_nan_and_is_counted_where_one_side_alone_has_it() -> None:
+def test_special_values() -> None:
     a = np.array([1, np.nan, np.nan, 4, np.nan], np.float32)
     b = np.array([1, np.nan, 3, np.nan, 5], np.float32)
-    found = compare_arrays(a, b)
+    found = compare_arrays(a, b)  # NaN equals NaN
     assert (found.differing, found.nan_a, found.nan_b, found.kind) == (3, 2, 1, "different")
-    assert found.max_ulp is None
     assert found.first is not None
     assert (found.first.coordinates, found.first.a, found.first.b) == ([2], "nan", "3.0")
     assert compare_arrays(a, a).kind == "equal"
-
-
-def test_equal_values_in_other_bits_are_told_apart() -> None:
-    """The digests of a trace see them, so a difference must be shown."""
-    a, b = np.array([1.0, 0.0]), np.array([1.0, -0.0])
-    found = compare_arrays(a, b)
+    # The digests of a trace see zeros of the other sign, so a difference must be shown.
+    found = compare_arrays(np.array([1.0, 0.0]), np.array([1.0, -0.0]))
     assert (found.kind, found.differing, found.only_bits) == ("bits only", 0, 1)
-    assert found.first is not None
-    assert (found.first.a, found.first.b, found.first.bits_b) == ("0.0", "-0.0", "0x8000000000000000")
     payload = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
     assert compare_arrays(payload[:1], payload[1:]).kind == "bits only"
-
-
-@pytest.mark.parametrize(("a", "b"), [(np.inf, 1.0), (np.inf, -np.inf), (1.0, -np.inf)])
-def test_infinities_are_different_numbers(a: float, b: float) -> None:
-    found = compare_arrays(np.array([a, 2.0], np.float32), np.array([b, 2.0], np.float32))
-    assert (found.kind, found.differing, found.max_scaled) == ("different", 1, None)
-    json.dumps(asdict(found), allow_nan=False)
-    both = np.array([np.inf, 1.0], np.float32)
-    near = np.array([np.inf, np.nextafter(np.float32(1), np.float32(2))], np.float32)
-    assert compare_arrays(both, near).kind == "last bits"
-
-
-# --- Other types and shapes ------------------------------------------------------------------------------
+    for x, y in [(np.inf, 1.0), (np.inf, -np.inf), (1.0, -np.inf)]:
+        found = compare_arrays(np.array([x, 2.0], np.float32), np.array([y, 2.0], np.float32))
+        assert (found.kind, found.differing, found.max_scaled) == ("different", 1, None)
+        json.dumps(asdict(found), allow_nan=False)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "by"),
     [
         (np.array([3, -2, 7]), np.array([3, 5, 7]), 7),
-        (np.array([0, 0], np.uint8), np.array([0, 255], np.uint8), 255),
         (np.array([-(2**63)]), np.array([2**63 - 1]), 2**64 - 1),
         (np.array([0], np.uint64), np.array([2**64 - 1], np.uint64), 2**64 - 1),
         (np.array([True, False]), np.array([True, True]), 1),
@@ -228,30 +148,12 @@ def test_integers_and_truth_values_are_equal_or_different(a: np.ndarray, b: np.n
     assert compare_arrays(a, a.copy()).kind == "equal"
 
 
-def test_the_bits_of_an_integer_and_of_a_truth_value() -> None:
-    first = compare_arrays(np.array([-2], np.int16), np.array([1], np.int16)).first
-    assert first is not None
-    assert (first.hex_a, first.bits_a, first.bits_b) == ("-0x2", "0xfffe", "0x0001")
-    first = compare_arrays(np.array(True), np.array(False)).first
-    assert first is not None
-    assert (first.coordinates, first.a, first.bits_a, first.bits_b) == ([], "True", "0x01", "0x00")
-
-
 def test_other_shapes_and_types_are_different_without_a_look_at_elements() -> None:
     a = np.zeros((2, 3), np.float32)
     for b in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((2, 3), np.int32)):
         found = compare_arrays(a, b)
-        assert (found.kind, found.first, found.shape_b, found.dtype_b) == (
-            "different",
-            None,
-            list(b.shape),
-            str(b.dtype),
-        )
+        shown = (found.kind, found.first, found.shape_b, found.dtype_b)
+        assert shown == ("different", None, list(b.shape), str(b.dtype))
     with pytest.raises(TypeError, match="complex128"):
         compare_arrays(np.zeros(1, complex), np.zeros(1, complex))
-
-
-def test_empty_arrays_are_equal_if_they_have_one_shape() -> None:
     assert compare_arrays(np.zeros((0, 3)), np.zeros((0, 3))).kind == "equal"
-    assert compare_arrays(np.zeros((0, 3)), np.zeros((0, 2))).kind == "different"
-    assert compare_arrays(np.zeros(0, bool), np.zeros(0, bool)).size == 0
