@@ -19,28 +19,16 @@ import pytest
 from conftest import SHRUNK, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
-from rltemplate.rerun.reproduce import (
-    DIVERGED,
-    IDENTICAL,
-    SHORTER,
-    Reproduction,
-    report,
-    reproduce,
-)
+from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
-from rltemplate.run.git.snapshot import (
-    METRICS_PATH,
-    OUTCOME_PATH,
-    TRACE_PATH,
-    Snapshot,
-)
+from rltemplate.run.git.snapshot import METRICS_PATH, OUTCOME_PATH, TRACE_PATH, Snapshot
 from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
 ITERATIONS = 8
-# What the run was made with and the present code has not: a constant of the algorithm, and a new module.
+# The run was made with another constant of the algorithm, and a module that the present code has not.
 CHANGED = ("rltemplate/algos/ppo.py", "+ 1e-8", "+ HERE")
 NEW_MODULE = """\
 try:
@@ -67,7 +55,7 @@ class Place:
             assert self.state() == before
 
     def refused(self, run: str, **words: Any) -> str:
-        """What is said about a run that cannot be made again; nothing is left of that either."""
+        """The message about a run that cannot be made again; nothing is left of that either."""
         with pytest.raises(ConfigError) as error:
             self.again(run, **words)
         assert not self.runs_dir.exists() or not list(self.runs_dir.glob("reproductions/**/*.json"))
@@ -85,14 +73,17 @@ class Place:
             sorted(Path(tempfile.gettempdir()).glob("re*")),
         )
 
-    def outcome(self, run: str | None = None) -> dict[str, Any]:
-        """How a run ended, from its ref."""
-        found: dict[str, Any] = json.loads(self.file(OUTCOME_PATH, run))
+    def outcome(self) -> dict[str, Any]:
+        """The end of the run, from its ref."""
+        found: dict[str, Any] = json.loads(self.file(OUTCOME_PATH))
         return found
 
-    def file(self, path: str, run: str | None = None) -> str:
-        """A file of a run's ref."""
-        return git(self.clone, "show", f"refs/runs/{run or self.run}:{path}")
+    def file(self, path: str) -> str:
+        """A file of the run's ref."""
+        return git(self.clone, "show", f"refs/runs/{self.run}:{path}")
+
+    def head(self) -> str:
+        return git(self.clone, "rev-parse", "HEAD").strip()
 
     def told(
         self,
@@ -101,12 +92,12 @@ class Place:
         files: Mapping[str, Callable[[str], str] | None] | None = None,
         code: str | None = None,
     ) -> str:
-        """Another ref like the run's, of which something else is told; the id."""
+        """Another ref like the run's, with another outcome and other files; the id."""
         outcome = self.outcome()
         change(outcome)
         ref = f"{paths.REF_PREFIX}{name}"
         git(self.clone, "update-ref", ref, code or outcome["git"]["commit"])
-        record = snapshot.GitRecord(**{**outcome["git"], "ref": ref, "commit": f"{ref}^{{commit}}"})
+        record = snapshot.GitRecord(**{**outcome["git"], "ref": ref})
         record.commit = git(self.clone, "rev-parse", ref).strip()
         held = {}
         for path in (TRACE_PATH, METRICS_PATH):
@@ -114,9 +105,8 @@ class Place:
             if edit is not None:
                 held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
                 held[path].write_text(edit(self.file(path)))
-        assert (
-            snapshot.commit_outcome(Snapshot(top=str(self.clone)), record, json.dumps(outcome), held) is None
-        )
+        done = snapshot.commit_outcome(Snapshot(top=str(self.clone)), record, json.dumps(outcome), held)
+        assert done is None
         return name
 
 
@@ -140,11 +130,8 @@ def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     path, old, new = CHANGED
     text = (repo / path).read_text()
     assert old in text
-    (repo / path).write_text(
-        text.replace(old, new).replace(
-            "import torch\n", "import torch\nfrom rltemplate.here import HERE\n", 1
-        )
-    )
+    more = "import torch\nfrom rltemplate.here import HERE\n"
+    (repo / path).write_text(text.replace(old, new).replace("import torch\n", more, 1))
     (repo / "rltemplate" / "here.py").write_text(NEW_MODULE)
     done = run_train(repo, folder, *WORDS)
     assert done.returncode == 0, done.stderr
@@ -161,23 +148,19 @@ def place(recorded: tuple[Path, Path], tmp_path: Path) -> Place:
     return Place(tmp_path / "clone", run_dir.name, tmp_path / "runs")
 
 
+@pytest.mark.long
 def test_changed_and_new_files_are_made_again_from_the_ref_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of the present code is found by it, which, without them, gives another run."""
     (place.clone / "present_only.py").write_text("HERE = 0.5\n")
     monkeypatch.setenv("PYTHONPATH", str(place.clone))
-    outcome = place.outcome()
-    assert outcome["git"]["dirty"] is True
     seen: list[int] = []
     found = place.again(progress=lambda now, total: seen.append(now))
     assert found.verdict == IDENTICAL, report(found)
     assert found.headline == "identical: 8 iterations (256 environment steps); metrics equal"
-    assert (found.iterations, found.digest) == (ITERATIONS, outcome["trace"]["digest"])
-    assert found.kept is None
-    assert not place.runs_dir.exists()
-    assert seen[-1] == ITERATIONS
-
+    assert (found.iterations, found.digest) == (ITERATIONS, place.outcome()["trace"]["digest"])
+    assert (found.kept, place.runs_dir.exists(), seen[-1]) == (None, False, ITERATIONS)
     # The inverse.
     done = run_train(place.clone, place.runs_dir.parent, *WORDS, "run_dir=present")
     assert done.returncode == 0, done.stderr
@@ -200,20 +183,16 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
     assert found.verdict == DIVERGED
     assert found.headline.startswith("diverged in iteration 2 (environment steps 65 to 96): ")
     assert found.comparison is not None
-    assert found.comparison.divergence is not None
-    assert found.comparison.divergence.iteration == 2
     assert found.comparison.differences == []
     assert found.kept is not None
     kept = Path(found.kept)
     assert kept.parent == place.runs_dir / "reproductions" / run
     assert {paths.TRACE, paths.RECORD, paths.CONFIG, "rerun.log"} <= {path.name for path in kept.iterdir()}
     assert json.loads((kept / paths.RECORD).read_text())["git"] == place.outcome()["git"]
-    text = report(found)
-    assert f"compare a={run} b={kept} zoom=true" in text
-    assert "a was recorded, b was made again" in text
+    assert f"compare a={run} b={kept} zoom=true" in report(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_digest_is_enough_where_the_trace_was_too_long(place: Place) -> None:
     """And one that is not the run's is seen. Metrics are compared as well."""
 
@@ -225,52 +204,49 @@ def test_a_digest_is_enough_where_the_trace_was_too_long(place: Place) -> None:
         outcome["trace"]["digest"] = "0" * 32
 
     digest = place.outcome()["trace"]["digest"]
-    run = place.told(
-        "long",
-        without,
-        {TRACE_PATH: None, METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)},
+    rows = {METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
+    found = place.again(
+        place.told("long", without, {TRACE_PATH: None, **rows}), keep=place.clone.parent / "k"
     )
-    found = place.again(run, keep=place.runs_dir.parent / "kept")
-    assert found.verdict == DIVERGED
-    assert found.digest == digest
-    assert len(found.metrics) == 1
+    assert (found.verdict, found.digest) == (DIVERGED, digest)
     assert found.metrics[0].startswith("eval/return after 128 steps was 1")
     assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
-    assert found.kept == str(place.runs_dir.parent / "kept")
+    assert found.kept == str(place.clone.parent / "k")
     assert "the ref holds only the digest of the trace (33,000,000 bytes" in found.notes[0]
-
     found = place.again(place.told("other", other, {TRACE_PATH: None}))
     assert found.verdict == DIVERGED
     assert found.headline == f"diverged: the digest is {digest}, and was {'0' * 32}"
 
 
-@pytest.mark.slow
-def test_a_run_that_was_interrupted_is_made_again_so_far(place: Place) -> None:
-    """The child is ended there, and what the run would have done later is not looked at."""
+@pytest.mark.long
+def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tuple[Path, Path]) -> None:
+    """Its process is ended there, and the rest of the run is not looked at."""
 
     def three(text: str) -> str:
-        head, _, _ = text.partition('["iteration",3,')
-        return head
+        return text.partition('["iteration",3,')[0]
 
     def interrupted(outcome: dict[str, Any]) -> None:
-        outcome["status"] = "interrupted"
-        outcome["trace"] = {
-            "digest": json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1],
-            "iterations": 3,
-        }
+        digest = json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1]
+        outcome |= {"status": "interrupted", "trace": {"digest": digest, "iterations": 3}}
         outcome["resumed"] = [{"env_steps": 32, "interruption": "killed", "changed": {}}]
 
     found = place.again(place.told("early", interrupted, {TRACE_PATH: three}))
     assert found.verdict == IDENTICAL, report(found)
     assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
-    assert found.status == "interrupted"
     assert "was interrupted after 3 iterations, and is made again up to there" in found.notes
     assert "was interrupted and went on once; it is compared with one straight run" in found.notes
+    # A killed run has no end, and a line that breaks off.
+    run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
+    edit_record(run_dir, status="running", trace=None, final_metrics={})
+    text = (run_dir / paths.TRACE).read_text()
+    (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
+    found = place.again()
+    assert (found.verdict, found.status, found.iterations) == (IDENTICAL, "killed", 5), report(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_ends_earlier_this_time_is_no_reproduction(place: Place) -> None:
-    """Here because what it says of itself is longer than what its configuration gives."""
+    """Here because its trace is longer than its configuration gives."""
 
     def more(text: str) -> str:
         last = json.loads(text.splitlines()[-1])
@@ -297,7 +273,11 @@ def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-RESUMED = {"env_steps": 128, "interruption": "killed"}
+def resumed_with(**changed: Any) -> Callable[[dict[str, Any]], None]:
+    return setting("resumed", to=[{"env_steps": 128, "interruption": "killed", "changed": changed}])
+
+
+CUDA = lambda text: text.replace("xxh3_64", "keyed_sum_64")  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -308,26 +288,18 @@ RESUMED = {"env_steps": 128, "interruption": "killed"}
         (setting("machine", "python", to="3.9.1"), {}, ["Python 3.9.1 -> 3."]),
         (setting("trace", to=None), {TRACE_PATH: None}, ["ended before its first iteration"]),
         (setting("schema", to=None), {}, ["its outcome has schema None, but this version reads schema 1"]),
+        (resumed_with(code=["a.py"]), {}, ["went on with changed code after 128 steps (a.py)"]),
         (
-            setting("resumed", to=[{**RESUMED, "changed": {"code": ["a.py"]}}]),
-            {},
-            ["went on with changed code after 128 steps (a.py)"],
-        ),
-        (
-            setting("resumed", to=[{**RESUMED, "changed": {"total_env_steps": [128, 256]}}]),
+            resumed_with(total_env_steps=[128, 256]),
             {},
             ["went on with total_env_steps=256 instead of 128"],
         ),
-        (
-            lambda outcome: None,
-            {TRACE_PATH: lambda text: text.replace("xxh3_64", "keyed_sum_64")},
-            ["was made on CUDA (device=cpu), and there is none here"],
-        ),
-        (lambda outcome: None, {TRACE_PATH: lambda text: "nonsense\n"}, ["is no trace"]),
+        (setting("error", to=None), {TRACE_PATH: CUDA}, ["was made on CUDA (device=cpu), and there is none"]),
+        (setting("error", to=None), {TRACE_PATH: lambda text: "nonsense\n"}, ["is no trace"]),
     ],
     ids=["version", "missing", "python", "nothing", "schema", "code", "total", "cuda", "damaged"],
 )
-def test_what_cannot_be_is_said_in_a_line(
+def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
     place: Place,
     change: Callable[[dict[str, Any]], object],
     files: Mapping[str, Callable[[str], str] | None],
@@ -344,38 +316,29 @@ def test_what_cannot_be_is_said_in_a_line(
         assert text in said
 
 
-def test_another_lock_file_is_named_with_the_versions(place: Place) -> None:
+@pytest.mark.long
+def test_other_versions_are_noted_where_they_may_not_matter(place: Place) -> None:
     run = place.told("odd", setting("versions", "numpy", to="0.9.0"))
-    assert "is another one" not in place.refused(run)
     (place.clone / "requirements.lock").write_text("numpy==0.9.0\n")
     assert "; its requirements.lock is another one\nenv=install makes" in place.refused(run)
-
-
-@pytest.mark.slow
-def test_what_may_be_otherwise_is_noted_and_not_refused(place: Place) -> None:
     versions = place.outcome()["versions"]
     torch = versions["torch"].partition("+")[0] + "+elsewhere"
-
-    def change(outcome: dict[str, Any]) -> None:
-        outcome["versions"] |= {"torch": torch, "beside-it": "1.0"}
-
-    found = place.again(place.told("local", change))
-    assert found.verdict == IDENTICAL
-    assert (
-        "not installed here: beside-it 1.0, which belongs to no requirements.lock of the run" in found.notes
+    found = place.again(
+        place.told("local", setting("versions", to={**versions, "torch": torch, "beside-it": "1.0"}))
     )
+    assert found.verdict == IDENTICAL
+    beside = "not installed here: beside-it 1.0, which belongs to no requirements.lock of the run"
+    assert beside in found.notes
     assert f"torch was {torch}, here it is {versions['torch']}" in found.notes
 
 
-def test_a_ref_that_is_no_run_that_has_ended(place: Place) -> None:
-    commit = place.outcome()["git"]["commit"]
-    git(place.clone, "update-ref", "refs/runs/begun", commit)
+def test_a_name_that_leads_to_no_run_that_has_ended(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(place.clone, "update-ref", "refs/runs/begun", place.outcome()["git"]["commit"])
     assert "does not say how the run ended" in place.refused("begun")
     git(place.clone, "update-ref", "refs/runs/sweep", "HEAD")
     assert "refs/runs/sweep: holds the code of a sweep or a proof, and no run" in place.refused("sweep")
-
-
-def test_a_run_that_nobody_knows(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = place.refused(place.run[:-1] + "x")
     assert f"did you mean {place.run}?" in said
     assert "`git fetch origin 'refs/runs/*:refs/runs/*'` brings" in said
@@ -390,36 +353,27 @@ def test_a_run_that_nobody_knows(place: Place, tmp_path: Path, monkeypatch: pyte
         reproduce("some", project=tmp_path, runs_dir=tmp_path / "runs")
 
 
-@pytest.fixture
-def with_folder(place: Place, recorded: tuple[Path, Path]) -> tuple[Place, Path]:
-    """The run's folder as well."""
-    return place, Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
-
-
 def edit_record(run_dir: Path, **changes: Any) -> None:
     """Other facts in the record of a run folder."""
     record = json.loads((run_dir / paths.RECORD).read_text())
     (run_dir / paths.RECORD).write_text(json.dumps(record | changes))
 
 
-def test_a_folder_whose_code_is_not_here(with_folder: tuple[Place, Path]) -> None:
-    place, run_dir = with_folder
-    git_facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
-    edit_record(run_dir, git={**git_facts, "commit": "1" * 40})
-    said = place.refused(place.run)
-    assert "is not in this repository; `git fetch origin 'refs/runs/" in said
-    edit_record(run_dir, git={**git_facts, "commit": None, "ref": None, "problem": "no space left"})
-    assert "has no snapshot of its code, so it cannot be made again: no space left" in place.refused(
-        place.run
-    )
-    edit_record(run_dir, git=git_facts)
+def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path]) -> None:
+    run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
+    facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
+    edit_record(run_dir, git={**facts, "commit": "1" * 40})
+    assert "is not in this repository; `git fetch origin 'refs/runs/" in place.refused(place.run)
+    edit_record(run_dir, git={**facts, "commit": None, "ref": None, "problem": "no space left"})
+    said = "has no snapshot of its code, so it cannot be made again: no space left"
+    assert said in place.refused(place.run)
+    edit_record(run_dir, git=facts)
     config = run_dir / paths.CONFIG
-    config.write_text(config.read_text().replace("trace: iteration", "trace: 'off'"))
+    text = config.read_text()
+    config.write_text(text.replace("trace: iteration", "trace: 'off'"))
     assert "was made with trace=off" in place.refused(place.run)
-
-
-def test_a_run_that_still_runs(with_folder: tuple[Place, Path]) -> None:
-    place, run_dir = with_folder
+    config.write_text(text)
+    # One that still runs has locked its folder.
     edit_record(run_dir, status="running")
     hold = (
         "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
@@ -428,21 +382,10 @@ def test_a_run_that_still_runs(with_folder: tuple[Place, Path]) -> None:
     command = [sys.executable, "-c", hold, str(run_dir / paths.LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
+        assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
         assert "is still running" in place.refused(place.run)
-        assert holder.stdin is not None
         holder.stdin.close()
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_counts_to_its_last_whole_iteration(with_folder: tuple[Place, Path]) -> None:
-    place, run_dir = with_folder
-    edit_record(run_dir, status="running", trace=None, final_metrics=None)
-    text = (run_dir / paths.TRACE).read_text()
-    (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
-    found = place.again()
-    assert found.verdict == IDENTICAL, report(found)
-    assert (found.status, found.iterations) == ("killed", 5)
 
 
 # --- an environment of its own ---------------------------------------------------------------------------
@@ -455,42 +398,35 @@ chmod +x .venv/bin/python
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_is_made_from_the_recorded_lock(place: Place) -> None:
-    """By the recorded script; what it gives must be what was recorded."""
-    commit = place.outcome()["git"]["commit"]
-    git(place.clone, "checkout", "-q", "--detach", commit)
-    (place.clone / "scripts" / "setup.sh").write_text(SETUP.replace("PYTHON", sys.executable))
+    """By the recorded script; its packages must be the recorded ones."""
+    git(place.clone, "checkout", "-q", "--detach", place.outcome()["git"]["commit"])
+    script = place.clone / "scripts" / "setup.sh"
+    script.write_text(SETUP.replace("PYTHON", sys.executable))
     git(place.clone, "add", "-A")
     git(place.clone, "commit", "-qm", "with a set-up")
-    code = git(place.clone, "rev-parse", "HEAD").strip()
+    code = place.head()
     found = place.again(place.told("installs", code=code), install=True)
     assert (found.verdict, found.environment) == (IDENTICAL, "install")
-    said = place.refused(
-        place.told("other", setting("versions", "numpy", to="0.9.0"), code=code), install=True
-    )
-    assert "its record does not fit its own requirements.lock: numpy 0.9.0" in said
-    (place.clone / "scripts" / "setup.sh").write_text("echo 'the disk is full' >&2; exit 1\n")
+    other = place.told("other", setting("versions", "numpy", to="0.9.0"), code=code)
+    said = "its record does not fit its own requirements.lock: numpy 0.9.0"
+    assert said in place.refused(other, install=True)
+    script.write_text("echo 'the disk is full' >&2; exit 1\n")
     git(place.clone, "commit", "-qam", "with one that fails")
-    code = git(place.clone, "rev-parse", "HEAD").strip()
-    said = place.refused(place.told("fails", code=code), install=True)
-    assert said == "env=install: it could not be installed: the disk is full"
+    said = "env=install: it could not be installed: the disk is full"
+    assert place.refused(place.told("fails", code=place.head()), install=True) == said
     git(place.clone, "rm", "-q", "scripts/setup.sh")
     git(place.clone, "commit", "-qm", "without one")
-    code = git(place.clone, "rev-parse", "HEAD").strip()
-    said = place.refused(place.told("lacks", code=code), install=True)
-    assert said == "env=install: the code of lacks has no scripts/setup.sh with a requirements.lock"
+    said = "env=install: the code of lacks has no scripts/setup.sh with a requirements.lock"
+    assert place.refused(place.told("lacks", code=place.head()), install=True) == said
 
 
-# --- signals ---------------------------------------------------------------------------------------------
+# --- the command -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "int"]
-)
-def test_a_signal_ends_the_child_and_leaves_nothing(
-    place: Place, tmp_path: Path, number: signal.Signals
-) -> None:
+@pytest.mark.long
+def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
     before, scratch = place.state(), tmp_path / "scratch"
     command = [*program(place.clone, "reproduce"), f"run={place.run}"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -498,23 +434,19 @@ def test_a_signal_ends_the_child_and_leaves_nothing(
     until = time.monotonic() + 60
     while not list(scratch.glob("reproduce-*/rerun.log")) and time.monotonic() < until:
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
-    assert said == "interrupted, so there is no answer\n"
+    assert (process.returncode, said) == (128 + signal.SIGTERM, "interrupted, so there is no answer\n")
     assert place.state() == before
-    assert list(scratch.iterdir()) == []
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(scratch) not in running
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_says_it_all(place: Place, tmp_path: Path) -> None:
     """As JSON and by its exit status; the run that is kept is one like any other."""
-    command = [*program(place.clone, "reproduce"), f"run={place.run}"]
-    done = subprocess.run(
-        [*command, "--json", "keep=kept"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [*program(place.clone, "reproduce"), f"run={place.run}", "--json", "keep=kept"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
