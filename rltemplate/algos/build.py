@@ -8,7 +8,8 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.determinism.machine import cpp_compiler
-from rltemplate.envs.envs import Envs, EnvSpec
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import EnvSpec
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.types import Algorithm, ConfigError

@@ -1,6 +1,6 @@
 """The global generators of Python, numpy and torch, from which nothing in this package draws.
 
-Environments and libraries of others may, and with `determinism=repeat` their draws must repeat too.
+Environments and libraries may, and with `determinism=repeat` their draws must repeat too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from rltemplate.rng import seed_sequence
 
 
-def seed_foreign_code(seed: int) -> None:
+def seed_global_rng(seed: int) -> None:
     """Start all three from `seed`, each from words of its own."""
     words = seed_sequence(seed, "foreign code").generate_state(3)
     random.seed(int(words[0]))
@@ -24,8 +24,8 @@ def seed_foreign_code(seed: int) -> None:
     torch.manual_seed(int(words[2]))
 
 
-def foreign_state() -> dict[str, Any]:
-    """Where all three are, as tensors and text; torch has one on each CUDA device that is in use too."""
+def global_rng_state() -> dict[str, Any]:
+    """The states of all three as tensors and text; torch has one on each CUDA device in use too."""
     numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
         "python": json.dumps(random.getstate()),
@@ -35,7 +35,7 @@ def foreign_state() -> dict[str, Any]:
     }
 
 
-def restore_foreign_state(state: Mapping[str, Any]) -> None:
+def restore_global_rng(state: Mapping[str, Any]) -> None:
     """Go on from there."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))

@@ -23,7 +23,7 @@ from rltemplate.run.job import PROJECT
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
-    from rltemplate.envs.envs import Codec
+    from rltemplate.envs.codec import Codec
 
 HERE = "here"  # debug=here: the run stays in the process of the command
 # More observed numbers and action components than any environment of conf/env/ has.
@@ -78,7 +78,7 @@ def check_environments(configs: Sequence[Config]) -> None:
 
     The last job of a sweep may start in days, and would be refused then.
     """
-    from rltemplate.envs.envs import EnvSpec, check_env
+    from rltemplate.envs.make import EnvSpec, check_env
 
     made: dict[str, Codec] = {}
     with warnings.catch_warnings():

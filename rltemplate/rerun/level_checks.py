@@ -14,7 +14,7 @@ from typing import Any
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import checks, switches
-from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run.job import Job
 from rltemplate.run.level import settled, trial
 from rltemplate.types import ConfigError
@@ -29,7 +29,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     """
     config = from_dict(settled(job, build_algorithm).config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    seed_foreign_code(config.seed)
+    seed_global_rng(config.seed)
     algorithm, _ = build_algorithm(config)
     found: dict[str, Any] = {}
     try:

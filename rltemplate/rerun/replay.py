@@ -226,7 +226,7 @@ def replay(job: Job, request: Request) -> None:
     import torch
 
     from rltemplate.algos.build import build_algorithm
-    from rltemplate.envs.global_rng import seed_foreign_code
+    from rltemplate.envs.global_rng import seed_global_rng
     from rltemplate.run.continuation import restore
 
     config = from_dict(job.config)
@@ -235,7 +235,7 @@ def replay(job: Job, request: Request) -> None:
         # Operations on memory that was never written then agree, where torch is deterministic.
         deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
         deterministic.fill_uninitialized_memory = True
-    seed_foreign_code(config.seed)
+    seed_global_rng(config.seed)
     algorithm, _ = build_algorithm(config)
     try:
         first = 0

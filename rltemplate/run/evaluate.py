@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.envs.envs import Codec
+from rltemplate.envs.codec import Codec
 
 if TYPE_CHECKING:
     import gymnasium as gym

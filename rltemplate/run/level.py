@@ -10,8 +10,9 @@ from typing import Any
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, kernels, switches
-from rltemplate.envs.envs import Envs, uses_mujoco
-from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.envs.make import uses_mujoco
 from rltemplate.run.job import Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.record import DeterminismFacts
@@ -55,7 +56,7 @@ def settled(job: Job, build: Build) -> Job:
     switches.apply(level, config.num_threads, config.compile, config.device.name)
     chosen = str(kernels.in_force()["products"])
     if chosen == "padded":
-        seed_foreign_code(config.seed)
+        seed_global_rng(config.seed)
         here = dataclasses.replace(config, env=dataclasses.replace(config.env, num_workers=0))
         algorithm, _ = build(here)
         try:

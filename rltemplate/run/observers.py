@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail, VideoRenderer
 from rltemplate.determinism import switches
-from rltemplate.envs.envs import Envs, make_env
-from rltemplate.envs.global_rng import foreign_state
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.global_rng import global_rng_state
+from rltemplate.envs.make import make_env
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, list_checkpoints
@@ -214,7 +215,7 @@ class Observers:
     def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, at the end of the run an error."""
         algorithm, steps = self._algorithm, self._algorithm.env_steps
-        state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
+        state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": global_rng_state()}
         state["run"] = {
             "iterations": self._iterations,
             "before": self._before,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run import exits, paths
 from rltemplate.run.continuation import Continuation, find_continuation, restore
 from rltemplate.run.folder import RunFolder
@@ -52,7 +52,7 @@ class TrainingRun:
             self._folder.take()
             self._snapshot = self._take_snapshot()
             self._continuation = find_continuation(self._job, self._snapshot)
-        seed_foreign_code(self.config.seed)
+        seed_global_rng(self.config.seed)
         self._algorithm, self._envs = build_algorithm(self.config)
         return self._algorithm
 

@@ -275,7 +275,7 @@ def test_an_environment_whose_package_is_missing_says_so() -> None:
     ],
 )
 def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseException, says: str) -> None:
-    from rltemplate.envs.envs import EnvSpec, check_env
+    from rltemplate.envs.make import EnvSpec, check_env
 
     def make(**_: object) -> gymnasium.Env[np.ndarray, np.ndarray]:
         raise failure
@@ -418,7 +418,7 @@ def tensors(node: object) -> Iterator[Any]:
 def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
     from rltemplate.algos.build import build_algorithm
     from rltemplate.config.algorithms import check_actions
-    from rltemplate.envs.envs import Codec
+    from rltemplate.envs.codec import Codec
 
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)

@@ -24,7 +24,8 @@ from rltemplate.determinism import golden, switches
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.determinism.switches import prepared, process_environment, resolve_device
 from rltemplate.determinism.variables import influences
-from rltemplate.envs.envs import Envs, EnvSpec
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import EnvSpec
 from rltemplate.types import ConfigError
 
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
@@ -32,7 +33,7 @@ SCRIPT = """
 import json, random, sys
 import numpy as np, torch
 from rltemplate.config.loading import from_dict
-from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.determinism import switches as determinism
 from rltemplate.types import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
@@ -42,7 +43,7 @@ try:
 except ConfigError as error:
     print(json.dumps({"refused": str(error)}))
     sys.exit()
-seed_foreign_code(config.seed)
+seed_global_rng(config.seed)
 draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]
 generator = torch.Generator().manual_seed(0)
 index = torch.randint(50, (200_000,), generator=generator)

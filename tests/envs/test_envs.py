@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rltemplate.envs.envs import (
-    Codec,
-    Envs,
-    EnvSpec,
-    make_env,
-)
+from rltemplate.envs.codec import Codec
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import EnvSpec, make_env
 from rltemplate.rng import env_seeds
 from rltemplate.types import ConfigError, Episode
 

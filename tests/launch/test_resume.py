@@ -20,8 +20,8 @@ from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.recorded_keys import ADDED
 from rltemplate.config.schema import Config
-from rltemplate.envs.global_rng import foreign_state, restore_foreign_state, seed_foreign_code
-from rltemplate.envs.recorder import Recorder
+from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
+from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
@@ -35,7 +35,7 @@ SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
 def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
     """What the training loop saves."""
-    state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": foreign_state()}
+    state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": global_rng_state()}
     state["run"] = {"iterations": iterations}
     return checkpoints.save(algorithm.env_steps, state, algorithm.experience)
 
@@ -181,9 +181,9 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
     words = ["algo=ppo", "env=Walker2d", lying, "env.num_envs=1", "algo.num_minibatches=4"]
     config = configure(*words, "algo.num_steps=64", "env.max_episode_steps=700")
     following, path = interrupted(config, tmp_path, 12)
-    whole = Recorder.restore
+    whole = ActionRecorder.restore
 
-    def forgetful(self: Recorder, recorded: Mapping[str, Any] | None) -> tuple[bool, float]:
+    def forgetful(self: ActionRecorder, recorded: Mapping[str, Any] | None) -> Any:
         result = whole(self, recorded)
         data: Any = self.env.unwrapped.data  # type: ignore[attr-defined]
         if lost == "warm start":
@@ -191,7 +191,7 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
             data.qacc_warmstart[:] = 0
         return result
 
-    monkeypatch.setattr(Recorder, "restore", forgetful)
+    monkeypatch.setattr(ActionRecorder, "restore", forgetful)
     again, _ = build_algorithm(config)
     restore(again, config, load_checkpoint(path))
     # A lost warm start is 1e-14 at first, and takes hundreds of steps to show in 32 bits.
@@ -222,15 +222,15 @@ def test_experience_is_kept_in_chunks_as_long_as_a_checkpoint_needs_it(
 
 
 def test_the_generators_of_others_go_on_too() -> None:
-    seed_foreign_code(5)
-    state = foreign_state()
+    seed_global_rng(5)
+    state = global_rng_state()
 
     def draws() -> list[float]:
         return [random.random(), random.gauss(), float(np.random.normal()), float(torch.rand(()))]  # noqa: NPY002
 
     first = draws()
     assert draws() != first
-    restore_foreign_state(state)
+    restore_global_rng(state)
     assert draws() == first
 
 

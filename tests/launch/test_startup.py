@@ -40,7 +40,7 @@ def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
     leave(0)
-rltemplate.envs.envs.Codec.decode_action = first
+rltemplate.envs.codec.Codec.decode_action = first
 from rltemplate.train import main
 sys.exit(main())
 """

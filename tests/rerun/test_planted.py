@@ -25,7 +25,7 @@ from rltemplate.analysis.compare import Comparison, compare_runs
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
-from rltemplate.envs.global_rng import seed_foreign_code
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.rerun import replay, zoom
 from rltemplate.rerun.operations import BETWEEN
 from rltemplate.rerun.zoom import Zoom, zoom_in
@@ -93,7 +93,7 @@ def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
     with plant():
-        seed_foreign_code(config.seed)
+        seed_global_rng(config.seed)
         algorithm, _ = build_algorithm(config)
         trace = make_trace(config, folder)
         assert trace is not None

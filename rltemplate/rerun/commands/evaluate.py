@@ -29,7 +29,7 @@ def main(args: Args) -> int:
     run_dir = find_run(args.run, args.runs_dir)
     recorded_config(run_dir)  # a damaged one is refused before torch is imported
 
-    from rltemplate.envs.envs import make_env
+    from rltemplate.envs.make import make_env
     from rltemplate.rng import env_seeds
     from rltemplate.run import exits
     from rltemplate.run.evaluate import LONGEST_EVALUATION, Evaluator

@@ -1,0 +1,108 @@
+"""Translation between an environment's spaces and the flat arrays of algorithms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rltemplate.types import ConfigError
+
+
+class Codec:
+    """The only place that knows spaces.
+
+    Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
+    (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
+    integers (N, A) from zero for Discrete and MultiDiscrete.
+    """
+
+    def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.env_id = env_id
+        self.obs_space = obs_space
+        self.action_space = action_space
+        self.obs_size = _obs_size(env_id, obs_space)
+        _check_size(env_id, "observation", obs_space)
+        _check_size(env_id, "action", action_space)
+        self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
+        self.bounded = False  # actions are continuous and every component has finite bounds
+        if isinstance(action_space, spaces.Box):
+            self.action_size = int(np.prod(action_space.shape))
+            low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+            self._bounded = np.isfinite(low) & np.isfinite(high)
+            self.bounded = bool(self._bounded.all())
+            bottom, top = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
+            self._center = (bottom / 2 + top / 2).astype(np.float32)
+            self._half = (top / 2 - bottom / 2).astype(np.float32)
+            self._low, self._high = low + 0.0, high + 0.0  # no -0.0: of two zeros NumPy takes either
+        elif isinstance(action_space, spaces.Discrete):
+            self.nvec = (int(action_space.n),)
+            self.action_size = 1
+        elif isinstance(action_space, spaces.MultiDiscrete) and action_space.nvec.ndim == 1:
+            self.nvec = tuple(int(n) for n in action_space.nvec)
+            self.action_size = len(self.nvec)
+        else:
+            raise ConfigError(
+                f"{env_id} has the action space {action_space}; supported: Box, Discrete and one-dimensional "
+                "MultiDiscrete. Wrap the environment (gymnasium.wrappers.TransformAction) to get there"
+            )
+
+    @property
+    def continuous(self) -> bool:
+        """True if actions are real numbers."""
+        return not self.nvec
+
+    def encode_obs(self, obs: Any) -> np.ndarray:
+        """A batch of raw observations as float32 (N, O)."""
+        batch = np.asarray(obs)
+        if isinstance(self.obs_space, spaces.Discrete):
+            one_hot = np.zeros((len(batch), self.obs_size), np.float32)
+            one_hot[np.arange(len(batch)), batch - self.obs_space.start] = 1.0
+            return one_hot
+        return batch.reshape(len(batch), -1).astype(np.float32)
+
+    def decode_action(self, action: np.ndarray) -> np.ndarray:
+        """Algorithm actions (N, A) as a batch of the environment's own actions."""
+        if isinstance(self.action_space, spaces.Box):
+            # np.clip does the same in twice the time.
+            native: np.ndarray = np.minimum(np.maximum(action, -1.0), 1.0)
+            if not self.bounded:
+                native = np.where(self._bounded, native, action)
+            native = native * self._half + self._center
+            # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
+            native = np.minimum(np.maximum(native, self._low), self._high)
+            return native.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype, copy=False)
+        if isinstance(self.action_space, spaces.Discrete):
+            return action[:, 0] + int(self.action_space.start)
+        assert isinstance(self.action_space, spaces.MultiDiscrete)
+        return action + self.action_space.start
+
+
+def _obs_size(env_id: str, space: spaces.Space[Any]) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(
+            f"{env_id} has the observation space {type(space).__name__}; supported: Box and "
+            "Discrete. Register a variant wrapped in gymnasium.wrappers.FlattenObservation and name that"
+        )
+    if space.dtype == np.uint8 and len(space.shape) >= 2:
+        raise ConfigError(
+            f"{env_id} observes images {space.shape}, and the networks are multi-layer perceptrons; "
+            "use an environment with vector observations, such as the -ram variant where there is one"
+        )
+    return int(np.prod(space.shape))
+
+
+def _check_size(env_id: str, what: str, space: spaces.Space[Any]) -> None:
+    """Refuse a space without numbers in it, and actions that leave nothing to choose."""
+    problem = None
+    if 0 in (space.shape or ()):
+        problem = "holds no numbers"
+    elif isinstance(space, spaces.Discrete) and space.n == 1 and what == "action":
+        problem = "has one action only"
+    elif what == "action" and isinstance(space, spaces.Box) and (space.low == space.high).all():
+        problem = "leaves nothing to choose: all lower bounds equal the upper ones"
+    if problem is not None:
+        raise ConfigError(f"env.id={env_id}: its {what} space {space} {problem}")

@@ -1,0 +1,99 @@
+"""Gymnasium environments made from a specification, with what a user can mend refused in one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from rltemplate.determinism import denormals
+from rltemplate.envs.codec import Codec
+from rltemplate.types import ConfigError
+
+_log = logging.getLogger(__name__)
+_AGAIN = " was raised from the environment creator"  # words that Gymnasium adds to a TypeError
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The arguments of `gymnasium.make`."""
+
+    id: str
+    max_episode_steps: int | None
+    kwargs: Mapping[str, Any]
+
+
+def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym.Env[Any, Any]:
+    """One environment; `ConfigError` in one line for mistakes of the user."""
+    try:
+        module, _, name = spec.id.rpartition(":")
+        if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
+            importlib.import_module(module)
+        if uses_mujoco(name):
+            _quiet_mujoco()
+        env = gym.make(
+            spec.id,
+            max_episode_steps=spec.max_episode_steps,
+            render_mode=render_mode,
+            disable_env_checker=True,
+            **{**spec.kwargs, **extra},
+        )
+    except (gym.error.UnregisteredEnv, ModuleNotFoundError) as error:
+        near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
+    except (gym.error.Error, ImportError) as error:
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        if not spec.kwargs:
+            raise
+        kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
+        raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{_first_line(error)}") from error
+    denormals.keep()
+    return env
+
+
+def check_env(spec: EnvSpec) -> Codec:
+    """The codec of an environment that is made once to try it; `ConfigError` if it cannot be made."""
+    try:
+        env = make_env(spec)
+        codec = Codec(spec.id, env.observation_space, env.action_space)
+        env.close()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Gymnasium raises a TypeError of the environment again, with more words.
+        origin = error.__context__ if _AGAIN in str(error) and error.__context__ is not None else error
+        frames = traceback.extract_tb(origin.__traceback__)
+        at = [frame for frame in frames if not frame.filename.endswith("run/exits.py")][-1]
+        raise ConfigError(
+            f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
+            f"{_first_line(error)}"
+        ) from error
+    return codec
+
+
+def uses_mujoco(env_id: str) -> bool:
+    """True if a registered environment is one of Gymnasium's that simulate with MuJoCo."""
+    return "mujoco" in str(gym.spec(env_id.rpartition(":")[2]).entry_point)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].partition(_AGAIN)[0].strip("'\" ")
+
+
+def _quiet_mujoco() -> None:
+    """Send MuJoCo's warnings to the log: by default it writes them to a file in the working folder."""
+    import mujoco
+
+    def note(message: str) -> None:
+        if "settotalmass" not in message:  # comes with every HalfCheetah and means nothing to a user
+            _log.warning("mujoco: %s", message)
+
+    mujoco.set_mju_user_warning(note)

@@ -1,0 +1,495 @@
+"""Environments give the same whoever steps them; exceptions, dying processes and signals are dealt with."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import alive
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rltemplate.envs import workers as processes
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import EnvSpec, make_env
+from rltemplate.envs.vector import EnvFactory
+from rltemplate.types import ConfigError, RunError
+
+HERE = Path(__file__).resolve().parent
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+NUM = 5
+# With limits such that episodes end in different ways and at different times.
+KINDS = {"Hopper-v5": 17, "LunarLander-v3": 40, "CartPole-v1": 12, "Pendulum-v1": 30}
+
+
+class TwoWords(Exception):
+    """Makes its message of two arguments, which no pickle of it survives."""
+
+    def __init__(self, first: str, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def leave_a_child() -> None:
+    """Die, but not what was forked before: it holds all the worker's pipes open."""
+    if os.fork():
+        os._exit(3)
+    time.sleep(5)
+    os._exit(0)
+
+
+def notify() -> None:
+    os.kill(os.getppid(), signal.SIGUSR1)
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+ACTS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "nan": lambda: None,
+    "raises": lambda: raises(ValueError("two lines\nof text")),
+    "raises two words": lambda: raises(TwoWords("this", 2)),
+    "raises like a pipe": lambda: raises(ConnectionResetError("the simulator is gone")),
+    "exits": lambda: os._exit(3),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "leaves a child": leave_a_child,
+    "sleeps": lambda: time.sleep(1000),
+    "fails": lambda: raises(OSError("no room for a simulator")),
+    "notifies": notify,
+    "flushes": lambda: torch.set_flush_denormal(True),
+}
+
+
+class Breaks(gym.Env[Any, Any]):
+    """Does `act` at step `at` of its life if its seed is in `who`; `making` in the constructor of workers.
+
+    Step 0 is the first reset, -1 the one that follows. It is rewarded by how far its action lies from the
+    one before, of which it holds no copy, and by draws from the global generators with `draws`.
+    """
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(
+        self,
+        act: str = "nothing",
+        at: int = 1,
+        who: tuple[int, ...] = (8,),
+        making: str = "nothing",
+        draws: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.act, self.at, self.who, self.draws = act, at, who, draws
+        self.number, self.steps, self.t, self.resets = -1, 0, 0, 0
+        if multiprocessing.parent_process() is not None:
+            ACTS[making]()
+
+    def result(self, now: int) -> np.ndarray:
+        if (now == self.at or self.act == "flushes") and self.number in self.who:
+            ACTS[self.act]()
+            return np.full(2, np.nan if self.act == "nan" else 0.0)
+        return np.full(2, 0.1 * self.t)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.number = self.number if seed is None else seed
+        self.t, self.resets, self.before = 0, self.resets + 1, np.ones(2)
+        return self.result(1 - self.resets), {}
+
+    def step(self, action: Any) -> Any:
+        self.t, self.steps = self.t + 1, self.steps + 1
+        kept = float(sys.float_info.min * 0.5 > 0.0)
+        reward = kept + float(np.abs(action - self.before).sum())
+        self.before = action
+        if self.draws:
+            reward += float(np.random.random() + random.random() + float(torch.rand(())))  # noqa: NPY002
+        return self.result(self.steps), reward, False, self.t == 10, {}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    gym.register("Breaks-v0", entry_point="test_workers:Breaks")
+    yield
+    gym.registry.pop("Breaks-v0")
+
+
+Build = Callable[..., Envs]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    """Make environments and close them in the end, when none of their processes may be left."""
+    made: list[Envs] = []
+
+    def make(env_id: str, num: int, workers: int, limit: int | None = None, **kwargs: Any) -> Envs:
+        made.append(Envs(EnvSpec(env_id, limit, kwargs), num, list(range(7, 7 + num)), workers))
+        return made[-1]
+
+    yield make
+    started = time.monotonic()
+    for each in made:
+        each.close()
+    assert multiprocessing.active_children() == []
+    assert time.monotonic() - started < 4
+
+
+def actions(envs: Envs, steps: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    shape = (steps, envs.num_envs, envs.codec.action_size)
+    if envs.codec.continuous:
+        return list(rng.uniform(-1.2, 1.2, shape).astype(np.float32))
+    return list(rng.integers(0, envs.codec.nvec, shape))
+
+
+def play(envs: Envs, count: int) -> list[Any]:
+    return [envs.step(action) for action in actions(envs, count)]
+
+
+def trail(envs: Envs, steps: int = 90) -> list[Any]:
+    """The results of environments to the last bit, taken down only at the end."""
+    seen: list[Any] = [envs.reset().tobytes()]
+    return seen + [[*(array.tobytes() for array in step[:5]), step.episodes] for step in play(envs, steps)]
+
+
+def of_gymnasium(envs: Envs, env_id: str, steps: int = 90) -> list[Any]:
+    """The same from Gymnasium's own vector environment, for `envs` that have not been stepped."""
+    spec = EnvSpec(env_id, KINDS[env_id], {})
+    theirs = SyncVectorEnv([partial(make_env, spec)] * NUM, autoreset_mode=AutoresetMode.DISABLED)
+    codec, seeds = envs.codec, list(range(7, 7 + NUM))
+    raw, _ = theirs.reset(seed=seeds)  # type: ignore[arg-type]
+    seen: list[Any] = [codec.encode_obs(raw).tobytes()]
+    returns, lengths = [0.0] * NUM, [0] * NUM
+    for action in actions(envs, steps):
+        raw, reward, terminated, truncated, _ = theirs.step(codec.decode_action(action))
+        next_obs = codec.encode_obs(raw)
+        obs, done, episodes = next_obs, terminated | truncated, []
+        for i in range(NUM):
+            returns[i], lengths[i] = returns[i] + reward[i], lengths[i] + 1
+            if done[i]:
+                episodes.append((returns[i], lengths[i]))
+                returns[i], lengths[i] = 0.0, 0
+        if episodes:
+            raw, _ = theirs.reset(options={"reset_mask": done})
+            obs = np.where(done[:, None], codec.encode_obs(raw), next_obs)
+        arrays = (obs, reward, terminated, truncated, next_obs)
+        seen.append([*(array.tobytes() for array in arrays), episodes])
+    theirs.close()
+    return seen
+
+
+# --- The same whoever steps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", KINDS)
+def test_the_same_bits_from_any_number_of_processes(env_id: str, build: Build) -> None:
+    expected = of_gymnasium(build(env_id, NUM, 0, KINDS[env_id]), env_id)
+    assert sum(len(episodes) for *_, episodes in expected[1:]) > NUM  # so that resets were among it
+    for workers in (0, 1, 2, NUM):
+        assert trail(build(env_id, NUM, workers, KINDS[env_id])) == expected, workers
+
+
+def test_an_environment_may_keep_its_action_and_draw_from_global_generators(build: Build) -> None:
+    results = [trail(build("Breaks-v0", 3, workers), 9) for workers in (0, 1, 3)]
+    assert results[0] == results[1] == results[2]
+    assert (np.frombuffer(results[0][-1][1]) > 1).all()  # as with one array for all they would not be
+    drawn = [trail(build("Breaks-v0", 3, 3, draws=True), 4) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    rewards = np.concatenate([np.frombuffer(step[1]) for step in drawn[0][1:]])
+    assert len(set(rewards)) == len(rewards)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_flushes_no_number_of_another(build: Build, workers: int) -> None:
+    kept = trail(build("Breaks-v0", 4, workers), 4)
+    envs = build("Breaks-v0", 4, workers, act="flushes")
+    assert [step[1] for step in trail(envs, 4)[1:]] == [step[1] for step in kept[1:]]
+
+
+def test_groups_follow_the_order_and_are_as_even_as_possible(build: Build) -> None:
+    def groups(num: int, workers: int) -> list[str]:
+        envs = build("CartPole-v1", num, workers)
+        names = sorted(process.name for process in multiprocessing.active_children())
+        envs.close()
+        return [name.removeprefix("CartPole-v1, ") for name in names]
+
+    assert groups(8, 2) == ["environments 1 to 3 of 8", "environments 4 to 6 of 8"]
+    assert groups(5, 3) == ["environment 3 of 5", "environment 4 of 5", "environments 1 to 2 of 5"]
+    assert groups(1, 1) == ["CartPole-v1"]
+
+
+def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trail(build("CartPole-v1", 3, 0, 12), 30)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    envs = build("CartPole-v1", 3, 1, 12)
+    (worker,) = multiprocessing.active_children()
+    assert type(worker).__name__ == "SpawnProcess"
+    assert trail(envs, 30) == expected
+
+
+def test_environments_with_other_spaces_than_the_first_are_refused() -> None:
+    factory = EnvFactory(Breaks, "Odd-v0", 2, spaces.Box(-2.0, 2.0, (2,)), Breaks.action_space)
+    with pytest.raises(RunError, match=r"^Odd-v0, environment 1 of 2: its spaces are not those of the f"):
+        processes.WorkerPool(factory, 2, [1, 2])
+    assert multiprocessing.active_children() == []
+
+
+# --- Exceptions --------------------------------------------------------------------------------------------
+
+RAISED: dict[str, tuple[type[Exception], str]] = {
+    "raises": (ValueError, "two lines\nof text"),
+    "raises two words": (TwoWords, "this and 2"),
+    "raises like a pipe": (ConnectionResetError, "the simulator is gone"),
+    "nan": (RunError, "Breaks-v0, environment 2 of 3, step 7 of its episode: the observation has nan in"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("act", RAISED)
+def test_an_exception_arrives_with_traceback_and_place(
+    act: str, workers: int, build: Build, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kind, message = RAISED[act]
+    if act == "raises two words" and workers:
+        kind, message = RuntimeError, "test_workers.TwoWords: this and 2"
+    envs = build("Breaks-v0", 3, workers, act=act, at=27, who=(8, 9))
+    envs.reset()
+    play(envs, 26)
+    with pytest.raises(kind) as trouble:
+        play(envs, 1)
+    assert str(trouble.value).startswith(message)
+    if kind is not RunError:
+        assert trouble.value.__notes__ == ["Breaks-v0, environment 2 of 3, step 7 of its episode 3"]
+        assert "in raises\n    raise error" in "".join(traceback.format_exception(trouble.value))
+    envs.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_episodes_are_counted_on_after_a_restart(build: Build) -> None:
+    first = build("Breaks-v0", 2, 0, act="raises", at=47)
+    first.reset()
+    play(first, 33)
+    again = build("Breaks-v0", 2, 2, act="raises", at=47 - 20)  # it replays this episode and the last
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="two lines") as trouble:
+        play(again, 14)
+    assert trouble.value.__notes__ == ["Breaks-v0, environment 2 of 2, step 7 of its episode 5"]
+
+
+def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> None:
+    with pytest.raises(OSError, match="no room for a simulator") as trouble:
+        build("Breaks-v0", 2, 2, making="fails")
+    assert trouble.value.__notes__ == ["Breaks-v0, environment 1 of 2, when it was made"]
+    assert multiprocessing.active_children() == []
+    with pytest.raises(ConfigError, match=r"env.kwargs=.*wheels"):
+        build("Breaks-v0", 2, 2, wheels=4)
+
+
+# --- Processes that die ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [("killed", "killed by signal 9"), ("exits", "exit status 3"), ("leaves a child", "exit status 3")],
+)
+@pytest.mark.parametrize("at", [0, 4, -1])
+def test_a_worker_that_dies_ends_the_wait(
+    act: str, how: str, at: int, build: Build, capfd: pytest.CaptureFixture[str]
+) -> None:
+    envs = build("Breaks-v0", 3, 3, act=act, at=at)
+    words = rf"^Breaks-v0, environment 2 of 3: its worker process died \({how}\)$"
+    if at:
+        envs.reset()
+    calls: list[Callable[[], Any]] = [envs.reset, envs.state_dict, lambda: play(envs, 10)]
+    for call in calls if at == 0 else calls[::-1]:
+        with pytest.raises(RunError, match=words):
+            call()
+    envs.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "state_dict", "load_state_dict"])
+def test_a_worker_that_was_killed_in_between_is_noticed(call: str, build: Build) -> None:
+    envs = build("Breaks-v0", 4, 1)
+    envs.reset()
+    state = envs.state_dict()
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    calls: dict[str, Callable[[], Any]] = {
+        "reset": envs.reset,
+        "step": lambda: play(envs, 1),
+        "state_dict": envs.state_dict,
+        "load_state_dict": lambda: envs.load_state_dict(state),
+    }
+    with pytest.raises(RunError, match=r"environments 1 to 2 of 4: their worker process died \(killed by"):
+        calls[call]()
+
+
+def test_a_worker_that_dies_while_it_is_made(build: Build) -> None:
+    with pytest.raises(RunError, match=r"environment \d of 3: its worker process died \(exit status 3\)"):
+        build("Breaks-v0", 3, 3, making="exits")
+    assert multiprocessing.active_children() == []
+
+
+def test_a_death_is_told_although_another_never_answers(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_S", 0.2)
+    envs = build("Breaks-v0", 2, 2, act="sleeps", at=3, who=(7,))
+    envs.reset()
+    play(envs, 2)
+    worker = next(each for each in multiprocessing.active_children() if "environment 2 of 2" in each.name)
+    threading.Timer(0.3, worker.kill).start()
+    with pytest.raises(RunError, match=r"environment 2 of 2: .* \(killed by signal 9\)"):
+        play(envs, 1)
+    envs.close()
+
+
+# --- Signals, and the end of the process that trains -------------------------------------------------------
+
+
+def test_workers_take_no_notice_of_signals_to_the_run(build: Build) -> None:
+    arrived: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    before = signal.signal(signal.SIGUSR1, lambda number, _: arrived.append(number))
+    try:
+        # Each worker also sends itself all of them before it has said a word.
+        envs = build("Breaks-v0", 2, 2, making="notifies")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.SIGUSR1 in arrived
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    envs.reset()
+    bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    bystander.start()
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        for number in SIGNALS[1:]:
+            os.kill(process.pid, number)
+    assert len(play(envs, 30)) == 30
+    bystander.join(5)
+    assert bystander.exitcode in [-number for number in SIGNALS[1:]]  # so the signals do arrive
+
+
+PROGRAM = """
+import multiprocessing, sys, threading, time
+import gymnasium as gym, numpy as np
+import test_workers as t
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import EnvSpec
+
+gym.register("Breaks-v0", entry_point=t.Breaks)
+
+def start(**kwargs):
+    return Envs(EnvSpec("Breaks-v0", None, kwargs), 3, [7, 8, 9], num_workers=3)
+
+def say_workers():
+    print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+"""
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start a process in a group of its own that makes environments; of the group nothing is left behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(text: str) -> subprocess.Popen[str]:
+        places = os.pathsep.join([str(HERE), str(HERE.parent)])
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM + text],
+            env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def pids_of(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    return [int(word) for word in process.stdout.readline().split()]
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not any(map(alive, pids))
+
+
+ORPHANS = {
+    "in a step": (
+        "envs = start(act='sleeps', who=(7, 8, 9)); envs.reset(); say_workers();"
+        "envs.step(np.zeros((3, 2), np.float32))"
+    ),
+    # There the end of a thread must not be taken for the end of the run.
+    "made by a thread": (
+        "made = []\n"
+        "thread = threading.Thread(target=lambda: made.append(start())); thread.start(); thread.join()\n"
+        "time.sleep(0.2); made[0].reset(); say_workers(); time.sleep(60)"
+    ),
+    "being made": "threading.Timer(1.0, say_workers).start()\nstart(making='sleeps')",
+}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@linux
+@pytest.mark.parametrize("moment", ORPHANS)
+def test_no_worker_outlives_a_killed_run(
+    moment: str, program: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    process = program(ORPHANS[moment])
+    pids = pids_of(process)
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    process.kill()
+    assert gone_within(pids, 2)
+    assert process.communicate(timeout=5) == ("", "")
+
+
+@linux
+@pytest.mark.parametrize("end", ["", "del envs; assert multiprocessing.active_children() == []"])
+def test_workers_that_nobody_closes_do_not_keep_the_process(
+    end: str, program: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    process = program(f"envs = start(); envs.reset(); say_workers()\n{end}")
+    pids = pids_of(process)
+    assert process.communicate(timeout=10) == ("", "")
+    assert process.returncode == 0
+    assert gone_within(pids, 2)
+
+
+def test_environments_end_at_once_although_later_ones_hold_their_pipes(build: Build) -> None:
+    first, second = build("Breaks-v0", 2, 2), build("Breaks-v0", 2, 2)
+    started = time.monotonic()
+    first.close()
+    assert time.monotonic() - started < 2
+    assert len(multiprocessing.active_children()) == 2
+    second.reset()
+    assert len(play(second, 3)) == 3
