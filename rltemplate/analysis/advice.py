@@ -136,7 +136,7 @@ def _causes(at: Divergence, digest: str) -> Iterator[str]:
     parts = item.split("/")[of_state:]
     keys = (f"{at.event}:{item}", item, parts[0], *([] if of_state else reversed(parts)))
     yield next((LOOK_AT[key] for key in keys if key in LOOK_AT), _STATE if of_state else _UNKNOWN)
-    if digest.startswith("keyed_sum") and not {item, parts[0]} & _NOT_COMPUTED_ON_GPU:
+    if digest != "xxh3_64" and not {item, parts[0]} & _NOT_COMPUTED_ON_GPU:
         yield _CUDA
 
 

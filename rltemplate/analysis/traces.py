@@ -37,7 +37,7 @@ NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
 _ITERATION_LINE, _ITEMS_LINE = b'["iteration",', b'["items",'
 _HEX = re.compile("[0-9a-f]*")
-_DEVICES = {"xxh3_64": "the CPU", "keyed_sum_64": "CUDA"}  # by kind of digest
+_DEVICES = {"xxh3_64": "the CPU", "xxh3_64_cuda": "CUDA", "keyed_sum_64": "CUDA"}  # by kind of digest
 
 
 class Reach(NamedTuple):

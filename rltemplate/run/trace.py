@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
@@ -28,9 +28,6 @@ from rltemplate.run.record import TraceFacts
 from rltemplate.run.state import State
 from rltemplate.types import Algorithm, Probe, V
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration
 OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
@@ -39,35 +36,11 @@ _RARE = ("init", "reset")
 
 
 def digest(value: Any) -> str:
-    """16 hex digits from the bits of a tensor or an array on the CPU; its shape is not part of them."""
-    array = value.detach().numpy() if hasattr(value, "detach") else value
+    """16 hex digits from the bits of a tensor or an array; its shape is not part of them."""
+    array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     return xxhash.xxh3_64_hexdigest(array.data if array.size else b"")
-
-
-# An odd number whose multiples spread over 64 bits: 2^64 by the golden ratio (Knuth vol. 3, section 6.4).
-_KEY = -0x61C8864680B583EB
-
-
-def device_digest(value: Tensor) -> Tensor:
-    """A 0-d int64 tensor from the bits of `value`, on its device and without waiting for it.
-
-    The sum modulo 2^64 of each 32-bit word times an odd key of its position: integers wrap, so that the
-    order in which a device adds does not matter, while the order of the elements does.
-    """
-    import torch
-
-    flat = value.detach().reshape(-1)
-    if flat.dtype in (torch.bool, torch.uint8, torch.int8):
-        words = flat.to(torch.int64)
-    elif flat.element_size() >= 4:
-        words = flat.contiguous().view(torch.int32).to(torch.int64)
-    else:
-        words = flat.contiguous().view(torch.int16).to(torch.int64)
-    place = torch.arange(1, words.numel() + 1, device=flat.device, dtype=torch.int64)
-    mixed = (place * _KEY) ^ ((place * _KEY) >> 29)
-    return ((words + place) * (mixed | 1)).sum()
 
 
 class Trace(Probe):
@@ -78,18 +51,16 @@ class Trace(Probe):
     ) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
         self.step_by_step = detail == "step"  # may be changed between two iterations
-        self._on_device = device != "cpu"
         self._lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
         self._event, self._index = "", 0
-        self._items: dict[str, Any] = {}
-        self._start: dict[str, Any] = {}
+        self._items: dict[str, str] = {}
+        self._start: dict[str, str] = {}
         self._state = State()
-        self._waiting: list[tuple[str, int, list[str], list[Any]]] = []
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
         self.chain = NO_PAST
-        kind = "keyed_sum_64" if self._on_device else "xxh3_64"
+        kind = "xxh3_64" if device == "cpu" else f"xxh3_64_{device}"
         head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
         self._head = _json(head)
         self._new = [self._head]  # lines that wait for the end of the iteration
@@ -154,17 +125,23 @@ class Trace(Probe):
             number = 2
             while name in self._items:  # such as the policy's noise, drawn several times for one update
                 name, number = f"{item}#{number}", number + 1
-            self._items[name] = self._digest(value)
+            self._items[name] = digest(value)
         return value
 
     def end_iteration(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
-        """Write the line of an iteration that has ended, with what it handed out and what it left behind."""
+        """Write the line of an iteration that has ended, with its probes and the state at its end."""
         self._close_event()
         items, self._start = self._start, {}
         for name, value in (*probes.items(), *self._state.end(algorithm)):
-            items[name] = self._digest(value)
-        self._waiting.append(("iteration", algorithm.env_steps, list(items), list(items.values())))
-        self._flush()
+            items[name] = digest(value)
+        text = self._add("iteration", algorithm.env_steps, items)
+        past = xxhash.xxh3_128(bytes.fromhex(self.chain))
+        past.update(self._since.digest())
+        self.chain = past.hexdigest()
+        self._since.reset()
+        self._new.append(_json(["iteration", self._iteration, algorithm.env_steps, text, self.chain]))
+        self._iteration += 1
+        self._write()
 
     def facts(self) -> TraceFacts:
         """The digest of everything so far, for the record."""
@@ -174,63 +151,22 @@ class Trace(Probe):
         """Nothing can be added any more."""
         self._lines.close()
 
-    def _digest(self, value: Any) -> Any:
-        if not self._on_device:
-            return digest(value)
-        import torch
-
-        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
-        return device_digest(tensor)
-
     def _close_event(self) -> None:
-        if self._items:
-            if self._event == "start" and not self.step_by_step:
-                self._start = self._items
-            else:
-                self._waiting.append(
-                    (self._event, self._index, list(self._items), list(self._items.values()))
-                )
-            self._items = {}
+        items, self._items = self._items, {}
+        if self._event == "start" and not self.step_by_step:
+            self._start = items or self._start
+        elif items:
+            self._new.append(_json([self._event, self._index, self._add(self._event, self._index, items)]))
 
-    def _flush(self) -> None:
-        """Write what waits; on a device this is the one point of an iteration that waits for results."""
-        if self._on_device:
-            self._fetch()
-        for event, index, names, digests in self._waiting:
-            if self._names.get(event) != names:
-                self._names[event] = names
-                self._new.append(_json(["items", event, names]))
-            text = "".join(digests)
-            self._since.update(f"{event}{index}{text}".encode())
-            if event == "iteration":
-                past = xxhash.xxh3_128(bytes.fromhex(self.chain))
-                past.update(self._since.digest())
-                self.chain = past.hexdigest()
-                self._since.reset()
-                self._new.append(_json([event, self._iteration, index, text, self.chain]))
-                self._iteration += 1
-            else:
-                self._new.append(_json([event, index, text]))
-        self._waiting.clear()
-        self._write()
-
-    def _fetch(self) -> None:
-        import torch
-
-        tensors = [value for *_, digests in self._waiting for value in digests]
-        by_device: dict[Any, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            by_device.setdefault(tensor.device, []).append(place)
-        words = [""] * len(tensors)
-        for places in by_device.values():
-            values = torch.stack([tensors[place] for place in places]).cpu().tolist()
-            for place, value in zip(places, values, strict=True):
-                words[place] = f"{value & 0xFFFFFFFFFFFFFFFF:016x}"
-        taken = iter(words)
-        self._waiting = [
-            (event, index, names, [next(taken) for _ in digests])
-            for event, index, names, digests in self._waiting
-        ]
+    def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
+        """Add the items of an event to the chain, and their names to the file where they are new."""
+        names = list(items)
+        if self._names.get(event) != names:
+            self._names[event] = names
+            self._new.append(_json(["items", event, names]))
+        text = "".join(items.values())
+        self._since.update(f"{event}{index}{text}".encode())
+        return text
 
     def _write(self) -> None:
         if self._anew:

@@ -17,7 +17,7 @@ from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.traces import Divergence, first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import State, entries
-from rltemplate.run.trace import Trace, device_digest, digest
+from rltemplate.run.trace import Trace, digest
 
 STEP = ["algo.normalize_obs=true", "trace=step"]
 ENVS = {"ppo": "Hopper"}  # others on Pendulum
@@ -152,40 +152,14 @@ def test_digests_see_bits_and_order() -> None:
     value = torch.arange(12, dtype=torch.float32).view(3, 4)
     swapped = value.clone()
     swapped[0, 0], swapped[0, 1] = value[0, 1], value[0, 0]
-    for function in (digest, lambda x: device_digest(x).item()):
+    for function in (digest,):
         assert function(value) == function(value.clone())
         assert function(value.T) == function(value.T.contiguous())
         assert function(value) != function(swapped)
         assert function(value) != function(flipped(value))
         assert function(torch.zeros(2)) != function(-torch.zeros(2))
         assert function(torch.zeros(2)) != function(torch.zeros(3))
-    for kind in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.float16, torch.float32):
-        one, other = torch.tensor([0, 1, 0, 1]).to(kind), torch.tensor([1, 0, 0, 1]).to(kind)
-        assert device_digest(one).item() != device_digest(other).item()
     assert digest(np.arange(4)) == digest(torch.arange(4))
-
-
-def test_a_device_is_waited_for_once_an_iteration(configure: Configure, tmp_path: Path) -> None:
-    """Digests stay tensors until the iteration ends, and are fetched together."""
-    trace = Trace(tmp_path, "step", "ppo", device="cuda")
-    trace.event("step", 0)
-    trace("obs", torch.arange(3.0))
-    trace("reward", np.arange(3.0))
-    fetched: list[int] = []
-    cpu = torch.Tensor.cpu
-
-    def counting(self: torch.Tensor, *args: Any) -> torch.Tensor:
-        fetched.append(self.numel())
-        return cpu(self, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "cpu", counting)
-        trace.end_iteration(ended(8), {"params": torch.ones(5)})
-    assert fetched == [4]
-    header, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
-    assert json.loads(header)["digest"] == "keyed_sum_64"
-    assert len(json.loads(lines[1])[2]) == 32
-    trace.close()
 
 
 def test_a_run_recorded_earlier_goes_on_in_its_trace(tmp_path: Path) -> None:
