@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.rerun.prove import METRIC
-from rltemplate.run import paths
-from rltemplate.run.read import find_run_dirs, read_config, read_metrics, value_of
-from rltemplate.run.record import read_record
+from rltemplate.analysis.runs import load_run
+from rltemplate.rerun.certificate import RATIO
+from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
 _HEAD = (
@@ -24,7 +22,6 @@ _HEAD = (
 
 
 _COUNTS = ("env.num_envs", "algo.num_steps", "algo.num_minibatches")
-_SETTING = ("env.id", "determinism.level", "num_threads")
 
 
 def table(folders: Iterable[Path]) -> str:
@@ -33,35 +30,20 @@ def table(folders: Iterable[Path]) -> str:
     Raises ConfigError for a folder that is no finished run of PPO.
     """
     seen: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
-    for folder in folders:
-        record, (_, config) = read_record(folder), read_config(folder)
-        where = f"{folder.name}: {paths.CONFIG}"
-        if value_of(config, "algo.name", where) != "ppo" or not record.get("trace"):
-            raise ConfigError(f"{folder}: expected a traced run of PPO that has ended")
-        errors = [
-            math.inf if row[METRIC] is None else row[METRIC] for row in read_metrics(folder) if METRIC in row
-        ]
-        if not errors:
-            raise ConfigError(f"{folder.name}: {paths.METRICS} has no {METRIC}, so no iteration was logged")
-        acting, steps, parts = (_count(config, key, where) for key in _COUNTS)
-        learning = steps * acting // parts
-        env, level, threads = (str(value_of(config, key, where)) for key in _SETTING)
-        iterations = _count(record, "trace.iterations", f"{folder.name}: {paths.RECORD}")
-        key = (env, level, f"{acting:4d}", f"{learning:6d}", threads)
-        seen[key].append((iterations, max(errors)))
+    for run in map(load_run, folders):
+        errors = [math.inf if row[RATIO] is None else row[RATIO] for row in run.rows if RATIO in row]
+        if run.record.trace is None or not errors:
+            raise ConfigError(f"{run.dir}: expected a traced run of PPO that has ended")
+        acting, steps, parts = (run.value(key) for key in _COUNTS)
+        rows = f"{acting:4d}", f"{steps * acting // parts:6d}"
+        key = (*(str(run.value(name)) for name in ("env.id", "level")), *rows, str(run.value("num_threads")))
+        seen[key].append((run.record.trace.iterations, max(errors)))
     lines = [f"| {' | '.join(_HEAD)} |", f"| {' | '.join('---' for _ in _HEAD)} |"]
     for setting, runs in sorted(seen.items()):
         worst, iterations = max(error for _, error in runs), sum(count for count, _ in runs)
         cells = (*setting, f"{len(runs)}", f"{iterations:,}", f"{worst:.1e}" if worst else "0")
         lines.append(f"| {' | '.join(cell.strip() for cell in cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _count(values: Mapping[str, Any], key: str, where: str) -> int:
-    value = value_of(values, key, where)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{where}: expected a whole number as {key}, not {value}")
-    return value
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration, nested. Raises ConfigError if it cannot be read."""
-        return read_config(self.dir)[1]
+        return read_config(self.dir)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

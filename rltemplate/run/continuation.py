@@ -39,7 +39,7 @@ from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
-from rltemplate.run.read import leaves, read_config, value_of
+from rltemplate.run.read import leaves, read_config
 from rltemplate.run.record import RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.run.sinks.sink import rows_so_far
 from rltemplate.types import (
@@ -97,7 +97,8 @@ def recorded_config(run_dir: Path) -> Config:
     """
     RunRecord.read(run_dir)
     where = f"{run_dir.name}: {paths.CONFIG}"
-    value_of(read_config(run_dir)[1], "algo.name", where)
+    if "algo.name" not in dict(leaves(read_config(run_dir))):
+        raise ConfigError(f"{where} has no algo.name")
     try:
         return load_config(run_dir / paths.CONFIG)
     except ConfigError as error:

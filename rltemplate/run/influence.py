@@ -11,7 +11,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
 # The process of a run loads none of scripts/: what they make of the command line is in its configuration.
-_IDLE_FOLDERS = ("conf", "docs", "results", "scripts", "tests", f"{_PACKAGE}/analysis")
+_IDLE_FOLDERS = ("bench", "conf", "docs", "results", "scripts", "tests", f"{_PACKAGE}/analysis")
 # Versions are compared as they are installed.
 _IDLE_FILES = ("LICENSE", "Makefile", "requirements.lock")
 

@@ -147,12 +147,11 @@ def _matching(pattern: str, below: str) -> list[Path]:
         return []
 
 
-def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
-    """The text of the run's `config.yaml`, and what it says under present keys. Raises ConfigError."""
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The run's configuration (nested) under present keys. Raises ConfigError if it cannot be read."""
     name = f"{run_dir.name}: {paths.CONFIG}"
     try:
-        text = (run_dir / paths.CONFIG).read_text(encoding="utf-8")
-        values = _parsed(text)
+        values = _parsed((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{run_dir.name}: has no {paths.CONFIG}") from None
     except yaml.MarkedYAMLError as error:
@@ -162,15 +161,14 @@ def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds no configuration")
-    return text, with_present_keys(values)
+    return with_present_keys(values)
 
 
 def _parsed(text: str) -> Any:
-    """Ten times as fast where PyYAML was built with libyaml, as its wheels are."""
-    try:
+    try:  # libyaml, which PyYAML's wheels have, is ten times as fast
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:
-        return yaml.safe_load(text)  # which says better what is wrong, and where
+        return yaml.safe_load(text)  # names the mistake and its place better
 
 
 def read_metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -195,16 +193,6 @@ def read_metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def value_of(values: Mapping[str, Any], key: str, where: str) -> Any:
-    """The value of a dotted key of a record or a configuration. Raises ConfigError if it has none."""
-    value: Any = values
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise ConfigError(f"{where} has no {key}")
-        value = value[part]
-    return value
 
 
 def nearest_key(wrong: str, values: Mapping[str, Any]) -> str | None:

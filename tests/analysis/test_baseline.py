@@ -149,7 +149,7 @@ def test_all_jobs_have_one_baseline_which_is_found_as_runs_are(place: tuple[Path
     for name in (run_dir.name[-6:], str(run_dir), f"refs/runs/{run_dir.name}"):
         (line,) = check_baseline(project, [job(run_dir) | {"baseline": name}], [WORDS])
         assert line.startswith(f"against {run_dir.name}: ")
-    with pytest.raises(ConfigError, match="^baseline=nope: no such run under .*the newest is "):
+    with pytest.raises(ConfigError, match=r"^baseline=nope: no such run under .*the newest is "):
         check_baseline(project, [job(run_dir) | {"baseline": "nope"}], [WORDS])
     with pytest.raises(ConfigError, match=f"baseline={run_dir.name},nope: all jobs of a sweep have one"):
         check_baseline(project, [job(run_dir), job(run_dir) | {"baseline": "nope"}], [WORDS, WORDS])
