@@ -13,7 +13,6 @@ from typing import Any
 from rltemplate.config.schema import Config, Device, Level, Products
 from rltemplate.types import ConfigError
 
-_MOST_GPU_BYTES = 2**39  # no GPU has more, and only torch knows how much this one has
 # Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
 _SET_BY_THE_PROJECT = {
     "render_mode": "training shows nothing, and videos are made every video_every steps",
@@ -98,15 +97,12 @@ def check_folder(config: Config) -> None:
 
 
 def check_memory(config: Config, memory: int | None, obs_size: int = 1, action_size: int = 1) -> None:
-    """Raise `ConfigError` if the `memory` of this machine (bytes) cannot hold the least that the run needs.
+    """Raise `ConfigError` if the `memory` of this machine (bytes) cannot hold the least that a CPU run needs.
 
     The sizes are those of the environment, and small ones where it has not been made yet.
     """
-    if memory is None:
+    if memory is None or config.device is not Device.cpu:  # only torch knows the memory of a GPU
         return
-    owner = "this machine has"
-    if config.device is not Device.cpu:
-        memory, owner = max(memory, _MOST_GPU_BYTES), "no GPU has more than"
     needs = config.algo.memory(config.env.num_envs, obs_size, action_size)
     total = sum(needs.values())
     if total > memory:
@@ -116,7 +112,7 @@ def check_memory(config: Config, memory: int | None, obs_size: int = 1, action_s
         enough = f", enough for {value * left // needs[key]}" if isinstance(value, int) and left > 0 else ""
         raise ConfigError(
             f"{key}={value}: needs at least {_gib(needs[key])} of memory ({_gib(total)} with all else), and "
-            f"{owner} {_gib(memory)}{enough}"
+            f"this machine has {_gib(memory)}{enough}"
         )
 
 

@@ -38,10 +38,10 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
     os.environ.pop(SWEEP_VARIABLE, None)
     try:
         plan = preflight(command[1:])
+        if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):
+            raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
         _check(plan)
         if plan.sweep:
-            if any(f"debug={HERE}" in words for words in plan.overrides):
-                raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
             from rltemplate.launch.sweep import run_sweep
 
             return run_sweep(plan, command, start_jobs)

@@ -1,7 +1,7 @@
-"""Processes of ours that do a part of the work: started, watched, and ended with all that they have started.
+"""Child processes that do a part of the work: started, watched, and ended with all that they have started.
 
-Each has a session of its own. Ctrl-C on a terminal therefore reaches this process alone, which ends the one
-that runs; and what that one has left behind can be ended as one group.
+Each has a session of its own: Ctrl-C on a terminal reaches this process alone, which ends its child, and
+what the child has left behind can be ended as one group.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from types import FrameType
 
 from rltemplate.types import STOP_SIGNALS
 
-REFUSED = 2  # the exit status of a process of ours that was asked for what cannot be had
+REFUSED = 2  # exit status of a child that was asked for what cannot be had
 
-_GRACE_S = 8.0  # for one that is asked to end because the user wants to go
-_PATIENCE_S = 120.0  # for one that has done enough and is to end its iteration
-_LOOK_EVERY_S = 0.02
-_ERROR = "error:"  # begins what a process of ours says to the user when it gives up
+_GRACE_S = 8.0  # for a child that ends because the user wants to go
+_PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
+_POLL_EVERY_S = 0.02
+_ERROR = "error:"  # begins the message of a child that gives up
 
 # Ends by itself when its parent is gone, however that ended.
 _BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
@@ -42,16 +42,16 @@ class Interrupted(Exception):
 
 
 class Children:
-    """One process after the other; a signal ends the one that runs, and the work that they are for."""
+    """Child processes, one after the other; a signal ends the running child and the work."""
 
     def __init__(self) -> None:
         self._heard: list[int] = []
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals that ask a process to end as requests while the block runs; what is ignored stays so.
+        """Collect signals that ask a process to end while the block runs, in the main thread.
 
-        Only in the main thread, as Python has it.
+        Ignored signals stay ignored.
         """
         numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._hear) for number in numbers}
@@ -79,10 +79,10 @@ class Children:
         cwd: Path | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Run a command to its end, or until `enough` says so; its exit status, as a shell gives it.
+        """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
-        What it says goes to `log`, but for its standard output if there is another file for that. Raises
-        `Interrupted` after a signal.
+        Its output goes to `log`, and its standard output to `out` where that is given. Raises `Interrupted`
+        after a signal.
         """
         self.check()
         with contextlib.ExitStack() as files:
@@ -101,11 +101,11 @@ class Children:
                 if enough():
                     self._end(process, _PATIENCE_S)
                     break
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_POLL_EVERY_S)
             if self._heard:
                 self._end(process, _GRACE_S)
         finally:
-            # Also what it has left behind, such as processes of its environments.
+            # Also processes that it has left behind, such as workers of its environments.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -117,7 +117,7 @@ class Children:
         process.terminate()
         until, heard = time.monotonic() + patience_s, len(self._heard)
         while process.poll() is None and time.monotonic() < until and len(self._heard) == heard:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
 
 
 @contextlib.contextmanager
@@ -132,11 +132,11 @@ def busy_core() -> Iterator[None]:
         process.wait()
 
 
-# --- What they said --------------------------------------------------------------------------------------
+# --- Their output ----------------------------------------------------------------------------------------
 
 
 def lines_of(log: Path) -> list[str]:
-    """All that a process has written, without empty lines; nothing if there is no such file."""
+    """The output of a process without empty lines; nothing if there is no such file."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
@@ -149,7 +149,7 @@ def complaint(log: Path) -> str:
 
 
 def last_words(log: Path, exit_status: int) -> str:
-    """Why a process ended, in a line: by a signal, with an error, or with whatever it said last."""
+    """The reason why a process ended, in a line: a signal, an error, or its last line of output."""
     if exit_status > 128:
         return f"ended by signal {exit_status - 128}"
     said = complaint(log).splitlines() or lines_of(log)[-1:]
