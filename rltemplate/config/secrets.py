@@ -14,15 +14,10 @@ of a second to import, is not imported for these.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import re
-import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
@@ -139,20 +134,10 @@ _SECRET_KEY = re.compile(
 _READABLE = r"(?:[A-Z]?[a-z]+[0-9]{0,4}|[0-9]{1,4})"  # a word that a person can read, or a small number
 _RANDOM = re.compile(rf"(?!{_READABLE}(?:[_-]{_READABLE})+\Z)(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{{16,}}")
 _OF_A_COMMIT = re.compile(rb"(?i)commit|revision|version|head|sha|hash|revs?\b|\bref\b|\bgit")
-MAX_UNPACKED_BYTES = 50_000_000
-MAX_MEMBERS = 2_000
-MAX_DEPTH = 3
-# Of these only the outside can be seen here.
-_CLOSED = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x28\xb5\x2f\xfd": "zstd"}
-_PACKED: dict[bytes, Callable[[io.BytesIO], Any]] = {
-    rb"\x1f\x8b": lambda data: gzip.GzipFile(fileobj=data),
-    rb"BZh[1-9]1AY&SY": bz2.BZ2File,
-    rb"\xfd7zXZ\0": lzma.LZMAFile,
-}
-
-
-class _Unseen(Exception):
-    """An archive could not be searched; the message says why, as the end of "because it ..."."""
+# Compressed files are not searched.
+_COMPRESSED = re.compile(
+    rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x28\xb5\x2f\xfd"
+)
 
 
 def secret_name(path: str) -> str | None:
@@ -174,11 +159,25 @@ def secret_name(path: str) -> str | None:
 
 def secret_content(data: bytes, path: str = "") -> str | None:
     """Why the content `data` of a file holds a secret for certain, or could without being seen, else None."""
+    if _is_compressed(data):
+        return "a compressed file, which is not searched for secrets; it is recorded once it is committed"
+    if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
+        spoken = path.rpartition("/")[2].encode(errors="replace") + alone[1]
+        if not _OF_A_COMMIT.search(spoken) or _SPEAKS_OF_W_AND_B.search(spoken):
+            return "likely secret: contains what looks like a W&B key and nothing else"
+    kind = next(_tokens(data.replace(b"\0", b"")), None)  # so that UTF-16 is read as well
+    return None if kind is None else f"likely secret: contains {kind}"
+
+
+def _is_compressed(data: bytes) -> bool:
+    """True for compressed files; a zip file of stored members, such as weights, can be searched as it is."""
+    if _COMPRESSED.match(data):
+        return True
     try:
-        kind, where = next(_secrets(data, path, "", [0]), (None, ""))
-    except _Unseen as problem:
-        return f"an archive that could not be searched for secrets, because it {problem}"
-    return None if kind is None else f"likely secret: contains {kind}{where}"
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return any(member.compress_type or member.flag_bits & 1 for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return data.startswith(b"PK\x03\x04")
 
 
 def secret_in_value(key: str, text: str) -> str | None:
@@ -188,64 +187,6 @@ def secret_in_value(key: str, text: str) -> str | None:
     if kind is None and _SECRET_KEY.search(name) and _RANDOM.fullmatch(text):
         return "looks like a secret, because of the name of its key"
     return None if kind is None else f"holds {kind}"
-
-
-def _secrets(data: bytes, path: str, inside: str, unpacked: list[int]) -> Iterator[tuple[str, str]]:
-    """Kinds of secrets in a file, with the place inside an archive; `unpacked` counts bytes and members."""
-    where = f" in {inside}" if inside else ""
-    for magic, name in _CLOSED.items():
-        if data.startswith(magic):
-            raise _Unseen(f"is a {name} file, which is not read here{where}")
-    if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
-        spoken = path.rpartition("/")[2].encode(errors="replace") + alone[1]
-        if not _OF_A_COMMIT.search(spoken) or _SPEAKS_OF_W_AND_B.search(spoken):
-            yield "what looks like a W&B key and nothing else", where
-    for kind in _tokens(data.replace(b"\0", b"")):  # so that UTF-16, which some shells write, is read as well
-        yield kind, where
-    if inside.count(":") >= MAX_DEPTH:
-        return
-    for name, content in _members(data, unpacked):
-        place = f"{inside}:{name}" if inside else name
-        if name and (reason := secret_name(name)) is not None:
-            yield reason.removeprefix("likely secret: "), f" ({place})"
-        yield from _secrets(content, name or path, place, unpacked)
-
-
-def _members(data: bytes, unpacked: list[int]) -> Iterator[tuple[str, bytes]]:
-    """Files in an archive, by name; none if it is no archive. A compressed file holds one without a name."""
-
-    def held(file: Any) -> bytes:
-        content: bytes = file.read(MAX_UNPACKED_BYTES + 1 - unpacked[0])
-        unpacked[0] += len(content)
-        if unpacked[0] > MAX_UNPACKED_BYTES:
-            raise _Unseen(f"holds more than {MAX_UNPACKED_BYTES // 1_000_000} MB")
-        return content
-
-    try:
-        if data[257:262] == b"ustar":
-            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-                for number, entry in enumerate(tar):
-                    if number >= MAX_MEMBERS:
-                        raise _Unseen(f"holds more than {MAX_MEMBERS} files")
-                    if entry.isfile():
-                        yield entry.name, held(tar.extractfile(entry))
-        elif opened := next((each for magic, each in _PACKED.items() if re.match(magic, data)), None):
-            with opened(io.BytesIO(data)) as file:
-                yield "", held(file)
-        elif data.startswith(b"PK\x03\x04") or zipfile.is_zipfile(io.BytesIO(data)):
-            # The last test, because any file that ends in a zip file counts as one: a .pyz, but also a tar.
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                if len(archive.infolist()) > MAX_MEMBERS:
-                    raise _Unseen(f"holds more than {MAX_MEMBERS} files")
-                for member in archive.infolist():
-                    if member.flag_bits & 1:
-                        raise _Unseen("is encrypted")
-                    with archive.open(member) as file:
-                        yield member.filename, held(file)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        raise _Unseen(f"is damaged ({error})") from error
-    except (NotImplementedError, RuntimeError) as error:  # another way of compressing, or a password
-        raise _Unseen(f"could not be read ({error})") from error
 
 
 def _tokens(data: bytes) -> Iterator[str]:

