@@ -176,6 +176,8 @@ def load_run(run_dir: Path) -> Run:
     for key in ("algo.name", "env.id", "determinism.level", "seed"):
         if _at(config, key) is MISSING:
             raise ConfigError(f"{run.id}: {paths.CONFIG} has no {key}")
+    if not isinstance(config["seed"], int) or not isinstance(config["env"].get("kwargs") or {}, Mapping):
+        raise ConfigError(f"{run.id}: {paths.CONFIG} is damaged: seed or env.kwargs has another type")
     return run
 
 

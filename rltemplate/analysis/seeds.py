@@ -120,8 +120,8 @@ def group_runs(runs: Iterable[Run], by: str | None = None) -> tuple[list[Group],
 
 
 def is_return(value: Any) -> bool:
-    """True for a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """True for a number that can be averaged."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def pairs(groups: Sequence[Group], statistic: str = "iqm") -> list[Pair]:

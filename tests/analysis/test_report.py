@@ -242,6 +242,11 @@ def test_text_of_run_folders_is_text_and_the_policy_lets_in_two_scripts(tmp_path
         (paths.RECORD, "{", "cannot be read"),
         (paths.RECORD, '{"schema": 1, "id": "x", "status": "failed", "git": "x"}', "git"),
         (paths.CONFIG, "algo: [", "config.yaml cannot be read"),
+        (
+            paths.CONFIG,
+            '{"algo": {"name": "a"}, "env": {"id": "e"}, "determinism": {"level": "l"}, "seed": "x"}',
+            "seed",
+        ),
         (paths.METRICS, "[]\n", "line 1 of metrics.jsonl is damaged"),
     ],
 )
@@ -250,6 +255,8 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
 ) -> None:
     write_run(tmp_path, 1, [1.0, 42.5])
     (write_run(tmp_path, 2, tag="-odd") / name).write_text(content)
+    huge = f'{{"env_steps": 1{"0" * 400}, "x": 1}}\n{{"env_steps": 1, "x": 1{"0" * 400}}}\n'
+    (write_run(tmp_path, 3, []) / paths.METRICS).write_text(huge)
     report = reported(tmp_path)
     assert len(report.problems) == 1
     assert said in report.problems[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,10 +110,10 @@ def load_metrics(experiments: Iterable[Experiment]) -> Iterator[str]:
             columns: dict[str, Points] = defaultdict(list)
             try:
                 for row in run.rows:
-                    step = row.get("env_steps")
-                    for name, value in row.items():
-                        if name not in ("env_steps", "wall_time_s") and is_return(step) and is_return(value):
-                            columns[name].append((int(step), float(value)))  # type: ignore[arg-type]
+                    step = row.get("env_steps", math.nan)
+                    for name in row.keys() - {"env_steps", "wall_time_s"}:
+                        if is_return(step) and is_return(row[name]):
+                            columns[name].append((int(step), float(row[name])))
             except ConfigError as error:
                 yield str(error)
             experiment.metrics[run.id] = dict(columns)
