@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
 from torch.overrides import TorchFunctionMode
 
 from rltemplate.run.lines import LineFile
@@ -108,27 +107,6 @@ def test_a_row_holds_the_means_since_the_last_row(tmp_path: Path) -> None:
     assert rows == sink.rows
     assert [row["env_steps"] for row in rows] == [2048, 4096]
     assert {k: v for k, v in rows[0].items() if k not in ("env_steps", "wall_time_s")} == first
-
-
-def test_metrics_of_several_types_and_plain_numbers_mix(tmp_path: Path) -> None:
-    logger = Logger([], LineFile(tmp_path / "m.jsonl"))
-    for i in range(3):
-        metrics: dict[str, Any] = {
-            "f32": torch.tensor(0.5 + i, requires_grad=True),
-            "f64": torch.tensor(0.1, dtype=torch.float64),
-            "int": torch.tensor(i),
-            "bool": torch.tensor(i == 0),
-            "plain": 0.1,
-            "inf": torch.tensor(math.inf if i else -math.inf),
-        }
-        logger.observe(IterationResult(metrics))
-    row = logger.log(1)
-    assert math.isnan(row.pop("inf"))
-    assert row.pop("bool") == pytest.approx(1 / 3)
-    assert row.pop("plain") == pytest.approx(0.1, rel=1e-15)
-    assert row.pop("f64") == pytest.approx(0.1, rel=1e-15)
-    del row["time/steps_per_second"]
-    assert row == {"f32": 1.5, "int": 1.0}
 
 
 def test_kept_tensors_are_bounded_when_nobody_logs(tmp_path: Path) -> None:
@@ -266,17 +244,6 @@ def test_a_failing_sink_is_reported_once_and_switched_off(tmp_path: Path) -> Non
     assert len(console.rows) == len(other.rows) == len(read(path)) == 3
 
 
-def test_without_a_console_notes_go_to_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Logger([], LineFile(tmp_path / "m.jsonl")).message("the disk is full")
-    assert "the disk is full" in capsys.readouterr().err
-    console = Memory()
-    Logger([console], LineFile(tmp_path / "m.jsonl")).message("again")
-    assert console.notes == ["again"]
-    assert capsys.readouterr().err == ""
-
-
 def test_videos_and_the_end_reach_every_sink_once(tmp_path: Path) -> None:
     sinks = [Memory(), Memory()]
     logger = Logger(sinks, LineFile(tmp_path / "m.jsonl"))
@@ -378,46 +345,3 @@ os.kill(os.getpid(), 9)
     assert complete is careful
     if careful:
         assert [row["env_steps"] for row in read(path)] == list(range(500))
-
-
-@pytest.mark.parametrize("meddle", [False, True], ids=["all sinks", "a sink that draws"])
-def test_logging_leaves_every_global_generator_alone(tmp_path: Path, meddle: bool) -> None:
-    source = """
-import pathlib, random, signal, sys
-import numpy as np, torch
-from conftest import run_facts
-from rltemplate.config.schema import LoggerConfig, WandbConfig, WandbMode
-from rltemplate.run.lines import LineFile
-from rltemplate.run.logger import Logger
-from rltemplate.run.sinks.registry import make_sinks
-from rltemplate.types import Episode, IterationResult
-
-def state():
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
-    generators = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    return generators, handlers, torch.get_num_threads()
-
-random.seed(1); np.random.seed(1); torch.manual_seed(1)
-folder = pathlib.Path(sys.argv[1])
-before = state()
-wandb = WandbConfig(enabled=True, mode=WandbMode.offline, project="p", entity=None, group=None, tags=[])
-config = LoggerConfig(console=True, journal=False, tensorboard=True, wandb=wandb)
-sinks = make_sinks(config, run_facts(folder))
-if sys.argv[2] == "True":
-    class Draws(type(sinks[1])):
-        def write(self, row):
-            np.random.random()
-    sinks.append(Draws(run_facts(folder)))
-logger = Logger(sinks, LineFile(folder / "metrics.jsonl"))
-(folder / "v.mp4").write_bytes(b"x")
-for step in range(3):
-    logger.observe(IterationResult({"m": torch.tensor(1.0)}, [Episode(1.0, 2)]))
-    logger.log(step)
-logger.video(folder / "v.mp4", 3)
-logger.close("finished", {})
-print("same" if state() == before else "changed", "wandb" in sys.modules, "tensorboard" in sys.modules)
-"""
-    done = run_python(source, tmp_path, meddle, WANDB_MODE="offline", PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["changed" if meddle else "same", "True", "True"]
-    assert len(read(tmp_path / "metrics.jsonl")) == 3
