@@ -32,6 +32,7 @@ from rltemplate.config.loading import about_added, from_dict, load_recorded, to_
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run import exits, paths
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.continuation import check_same_run
@@ -54,13 +55,16 @@ def run(job: Job) -> int:
     with contextlib.ExitStack() as signals:
         try:
             # Build. What does not fit is refused here, before anything of the run is written.
-            algorithm = training.build(build_algorithm)
+            training.find_checkpoint()
+            seed_global_rng(config.seed)
+            algorithm, envs = build_algorithm(config)
+            training.own(algorithm)
             facts = check_level(config, settings, algorithm)
 
             # Observe.
             signals.enter_context(stop.listening())
-            training.begin(facts)
-            observers = training.observe(stop, partial(_standing, config))
+            training.begin(algorithm, facts)
+            observers = training.observe(algorithm, envs, stop, partial(_standing, config))
 
             # Loop.
             while stop.signal is None and algorithm.env_steps < config.total_env_steps:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run import exits, paths
 from rltemplate.run.continuation import Continuation, find_continuation, restore
 from rltemplate.run.folder import RunFolder
 from rltemplate.run.git.snapshot import Snapshot, take_snapshot
 from rltemplate.run.job import PROJECT, Job
-from rltemplate.run.level import Build
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
@@ -39,28 +37,27 @@ class TrainingRun:
         self._snapshot: Snapshot | None = None
         self._continuation: Continuation | None = None
         self._algorithm: Algorithm | None = None
-        self._envs: Envs | None = None
         self._logger: Logger | None = None
         self._observers: Observers | None = None
         self._begun = False
         self._status = FAILED
         self._error: str | None = None
 
-    def build(self, build_algorithm: Build) -> Algorithm:
-        """The algorithm in its environments; `ConfigError` if the run cannot be made or resumed."""
+    def find_checkpoint(self) -> None:
+        """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
         if self._job.resume:
             self._folder.take()
             self._snapshot = self._take_snapshot()
             self._continuation = find_continuation(self._job, self._snapshot)
-        seed_global_rng(self.config.seed)
-        self._algorithm, self._envs = build_algorithm(self.config)
-        return self._algorithm
 
-    def begin(self, facts: DeterminismFacts) -> None:
+    def own(self, algorithm: Algorithm) -> None:
+        """Close `algorithm` when the run ends."""
+        self._algorithm = algorithm
+
+    def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
         if self._continuation is not None and self._continuation.checkpoint is not None:
-            assert self._algorithm is not None
-            restore(self._algorithm, self.config, self._continuation.checkpoint)
+            restore(algorithm, self.config, self._continuation.checkpoint)
         if self._continuation is None:
             self._snapshot = self._take_snapshot()
             self._folder.begin(self._snapshot, facts)
@@ -69,17 +66,15 @@ class TrainingRun:
             self._folder.resume(self._snapshot, self._continuation)
         self._begun = True
 
-    def observe(self, stop: Stop, standing: Standing) -> Observers:
+    def observe(self, algorithm: Algorithm, envs: Envs, stop: Stop, standing: Standing) -> Observers:
         """Set up everything that looks at the run. `standing` places a return among published ones."""
         config, run_dir = self.config, self._folder.path
-        assert self._algorithm is not None
-        assert self._envs is not None
         assert self._folder.git is not None
         sinks = make_sinks(config.logger, self._facts(standing))
         self._logger = logger = Logger(sinks, LineFile(run_dir / paths.METRICS))
         since = None if self._continuation is None else self._continuation.checkpoint
         self._observers = observers = Observers(
-            config, run_dir, self._algorithm, self._envs, logger, stop, since, self._folder.check
+            config, run_dir, algorithm, envs, logger, stop, since, self._folder.check
         )
         if self._folder.git.problem is not None:
             logger.message(f"code not recorded: {self._folder.git.problem}")
