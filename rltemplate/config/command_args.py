@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from rltemplate.config.secrets import secret_in_value
 from rltemplate.types import ConfigError
 
-# Turns the text of a value into the value: `ConfigError` says what is expected, or `ValueError`.
+# Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
 _LONGEST = 120  # characters of a word that a message shows; beginning and end identify a longer one
@@ -111,9 +111,6 @@ def _converted(word: str, kind: Kind, text: str) -> Any:
         return kind(text)
     except ConfigError as error:
         raise ConfigError(f"{word}: {error}") from error
-    except ValueError as error:
-        names: dict[Any, str] = {int: "a whole number", float: "a number"}
-        raise ConfigError(f"{word}: expected {names.get(kind, 'another value')}") from error
 
 
 def whole(least: int, most: int | None = None) -> Kind:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -313,6 +314,31 @@ def test_a_closed_stream_is_nobodys_mistake(closed: str, tmp_path: Path) -> None
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == status, done
         assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path) -> None:
+    slow = tmp_path / "yaml.py"
+    slow.write_text("import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(30)\n")
+    line = program(ROOT, "runs")
+    line[1] = f"PYTHONPATH={tmp_path}{os.pathsep}{ROOT}"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, start_new_session=True)
+    until = time.monotonic() + 30
+    while not (tmp_path / "reached").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), 130)
+
+
+def test_ctrl_c_while_a_command_works_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(args: diff.Args) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(diff, "main", interrupt)
+    assert main(["diff", "a=x", "b=x"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("words", [["help"], ["prove", "--help"]])
