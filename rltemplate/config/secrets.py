@@ -3,13 +3,13 @@
 Files with such a name or content never enter a snapshot of the code (run/git), and a configuration with such
 a value is refused (config/cli). Names are matched without regard to case.
 
-What services all over the world give out is found by detect-secrets (the maintained package
-`bc-detect-secrets`), by those of its plugins that recognise a token by its form. Not by the ones that go by
-entropy or by a name such as `password =`: to these a digest of a commit, a lock file or a notebook's image
-are secrets as well. Services of machine learning, which it does not know, are in `OWN`.
+Tokens of common services are found by detect-secrets (the maintained package `bc-detect-secrets`), by its
+plugins that recognise a token by its form. Its plugins for entropy and for names such as `password =` are not
+used: they take a digest of a commit, a lock file or a notebook's image for a secret. Services of machine
+learning, which it does not know, are in `OWN`.
 
-A plain search for substrings comes first. It settles nearly every file, and the scanner, which takes a tenth
-of a second to import, is not imported for these.
+A plain search for substrings comes first. It settles nearly every file without importing the scanner, which
+takes a tenth of a second.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _SET_BY_THE_PROJECT = {
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for the first value out of its range or out of step with the others."""
+    """Raise `ConfigError` for the first value out of its range or inconsistent with another."""
     for problem in _out_of_range(config, ""):
         raise ConfigError(problem)
     num_envs, num_workers = config.env.num_envs, config.env.num_workers

@@ -91,7 +91,7 @@ def check_environments(configs: Sequence[Config]) -> None:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse what this machine cannot do, and say what is probably not what was meant."""
+    """Refuse a plan that this machine cannot run, and print doubts about it."""
     if not plan.configs:
         return
     memory = usable_memory()

@@ -1,10 +1,8 @@
-"""Every run in a fresh process: one, or the jobs of a sweep.
+"""The fresh process of a run, with a prepared environment.
 
 A single run replaces the process that checked the command line, so that its exit status, signals and
-console are the run's own. In a sweep Hydra's launcher decides where and when a job starts, and what it
-starts is again such a process, with the same environment: a job leaves nothing behind for the next one, and
-its result is the result of the single run with its configuration, bit for bit. Sweeps themselves are in
-sweep.py.
+console are the run's own. A job of a sweep starts such a process with the same environment: its result is
+that of the single run with its configuration, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def worker_command() -> list[str]:
 
 
 def worker_environment(job: Job, config: Config, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run's process, the same for equal jobs whoever starts them."""
+    """The environment of a run's process, the same for equal jobs of any parent."""
     environment = prepared(base, config.determinism, config.num_threads)
     for name in (SWEEP_VARIABLE, SESSION_VARIABLE, INHERITED_VARIABLE):
         environment.pop(name, None)

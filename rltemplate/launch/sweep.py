@@ -80,7 +80,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
 
 
 def _lock(folder: Path) -> None:
-    """Be the only one who looks after the sweep until the end of this process, or raise ConfigError.
+    """Take the lock of the sweep until this process ends; ConfigError if another process holds it.
 
     The launcher inherits the lock, and may outlive a supervisor that was killed. Runs do not.
     """

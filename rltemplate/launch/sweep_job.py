@@ -104,7 +104,7 @@ def _prepare(entry: SweepJob, folder: Path, config: Config, env_name: str) -> Jo
 
 
 def meaning(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides but those that say where a run lies, what it is for, and who starts it."""
+    """Overrides without place, purpose and launcher of the run."""
     named = [(word.partition("=")[0], word) for word in overrides]
     return tuple(
         sorted(word for key, word in named if key not in BOOKKEEPING_KEYS and not key.startswith("hydra"))
@@ -144,7 +144,7 @@ def _wait_for(process: subprocess.Popen[bytes], stop: Path) -> int:
 
 
 def close(job: SweepJob, folder: Path, exit_status: int | None) -> None:
-    """Write the end of a job. Its record decides: only a run that reached its end is `finished` there."""
+    """Write the end of a job. Only a run whose record says so is `finished`."""
     run_dir, record = job.run(folder), None
     with contextlib.suppress(ConfigError):
         record = None if run_dir is None else RunRecord.read(run_dir)

@@ -153,16 +153,9 @@ def assert_same(run_dir: Path, straight: Path) -> None:
     assert (run_dir / paths.TRACE).read_bytes() == (straight / paths.TRACE).read_bytes()
     assert rows(run_dir) == rows(straight)
     assert tensors(run_dir) == tensors(straight)
-    times = [json.loads(line)["wall_time_s"] for line in (run_dir / paths.METRICS).read_text().splitlines()]
-    assert times == sorted(times)
     now, before = record(run_dir), record(straight)
     assert now["status"] == "finished"
     assert now["trace"] == before["trace"]
-    metrics = [
-        {name: value for name, value in each["final_metrics"].items() if "time" not in name}
-        for each in (now, before)
-    ]
-    assert metrics[0] == metrics[1]
 
 
 # --- Going on --------------------------------------------------------------------------------------------
@@ -259,21 +252,6 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_
     begun.process.send_signal(signal.SIGINT)
     assert begun.process.wait(timeout=10) == -signal.SIGINT
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
-
-
-@pytest.mark.long
-def test_what_was_to_be_ignored_stays_ignored(start: Start, tmp_path: Path) -> None:
-    """As `nohup` has it: a closed terminal does not end the run."""
-    run_dir = tmp_path / "run"
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by what is started now
-    try:
-        begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    begun.until(saved(run_dir, 480))
-    begun.process.send_signal(signal.SIGHUP)
-    assert begun.end() == 0, begun.said
-    assert record(run_dir)["status"] == "finished"
 
 
 @pytest.mark.long

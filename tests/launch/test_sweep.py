@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +119,10 @@ def kill_session(leader: int) -> list[int]:
     return found
 
 
-def start(
-    project: Path, cwd: Path, *words: str, before: Sequence[str] = (), **environment: str
-) -> subprocess.Popen[str]:
+def start(project: Path, cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.Popen(
-        [sys.executable, *before, str(project / "scripts" / "train.py"), *words],
+        [sys.executable, str(project / "scripts" / "train.py"), *words],
         cwd=cwd,
         env=clean | environment,
         text=True,
@@ -141,7 +139,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def train(project: Path, cwd: Path, *words: str, **environment: Any) -> tuple[int, str, str]:
+def train(project: Path, cwd: Path, *words: str, **environment: str) -> tuple[int, str, str]:
     return finish(start(project, cwd, *words, **environment))
 
 
@@ -366,37 +364,6 @@ def test_a_killed_supervisor_leaves_no_run_unattended(project: Path, tmp_path: P
                 return
             time.sleep(0.05)
     pytest.fail("the launcher goes on")
-
-
-INTERRUPTED_AT_ONCE = """
-import os, runpy, signal, sys
-
-fork = os.fork
-
-
-def forked():
-    pid = fork()
-    if pid:
-        os.kill(os.getpid(), signal.SIGINT)
-    return pid
-
-
-os.fork = forked
-sys.argv[:] = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.long
-def test_a_signal_that_comes_with_the_launcher_leaves_nothing_running(project: Path, tmp_path: Path) -> None:
-    order(tmp_path, s90="wait", s91="wait")
-    words = ["seed=90,91", "hydra/launcher=basic"]
-    process = start(project, tmp_path, *words, before=("-c", INTERRUPTED_AT_ONCE))
-    status, _, err = finish(process)
-    assert status == 128 + signal.SIGINT, err
-    assert sweep_in(tmp_path)[1].status == "interrupted"
-    assert not list(tmp_path.glob("runs/*/*/ready"))
-    assert kill_session(process.pid) == []
 
 
 # --- Going on --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The configuration that a list of overrides stands for, or one line that says why there is none."""
+"""From overrides to a typed configuration, or a line about the mistake."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from rltemplate.types import ConfigError
 
 
 class Composed(NamedTuple):
-    """The job that Hydra would start.
+    """A job as Hydra would start it.
 
-    `plain` says that all Hydra would do is to call it: without files, variables, callbacks and a folder of
-    Hydra's.
+    `plain`: Hydra would only call it, without files, variables, callbacks or a folder of its own.
     """
 
     config: Config
@@ -70,7 +69,7 @@ def compose_job(words: Sequence[str], *, sweep: bool = False) -> Composed:
 
 
 def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
-    """The typed configuration of one job; `choices` are Hydra's, which know what was applied."""
+    """The typed configuration of one job; `choices` are Hydra's, by group."""
     try:
         for group in NAMED:
             written = composed[group]
@@ -88,7 +87,7 @@ def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
 
 
 def compose_with_hydra(words: Sequence[str]) -> DictConfig:
-    """What Hydra composes from these overrides, its own settings under `hydra` included."""
+    """Hydra's composition of these overrides, with its own settings under `hydra`."""
     try:
         return compose("config", overrides=list(words), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -96,7 +95,7 @@ def compose_with_hydra(words: Sequence[str]) -> DictConfig:
 
 
 def _explain(error: Exception, words: Sequence[str]) -> str:
-    """One or two lines for what composition refused."""
+    """One or two lines about an error of composition."""
     cause = error.__cause__
     merging = re.match(r"Error merging override (.*)$", str(error).splitlines()[0])
     if merging and isinstance(error, ConfigCompositionException):
@@ -126,7 +125,7 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
 
 
 def _explain_value(key: str, problem: str, words: Sequence[str]) -> str:
-    """What is wrong with a key or a value in a file, told as for the command line."""
+    """The mistake in a key or a value of a file, in the words for the command line."""
     if problem.startswith("Key "):
         algorithm = chosen_algorithm(words)
         return f"{key}: {unknown_key(key, known_keys([algorithm]), algorithm)}"
@@ -149,6 +148,6 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an exception says, or its name where it says nothing."""
+    """The first line of an exception's message, or its type where there is none."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__

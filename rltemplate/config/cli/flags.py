@@ -59,7 +59,7 @@ def _refuse_flag(flags: Sequence[str], message: str) -> Any:
 
 
 def pop_sweep_args(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
-    """The words for Hydra, which sweep is to go on (None: a new one), and whether it may with changes."""
+    """The words for Hydra, the sweep that goes on (None: a new one), and true if it may with changes."""
     given: dict[str, str] = {}
     rest = []
     for word in words:

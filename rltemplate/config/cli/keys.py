@@ -1,4 +1,4 @@
-"""Every group and key that exists, what a key takes, and which one was probably meant."""
+"""Groups and keys of the configuration, their kinds of values, and the nearest match of a wrong one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _hints(node: Any, algorithm: str) -> dict[str, Any]:
 
 
 def unknown_key(key: str, known: Sequence[str], algorithm: str | None = None) -> str:
-    """What to say about a key that nothing has: the nearest that exists, and what stands beside it."""
+    """The answer to an unknown key: the nearest known one, and the keys of the same group."""
     owners = [name for name in ALGORITHMS if key in known_keys([name])]
     if owners and algorithm is not None:
         own = [k.partition(".")[2] for k in known if k.startswith("algo.")]
@@ -158,7 +158,7 @@ def nearest_key(wrong: str, known: Iterable[str]) -> str | None:
 
 
 def _known_elsewhere(wrong: str, known: Sequence[str]) -> str | None:
-    """What a key that other programs have is called here."""
+    """Our name for a key of other programs."""
     parent, leaf = _split_key(wrong)
     for key in [*_KEYS_ELSEWHERE.get(wrong, []), *_KEYS_ELSEWHERE.get(leaf, [])]:
         if key in known and parent in ("", key, _split_key(key)[0]):
@@ -178,7 +178,7 @@ def chosen_algorithm(words: Sequence[str]) -> str:
 
 
 def expected_value(key: str, value: str, words: Sequence[str]) -> str:
-    """What a key takes, in words, with the nearest right value where there is one; empty: unknown key."""
+    """The kind of value that a key takes, in words, with the nearest one; empty for an unknown key."""
     algorithm = chosen_algorithm(words)
     hint: Any = Config
     for part in key.split("."):
@@ -211,7 +211,7 @@ def _kind(kind: Any, key: str) -> str:
 
 
 def _better(kind: Any, key: str, value: str) -> str:
-    """The value in the form that the key takes, if it is plain what was meant."""
+    """Advice for a value of the wrong form whose meaning is plain."""
     if kind is int and value.startswith("["):
         return f"; several values for a sweep are written without brackets, as {key}={value.strip('[]')}"
     with suppress(ValueError, OverflowError):

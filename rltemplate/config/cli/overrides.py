@@ -40,7 +40,7 @@ _BRACKETS = (("[", "]", "[64,64]"), ("{", "}", "{a:1}"), ("(", ")", "range(1,3)"
 
 
 def parse_override(word: str, loader: ConfigLoader) -> Override:
-    """The word as Hydra reads it; `ConfigError` where Hydra could not, or would read what was not meant."""
+    """The word as Hydra reads it. Raises `ConfigError` for words that it cannot read or would misread."""
     key, equals, value = word.partition("=")
     if not equals and not word.startswith("~"):
         raise ConfigError(_leftover(word))
@@ -155,7 +155,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _option(group: str, value: Any) -> str:
-    """The name under which Hydra finds what the user calls `value`."""
+    """The name under which Hydra finds the option `value` of a group."""
     allowed = [*option_names(group), *([NONE] if group in OPTIONAL else [])]
     if value is None and group in OPTIONAL:
         return NONE

@@ -1,4 +1,4 @@
-"""What the user typed, checked before anything is created and before torch is imported.
+"""The words of the command, checked before anything is created and before torch is imported.
 
 Hydra's own answers to mistakes are long, and one of its hints (`+key`) adds a key that nothing reads. So
 every word is looked at here first: keys, groups, names and values are compared with what exists, and every
@@ -38,7 +38,7 @@ from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.validation import check_folder
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
-# Jobs composed in advance, at a tenth of a second each; what is wrong with others shows later. Those that
+# Jobs composed in advance, at a tenth of a second each; mistakes in later jobs refuse these jobs. Jobs that
 # differ in their seed alone count once.
 _COMPOSE_AT_MOST = 100
 _SEED = re.compile(r"seed=[0-9]{1,18}")
@@ -47,21 +47,21 @@ _JOBS_AT_MOST = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the command means: the words for Hydra, and the configurations that were seen to be good."""
+    """The meaning of a command: the words for Hydra, and the configurations that it stands for."""
 
     argv: list[str]
-    sweep: bool
-    num_jobs: int | None  # None: the sweeper decides while it runs
-    configs: list[Config]  # empty where nothing is going to run (--help, --cfg, ...)
-    overrides: list[list[str]] = field(default_factory=list)  # what was typed of each of them
+    sweep: bool = False
+    num_jobs: int | None = None  # None: the sweeper decides while it runs
+    configs: list[Config] = field(default_factory=list)  # none if nothing is going to run (--help, --cfg)
+    overrides: list[list[str]] = field(default_factory=list)  # of each configuration
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
     resume: str | None = None  # the sweep that goes on, as the user named it
-    accept: bool = False  # it may with changed code and libraries
+    accept: bool = False  # it may go on with changed code and libraries
     alone: Composed | None = None  # a single run that Hydra need not compose and start once more
 
 
 def preflight(argv: Sequence[str]) -> Plan:
-    """Check what the user typed (without the program's name) and say what is to be done.
+    """Check the words of the command (without the program's name); the plan for what is to be done.
 
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
@@ -76,7 +76,7 @@ def _plan(argv: Sequence[str]) -> Plan:
     words, flags, arguments = split_words(argv)
     register_schemas()
     if arguments.shell_completion:
-        return Plan(argv=list(argv), sweep=False, num_jobs=None, configs=[])
+        return Plan(argv=list(argv))
     words, resume, accept = pop_sweep_args(words)
     for group in OPTIONAL:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
@@ -92,18 +92,13 @@ def _plan(argv: Sequence[str]) -> Plan:
                 raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
             if arguments.cfg or arguments.info:
                 compose_config(plain)
-            return Plan(argv=[*plain, *flags], sweep=False, num_jobs=None, configs=[])
+            return Plan(argv=[*plain, *flags])
         if not sweep:
             job = compose_job(plain)
             check_folder(job.config)
-            return Plan(
-                argv=[*plain, *flags],
-                sweep=False,
-                num_jobs=1,
-                configs=[job.config],
-                overrides=[plain],
-                alone=job if job.plain and not flags else None,
-            )
+            alone = job if job.plain and not flags else None
+            argv = [*plain, *flags]
+            return Plan(argv=argv, num_jobs=1, configs=[job.config], overrides=[plain], alone=alone)
         jobs, exact = _jobs(overrides, plain, loader)
         chosen = _sample(jobs)
         configs = _compose(chosen)
@@ -133,46 +128,37 @@ def _words_of_sweep(plain: Sequence[str]) -> list[str]:
 def _jobs(
     overrides: Sequence[Override], plain: Sequence[str], loader: ConfigLoader
 ) -> tuple[list[list[str]], bool]:
-    """The overrides of every job, and whether these are all of them (another sweeper draws its own)."""
+    """The overrides of every job, and true if these are all of them (another sweeper draws its own)."""
     single = [line for line, o in zip(plain, overrides, strict=True) if not o.is_sweep_override()]
     hydra = compose_with_hydra(single).hydra
     if not str(hydra.sweeper["_target_"]).endswith("BasicSweeper"):
         return [single], False
     params = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     everything = [*(parse_override(param, loader) for param in params), *overrides]
+    number = 1
     for override in everything:
-        if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
-            raise ConfigError(
-                f"{override.input_line}: glob() is for names of files, as in env=glob(*Walker*)"
-            )
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise ConfigError(
-                f"{override.input_line}: interval() needs a sweeper that draws; use choice() or range()"
-            )
-    _check_number(everything)
+        if override.is_sweep_override() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            number *= _num_values(override)
+        if number > _JOBS_AT_MOST:
+            limit = f"more than {_JOBS_AT_MOST:,} jobs; give fewer values"
+            raise ConfigError(f"{override.input_line}: would make a sweep of {limit}")
     return BasicSweeper.split_arguments(everything, None)[0], True
 
 
-def _check_number(overrides: Sequence[Override]) -> None:
-    """Refuse a sweep without a job, and one so long that it cannot be meant."""
-    number = 1
-    for override in overrides:
-        if not override.is_sweep_override():
-            continue
-        try:
-            values = sum(1 for _ in islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
-        except ValueError as error:
-            raise ConfigError(
-                f"{override.input_line}: the step of a range must not be 0; write range(1,9,2)"
-            ) from error
-        if not values:
-            raise ConfigError(f"{override.input_line}: has no value; range(1,4) stands for 1, 2 and 3")
-        number *= values
-        if number > _JOBS_AT_MOST:
-            raise ConfigError(
-                f"{override.input_line}: would make a sweep of more than {_JOBS_AT_MOST:,} jobs; "
-                "give fewer values"
-            )
+def _num_values(override: Override) -> int:
+    """The number of values of a list, counted up to the limit."""
+    line = override.input_line
+    if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        raise ConfigError(f"{line}: glob() is for names of files, as in env=glob(*Walker*)")
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{line}: interval() needs a sweeper that draws; use choice() or range()")
+    try:
+        number = sum(1 for _ in islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
+    except ValueError as error:
+        raise ConfigError(f"{line}: the step of a range must not be 0; write range(1,9,2)") from error
+    if not number:
+        raise ConfigError(f"{line}: has no value; range(1,4) stands for 1, 2 and 3")
+    return number
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
@@ -198,9 +184,9 @@ def _but_seed(job: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compose(jobs: Sequence[Sequence[str]]) -> list[Config]:
-    """The configuration of each job. Of those that differ in their seed alone two are composed.
+    """The configuration of each job. Of jobs that differ in their seed alone two are composed.
 
-    If these two differ in nothing but the seed, no other value is made from it.
+    If these two differ in the seed alone, no other value is computed from it.
     """
     composed: dict[tuple[str, ...], list[Config]] = {}
     configs = []

@@ -1,6 +1,6 @@
-"""Secrets among the values of a configuration: refused, for a value is recorded, committed and shown.
+"""Secrets in a configuration are refused, because its values are recorded, committed and shown.
 
-The words of the command come first, so that no later message about one of them can repeat a secret.
+The words of the command are checked first, so that no later message can repeat a secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def check_values(config: Config) -> None:
-    """Raise `ConfigError` for the first value that is a secret, wherever it was set."""
+    """Raise `ConfigError` for the first value that is a secret, also from a file or a variable."""
     for key, text in _texts(to_dict(config), ""):
         _check(key, text)
 
