@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rltemplate.determinism import golden
+from rltemplate.determinism.switches import Switches
 from rltemplate.types import ConfigError, ForwardPass
 
 if TYPE_CHECKING:
@@ -116,17 +117,6 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Switches(golden.Switches, Protocol):
-    """What this module needs of the configuration."""
-
-    deterministic_algorithms: bool
-
-    @property
-    def level(self) -> golden.Named:
-        """Its own name."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A run that is about to begin.
@@ -148,9 +138,9 @@ def choose_products(trial: Trial) -> tuple[str, str | None]:
     for many layers of odd width, products are left to numpy's BLAS. What is decided here depends neither on
     the number of threads nor on groups of rows, for neither is to change a bit.
     """
-    from rltemplate.determinism import kernels
+    from rltemplate.determinism import blas, kernels
 
-    if trial.products != "padded" or kernels.blas_library() is None:
+    if trial.products != "padded" or blas.blas_library() is None:
         return trial.products, None
     try:
         with kernels.grouped(0):

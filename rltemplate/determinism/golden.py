@@ -12,10 +12,11 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rltemplate.determinism.switches import Switches
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -26,22 +27,6 @@ Array = np.ndarray[Any, Any]
 
 # Adam's: those of the package's own.
 _BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
-
-
-class Named(Protocol):
-    """One of a few choices."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-
-class Switches(Protocol):
-    """What this module needs of the configuration."""
-
-    profile: str | None
-    golden: dict[str, str]
 
 
 def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict[str, str]:
@@ -115,7 +100,7 @@ Results = Iterable[Any]
 def _denormals() -> Results:
     import torch
 
-    from rltemplate.determinism import kernels
+    from rltemplate.determinism.layers import Linear
 
     patterns = np.arange(1, 101, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**23)
     for bits in (patterns.astype(np.uint32), patterns << np.uint64(29)):
@@ -124,7 +109,7 @@ def _denormals() -> Results:
         yield struct.pack("<100d", *(0.5 * v for v in x.tolist()))
         tensor = torch.from_numpy(x)
         yield from (tensor * 0.75, tensor / 3.0, tensor + tensor.flip(0), tensor.sum())
-        layer = kernels.Linear(10, 3, bias=False, dtype=tensor.dtype)
+        layer = Linear(10, 3, bias=False, dtype=tensor.dtype)
         layer.weight.data = _tensor(3, 10, double=bits.itemsize == 8)
         with torch.no_grad():
             yield layer(tensor.view(10, 10))
@@ -227,10 +212,10 @@ def _products(*shapes: tuple[int, int, int], double: bool = False) -> Callable[[
     def results() -> Results:
         import torch
 
-        from rltemplate.determinism import kernels
+        from rltemplate.determinism.layers import Linear
 
         for rows, size_in, size_out in shapes:
-            layer = kernels.Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
+            layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
             layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
             layer.bias.data.copy_(_tensor(size_out, double=double))
             with torch.enable_grad():
@@ -249,10 +234,11 @@ def _update() -> Results:
     import torch
 
     from rltemplate.determinism import kernels
+    from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
 
-    for activation in (kernels.Tanh, torch.nn.ReLU, kernels.Elu):
-        layers = [kernels.Linear(11, 32), activation(), kernels.Linear(32, 32), activation()]
-        network = kernels.Rows(*layers, kernels.Linear(32, 3))
+    for activation in (Tanh, torch.nn.ReLU, Elu):
+        layers = [Linear(11, 32), activation(), Linear(32, 32), activation()]
+        network = Rows(*layers, Linear(32, 3))
         parameters = list(network.parameters())
         for parameter in parameters:
             parameter.data.copy_(0.3 * _tensor(*parameter.shape))

@@ -71,9 +71,9 @@ def mkl_branch() -> str | None:
 
 def blas_kernels() -> str | None:
     """The processor whose kernels numpy's OpenBLAS uses, or None where numpy has another BLAS."""
-    from rltemplate.determinism import kernels
+    from rltemplate.determinism import blas
 
-    library = kernels.blas_library()
+    library = blas.blas_library()
     if library is None:
         return None
     name = library.scipy_openblas_get_corename64_

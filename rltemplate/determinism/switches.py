@@ -21,44 +21,24 @@ if TYPE_CHECKING:
     import torch
 
 
-class Named(Protocol):
-    """One of a few choices."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-
 class Switches(Protocol):
-    """What this module needs of the configuration."""
+    """The switches of a level, as the configuration has them."""
 
+    level: Any  # an enumeration, as are the other two of type Any
     hash_seed: int | None
     deterministic_algorithms: bool
     fill_uninitialized_memory: bool
     cudnn_benchmark: bool
     cudnn_deterministic: bool
+    float32_precision: Any
     cublas_workspace: str | None
+    products: Any
     profile: str | None
     cpu_capability: str | None
     onednn_isa: str | None
     blas_kernels: str | None
     numpy_without: str | None
-
-    @property
-    def level(self) -> Named:
-        """Its own name."""
-        ...
-
-    @property
-    def float32_precision(self) -> Named:
-        """ieee or tf32."""
-        ...
-
-    @property
-    def products(self) -> Named:
-        """plain, auto, strict, padded, tiled or blas."""
-        ...
+    golden: dict[str, str]
 
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
@@ -122,7 +102,7 @@ def apply(
     """
     import torch
 
-    from rltemplate.determinism import kernels
+    from rltemplate.determinism import blas, kernels
 
     torch.set_num_threads(num_threads)
     _keep_denormals()
@@ -144,7 +124,7 @@ def apply(
     kernels.use(products)
     kernels.group_rows(_row_groups())
     # A library may have been built for fewer threads; with none at all it is not OpenBLAS.
-    blas_threads = kernels.use_blas_threads(num_threads if products == "plain" else 1)
+    blas_threads = blas.use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
     if compiles:
         settings["cpp_compiler"] = compiler_version()
@@ -246,7 +226,7 @@ def read_back() -> dict[str, Any]:
     """What is in force, asked from the libraries and not from the configuration."""
     import torch
 
-    from rltemplate.determinism import kernels
+    from rltemplate.determinism import blas, kernels
 
     deterministic: Any = torch.utils.deterministic
     return {
@@ -265,7 +245,7 @@ def read_back() -> dict[str, Any]:
         "mkl_branch": libraries.mkl_branch(),
         "mkl_threads": libraries.mkl_threads(),
         "blas_kernels": libraries.blas_kernels(),
-        "blas_threads": kernels.blas_threads(),
+        "blas_threads": blas.blas_threads(),
         "numpy_instructions": libraries.numpy_instructions(),
         **kernels.in_force(),
     }

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.determinism import kernels
+from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": kernels.Tanh, "relu": nn.ReLU, "elu": kernels.Elu}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": Elu}
 
 
 def mlp(
@@ -20,7 +20,7 @@ def mlp(
     activation: str,
     generator: torch.Generator,
     orthogonal_gain: float | None = None,
-) -> kernels.Rows:
+) -> Rows:
     """Linear layers of the given sizes with `activation` between them.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
@@ -30,7 +30,7 @@ def mlp(
     layers: list[nn.Module] = []
     for i, (size_in, size_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        layer = kernels.Linear(size_in, size_out)
+        layer = Linear(size_in, size_out)
         if orthogonal_gain is None:
             bound = 1.0 / math.sqrt(size_in)
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
@@ -42,7 +42,7 @@ def mlp(
         layers.append(layer)
         if not last:
             layers.append(ACTIVATIONS[activation]())
-    return kernels.Rows(*layers)
+    return Rows(*layers)
 
 
 def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:

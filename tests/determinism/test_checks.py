@@ -25,6 +25,7 @@ from rltemplate.determinism.checks import (
     choose_products,
     differing_rows,
 )
+from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import Algorithm, ConfigError, ForwardPass
 
@@ -62,7 +63,7 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
 
 def test_grouping_changes_nothing_with_filled_up_batches_and_something_without() -> None:
     generator = torch.Generator().manual_seed(0)
-    net = kernels.Rows(kernels.Linear(11, 64), kernels.Tanh(), kernels.Linear(64, 1))
+    net = Rows(Linear(11, 64), Tanh(), Linear(64, 1))
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)
     rows = torch.randn(100, 11, generator=generator)
@@ -79,7 +80,7 @@ def test_grouping_changes_nothing_with_filled_up_batches_and_something_without()
 
 def test_a_gradient_is_the_gradient_of_the_whole_batch(configure: Configure) -> None:
     """Filling up must leave no trace in what is learned."""
-    net = kernels.Rows(kernels.Linear(5, 8), kernels.Elu(), kernels.Linear(8, 2))
+    net = Rows(Linear(5, 8), Elu(), Linear(8, 2))
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)
@@ -95,7 +96,7 @@ def test_a_gradient_is_the_gradient_of_the_whole_batch(configure: Configure) -> 
 
 def test_elu_is_torchs_elu_up_to_rounding() -> None:
     x = torch.linspace(-5, 5, 101, dtype=torch.float64, requires_grad=True)
-    ours, torchs = kernels.Elu()(x), torch.nn.functional.elu(x)
+    ours, torchs = Elu()(x), torch.nn.functional.elu(x)
     torch.testing.assert_close(ours, torchs)
     grads = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, torchs)]
     away = x.detach().abs() > 1e-9  # at the kink the two take different sides

@@ -34,9 +34,10 @@ from rltemplate.types import ConfigError
 SCRIPT = """
 import json, sys
 import torch, xxhash
-from rltemplate.determinism import kernels
+from rltemplate.determinism import blas, kernels
 from rltemplate.config.loading import from_dict
-from rltemplate.learning.networks import DiagGaussian, mlp
+from rltemplate.learning.distributions import DiagGaussian
+from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, adam, adam_init, clip_by_norm, gradient
 from rltemplate.determinism import golden as profile, switches as determinism
 from rltemplate.types import ConfigError
@@ -85,7 +86,7 @@ found["own"] = refusal(mine)
 found["flipped"] = refusal(mine | {"tanh": mine["tanh"][::-1]})
 found["missing"] = refusal({name: digest for name, digest in mine.items() if name != "update"})
 found["without physics"] = refusal(mine, physics=False)
-kernels.blas_library().scipy_openblas_set_num_threads64_(2)
+blas.blas_library().scipy_openblas_set_num_threads64_(2)
 try:
     determinism.confirm(settings)
 except ConfigError as error:

@@ -16,7 +16,8 @@ from conftest import ROOT, Configure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltemplate.determinism import kernels
+from rltemplate.determinism import blas, kernels
+from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
 from rltemplate.determinism.switches import prepared
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
@@ -26,13 +27,13 @@ BATCHES = (1, 2, 7, 8, 9, 64, 300, 305, 700)
 
 
 @pytest.fixture
-def blas() -> Iterator[None]:
+def by_blas() -> Iterator[None]:
     kernels.use("blas")
     yield
     kernels.use("plain")
 
 
-def network(*sizes: int, activation: str = "tanh", double: bool = False) -> kernels.Rows:
+def network(*sizes: int, activation: str = "tanh", double: bool = False) -> Rows:
     net = mlp(sizes, activation, torch.Generator().manual_seed(3))
     return net.double() if double else net
 
@@ -58,7 +59,7 @@ def in_both_ways(compute: Callable[[], list[Tensor]]) -> list[tuple[Tensor, Tens
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 @pytest.mark.parametrize("rows", BATCHES)
-def test_networks_and_their_gradients_agree_with_torch(blas: None, activation: str, rows: int) -> None:
+def test_networks_and_their_gradients_agree_with_torch(by_blas: None, activation: str, rows: int) -> None:
     for double, close in ((False, 2e-5), (True, 1e-12)):
         net, x = (
             network(11, 40, 33, 3, activation=activation, double=double),
@@ -72,19 +73,19 @@ def test_networks_and_their_gradients_agree_with_torch(blas: None, activation: s
 
 
 @pytest.mark.parametrize(("size_in", "size_out"), [(4, 64), (64, 1), (1, 1), (376, 34), (17, 320), (1, 5)])
-def test_layers_of_all_shapes_agree_with_torch(blas: None, size_in: int, size_out: int) -> None:
+def test_layers_of_all_shapes_agree_with_torch(by_blas: None, size_in: int, size_out: int) -> None:
     net = network(size_in, size_out)
     for rows in (1, 8, 333):
         for plain, ours in in_both_ways(partial(values_and_gradients, net, numbers(rows, size_in))):
             assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-5 * (1.0 + plain.abs().max().item()))
 
 
-@pytest.mark.parametrize("last", [None, kernels.Tanh(), nn.ReLU(), kernels.Elu()])
+@pytest.mark.parametrize("last", [None, Tanh(), nn.ReLU(), Elu()])
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradients_are_the_derivatives(blas: None, last: nn.Module | None, bias: bool) -> None:
+def test_gradients_are_the_derivatives(by_blas: None, last: nn.Module | None, bias: bool) -> None:
     layers: list[nn.Module] = []
-    for size_in, size_out, activation in ((3, 5, kernels.Tanh()), (5, 1, kernels.Elu()), (1, 4, last)):
-        layer = kernels.Linear(size_in, size_out, bias=bias, dtype=torch.float64)
+    for size_in, size_out, activation in ((3, 5, Tanh()), (5, 1, Elu()), (1, 4, last)):
+        layer = Linear(size_in, size_out, bias=bias, dtype=torch.float64)
         for i, parameter in enumerate(layer.parameters()):
             parameter.data.copy_(
                 numbers(size_out + i, size_in, double=True)[i:]
@@ -92,7 +93,7 @@ def test_gradients_are_the_derivatives(blas: None, last: nn.Module | None, bias:
                 .view_as(parameter)
             )
         layers += [layer] if activation is None else [layer, activation]
-    net = kernels.Rows(*layers)
+    net = Rows(*layers)
     named = dict(net.named_parameters())
 
     def call(x: Tensor, *parameters: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def test_gradients_are_the_derivatives(blas: None, last: nn.Module | None, bias:
 
 
 @pytest.mark.parametrize("name", ELEMENTARY)
-def test_elementary_functions_agree_with_torch(blas: None, name: str) -> None:
+def test_elementary_functions_agree_with_torch(by_blas: None, name: str) -> None:
     function: Callable[[Tensor], Tensor] = getattr(kernels, name)
     for double in (False, True):
         base = numbers(30, 14, double=double).abs() + 0.1
@@ -123,7 +124,7 @@ def test_elementary_functions_agree_with_torch(blas: None, name: str) -> None:
     assert torch.autograd.gradcheck(function, [(numbers(9, double=True).abs() + 0.1).requires_grad_()])
 
 
-def test_infinities_are_no_errors(blas: None) -> None:
+def test_infinities_are_no_errors(by_blas: None) -> None:
     x = torch.tensor([-torch.inf, -1.0, 0.0, 200.0, torch.inf, torch.nan])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -134,7 +135,7 @@ def test_infinities_are_no_errors(blas: None) -> None:
         assert net(x[None]).isnan().all()
 
 
-def test_inputs_of_any_rank_and_no_rows(blas: None) -> None:
+def test_inputs_of_any_rank_and_no_rows(by_blas: None) -> None:
     net, x = network(5, 17, 2), numbers(4, 3, 5)
     assert torch.equal(net(x), net(x.reshape(-1, 5)).view(4, 3, 2))
     assert torch.equal(net(x[0, 0]), net(x[0])[0])
@@ -142,10 +143,10 @@ def test_inputs_of_any_rank_and_no_rows(blas: None) -> None:
     assert torch.autograd.grad(net(x[:0, 0]).sum(), list(net.parameters()))[0].abs().max() == 0.0
 
 
-def test_a_chain_is_its_layers_one_by_one(blas: None) -> None:
+def test_a_chain_is_its_layers_one_by_one(by_blas: None) -> None:
     """Layers among others of a kind that the chain does not know give the same bits as the chain."""
     chain = network(7, 40, 40, 3, activation="elu")
-    loose = kernels.Rows(nn.Identity(), *chain)
+    loose = Rows(nn.Identity(), *chain)
     x = numbers(50, 7)
     for a, b in zip(values_and_gradients(chain, x), values_and_gradients(loose, x), strict=True):
         assert torch.equal(a, b)
@@ -154,11 +155,11 @@ def test_a_chain_is_its_layers_one_by_one(blas: None) -> None:
         assert torch.equal(chain(x), with_gradient)
 
 
-def test_only_wanted_gradients_are_made(blas: None) -> None:
+def test_only_wanted_gradients_are_made(by_blas: None) -> None:
     net, x = network(4, 16, 2), numbers(9, 4).requires_grad_()
     first, second = net[0], net[2]
-    assert isinstance(first, kernels.Linear)
-    assert isinstance(second, kernels.Linear)
+    assert isinstance(first, Linear)
+    assert isinstance(second, Linear)
     everything = dict(
         zip(
             ["x", *dict(net.named_parameters())],
@@ -179,7 +180,7 @@ def test_only_wanted_gradients_are_made(blas: None) -> None:
     assert torch.equal(second.weight.grad, everything["2.weight"])
 
 
-def test_flat_parameters_have_the_gradient_of_the_module(blas: None) -> None:
+def test_flat_parameters_have_the_gradient_of_the_module(by_blas: None) -> None:
     net, x = network(4, 16, 2), numbers(9, 4)
     wanted = torch.cat([g.reshape(-1) for g in values_and_gradients(net, x)[2:]])
     flat = FlatModule(net)
@@ -188,7 +189,7 @@ def test_flat_parameters_have_the_gradient_of_the_module(blas: None) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_weights_changed_before_the_gradient_are_noticed(blas: None) -> None:
+def test_weights_changed_before_the_gradient_are_noticed(by_blas: None) -> None:
     net, x = network(4, 16, 2), numbers(9, 4)
     y = net(x)
     with torch.no_grad():
@@ -197,7 +198,7 @@ def test_weights_changed_before_the_gradient_are_noticed(blas: None) -> None:
         y.sum().backward()
 
 
-def test_what_does_not_fit_is_refused(blas: None) -> None:
+def test_what_does_not_fit_is_refused(by_blas: None) -> None:
     net = network(4, 2)
     with pytest.raises(TypeError, match="does not fit"):
         net(numbers(3, 4, double=True))
@@ -205,7 +206,7 @@ def test_what_does_not_fit_is_refused(blas: None) -> None:
         net(numbers(3, 5))
 
 
-def test_sums_agree_with_torch(blas: None) -> None:
+def test_sums_agree_with_torch(by_blas: None) -> None:
     for size in (3, 5000, 40_000):
         x = numbers(size)
         assert torch.allclose(kernels.total(x), x.sum(dtype=torch.float64).float(), rtol=1e-5, atol=1e-4)
@@ -214,14 +215,14 @@ def test_sums_agree_with_torch(blas: None) -> None:
 
 
 def test_one_thread_is_enough_for_the_blas() -> None:
-    library = kernels.blas_library()
+    library = blas.blas_library()
     if library is None:
         pytest.skip("numpy has another BLAS here")
     library.scipy_openblas_set_num_threads64_(2)
-    assert kernels.blas_threads() == 2
+    assert blas.blas_threads() == 2
     kernels.use("blas")
     try:
-        assert kernels.blas_threads() == 1
+        assert blas.blas_threads() == 1
     finally:
         kernels.use("plain")
 
@@ -229,8 +230,8 @@ def test_one_thread_is_enough_for_the_blas() -> None:
 def test_plain_is_torch_itself() -> None:
     net, x = network(11, 64, 1), numbers(33, 11)
     first, last = net[0], net[2]
-    assert isinstance(first, kernels.Linear)
-    assert isinstance(last, kernels.Linear)
+    assert isinstance(first, Linear)
+    assert isinstance(last, Linear)
     hidden = torch.tanh(F.linear(x, first.weight, first.bias))
     assert torch.equal(net(x), F.linear(hidden, last.weight, last.bias))
     for name in ELEMENTARY:
@@ -242,7 +243,8 @@ def test_plain_is_torch_itself() -> None:
 ROWS = """
 import json, sys
 import numpy as np, torch
-from rltemplate.determinism import kernels
+from rltemplate.determinism import blas, kernels
+from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches as determinism
 config = from_dict(json.loads(sys.stdin.read()))
@@ -255,7 +257,7 @@ plain, ours = set(), set()
 torch.set_grad_enabled(False)
 for size_in, size_out in shapes:
     for kind in (torch.float32, torch.float64):
-        layer = kernels.Linear(size_in, size_out, dtype=kind)
+        layer = Linear(size_in, size_out, dtype=kind)
         layer.weight.data = torch.randn(size_out, size_in, generator=generator, dtype=kind)
         layer.bias.data = torch.randn(size_out, generator=generator, dtype=kind)
         rows = torch.randn(2100, size_in, generator=generator, dtype=kind)
@@ -276,7 +278,7 @@ for size_in, size_out in shapes:
 # for which 64 bits of mantissa are enough to round but once.
 x, w = rows[:40, :1].float().repeat(1, 24), torch.randn(36, 24, generator=generator)
 x = x * torch.randn(24, generator=generator)
-layer = kernels.Linear(24, 36, bias=False)
+layer = Linear(24, 36, bias=False)
 layer.weight.data = w
 chain = np.zeros((40, 36), np.float32)
 for k in range(24):
