@@ -7,7 +7,7 @@ first and the last 8 rows of a block of at most 320 are added in another way, th
 and the outputs after the last 12 have a way of their own for 8 whole rows and another for fewer. So a batch
 is laid out in blocks of at most 304 rows with 8 rows of zeros before and after, all multiples of 8, and a
 row's place or company changes nothing. A single block of 8 rows needs no others around it. From 384 terms on
-OpenBLAS adds partial sums, in an order that their number decides. For float64 all of this is more than enough.
+OpenBLAS adds partial sums, in an order that their number decides. Float64 needs less than all of this.
 
 Values are kept with a batch's rows as columns, (features, rows), which is the layout that OpenBLAS reads them
 in; then weights need no copy, and biases and activations go over whole arrays.
