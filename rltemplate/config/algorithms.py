@@ -13,7 +13,14 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Protocol
 
-from rltemplate.types import MOST_STEPS, ConfigError, count, fraction, number, positive
+from rltemplate.config.fields import (
+    MOST_STEPS,
+    count,
+    fraction,
+    number,
+    positive,
+)
+from rltemplate.types import ConfigError
 
 # Bytes of a number, and of a weight that Adam moves: itself, its gradient and two moments.
 FLOAT, LEARNED = 4, 16

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from rltemplate.config.algorithms import ALGORITHMS, AlgoConfig
-from rltemplate.types import MOST_STEPS, count, number
+from rltemplate.config.fields import MOST_STEPS, count, number
 
 
 class Device(Enum):

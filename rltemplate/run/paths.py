@@ -5,13 +5,10 @@ Nothing heavy is imported here, so that tools which merely look at runs start at
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
@@ -52,11 +49,3 @@ def video_path(run_dir: Path, env_steps: int) -> Path:
 def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
     """Path of the checkpoint taken after `env_steps` environment steps."""
     return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"
-
-
-def job_run(folder: Path, job: Mapping[str, Any]) -> Path | None:
-    """The folder of the run of a job; None if there is none yet.
-
-    `job` is an entry of the index of the sweep in `folder`, wherever that has been moved to with its runs.
-    """
-    return None if job["run_dir"] is None else Path(os.path.normpath(folder / job["run_dir"]))

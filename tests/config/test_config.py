@@ -19,6 +19,7 @@ import yaml
 
 from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
 from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.fields import number
 from rltemplate.config.loading import (
     CONF,
     about_added,
@@ -33,7 +34,7 @@ from rltemplate.config.recorded_keys import ADDED
 from rltemplate.config.schema import Config, Level
 from rltemplate.run.continuation import check_same_run, config_digest
 from rltemplate.run.read import read_config
-from rltemplate.types import ConfigError, number
+from rltemplate.types import ConfigError
 
 FILES = sorted(CONF.rglob("*.yaml"))
 SHARED = [path for path in FILES if path.relative_to(CONF) != Path("local/default.yaml")]

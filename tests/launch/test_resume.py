@@ -17,6 +17,7 @@ from conftest import SHRUNK, Configure, small
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
+from rltemplate.config.fields import number
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.recorded_keys import ADDED
 from rltemplate.config.schema import Config
@@ -28,7 +29,7 @@ from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, 
 from rltemplate.run.continuation import Continuation, config_digest, find_continuation, restore
 from rltemplate.run.git.snapshot import Snapshot, commit_run
 from rltemplate.run.trace import Trace
-from rltemplate.types import Algorithm, ConfigError, number
+from rltemplate.types import Algorithm, ConfigError
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 

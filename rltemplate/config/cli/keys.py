@@ -14,10 +14,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.fields import MOST_STEPS
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import Config
 from rltemplate.config.validation import choose
-from rltemplate.types import MOST_STEPS
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
