@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.advice import look_at
-from rltemplate.analysis.differences import SECTIONS, Difference, changed_files, differences
+from rltemplate.analysis.differences import SECTIONS, Difference, changed_files, differences, listed
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, check_comparable, first_difference, open_trace
 from rltemplate.run.paths import TRACE
@@ -156,24 +155,13 @@ def report(comparison: Comparison) -> str:
         command = diff_command(comparison.a.run_dir, comparison.b.run_dir)
         for i, text in enumerate(comparison.look_at, start=1):
             lines += _wrapped(text, f"  {i}. ", command)
-    return "\n".join([*lines, "", *_listed(comparison.differences)])
-
-
-def _listed(found: list[Difference]) -> Iterator[str]:
+    found = comparison.differences
     if not found:
-        yield f"nothing else differs: {', '.join(SECTIONS)} are equal"
-        return
-    yield f"what else differs ({len(found)})"
-    for section in SECTIONS:
-        here = [one for one in found if one.section == section]
-        if here:
-            yield f"  {section}"
-        width = min(32, max((len(one.key) for one in here[:_LISTED]), default=0))
-        for one in here[:_LISTED]:
-            a, b = one.shown()
-            yield from _wrapped(f"a: {a}  b: {b}", f"    {one.key:{width}}  ")
-        if len(here) > _LISTED:
-            yield f"    and {len(here) - _LISTED} more; --json lists them all"
+        return "\n".join([*lines, "", f"nothing else differs: {', '.join(SECTIONS)} are equal"])
+    lines += ["", f"what else differs ({len(found)})"]
+    for section in dict.fromkeys(one.section for one in found):
+        lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
+    return "\n".join(lines)
 
 
 def _wrapped(text: str, start: str, unbroken: str = "") -> list[str]:

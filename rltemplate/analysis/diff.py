@@ -15,6 +15,7 @@ from rltemplate.analysis.differences import (
     Difference,
     changed_files,
     differences,
+    listed,
 )
 from rltemplate.analysis.factors import Factor, count_files, describe, few, find_factors
 from rltemplate.analysis.runs import MISSING, PLANNED, Run
@@ -36,11 +37,6 @@ class RunDiff:
     metrics: list[tuple[str, Any, Any]]
     changed_files: list[str] | None
     notes: list[str]
-
-    @property
-    def many(self) -> bool:
-        """True if more than one thing differs, or may."""
-        return len(self.factors) > 1 or self.changed_files is None
 
     @property
     def seeds(self) -> tuple[Any, Any] | None:
@@ -156,19 +152,13 @@ def report(found: RunDiff, code: str | None = None) -> str:
 
 def file_names(found: RunDiff) -> str:
     """The files that differ, a line for each."""
-    return "\n".join(f"  {one.key}{_mark(one)}" for one in found.differences if one.section == CODE)
+    files = (one for one in found.differences if one.section == CODE)
+    return "\n".join(f"  {one.key}{'' if one.affects_results else '  (no factor)'}" for one in files)
 
 
-def _mark(one: Difference) -> str:
-    return "" if one.affects_results else "  (no factor)"
-
-
-def _section(found: RunDiff, section: str) -> Iterator[str]:
-    here = sorted((one for one in found.differences if one.section == section), key=lambda one: _mark(one))
-    yield section if here else f"{section}: equal"
-    width = max((len(one.key) for one in here), default=0)
-    for one in here:
-        yield f"  {one.key:{width}}  {' -> '.join(one.shown())}{_mark(one)}"
+def _section(found: RunDiff, section: str) -> list[str]:
+    lines = list(listed(found.differences, section))
+    return [section, *lines] if lines else [f"{section}: equal"]
 
 
 def _metric_lines(metrics: Sequence[tuple[str, Any, Any]]) -> Iterator[str]:

@@ -69,10 +69,22 @@ class Difference:
             return _without(*lists), _without(*lists[::-1])
         return text_of(self.a), text_of(self.b)
 
+    def __str__(self) -> str:
+        return f"{' -> '.join(self.shown())}{'' if self.affects_results else '  (no factor)'}"
+
 
 def _without(values: list[str], others: list[str]) -> str:
     extra = [value for value in values if value not in others]
     return f"also has {', '.join(extra)}" if extra else "has nothing more"
+
+
+def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
+    """Lines about the differences of a section, those that can change results first."""
+    here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
+    width = min(32, max((len(one.key) for one in here), default=0))
+    yield from (f"  {one.key:{width}}  {one}" for one in here[:most])
+    if most is not None and len(here) > most:
+        yield f"  and {len(here) - most} more; --json lists them all"
 
 
 def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:

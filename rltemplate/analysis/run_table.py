@@ -42,7 +42,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-# A folder without a record that has one of these is a damaged run.
+# A folder that has one of these and no record is a damaged run.
 _OF_A_RUN = (paths.CONFIG, paths.METRICS, paths.CHECKPOINTS, paths.TRACE)
 
 

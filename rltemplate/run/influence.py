@@ -10,22 +10,22 @@ from pathlib import PurePosixPath
 _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
-# The process of a run loads none of scripts/: what they make of the command line is in its configuration.
+# The process of a run loads none of these; the configuration holds the result of the command line.
 _IDLE_FOLDERS = ("bench", "conf", "docs", "results", "scripts", "tests", f"{_PACKAGE}/analysis")
 # Versions are compared as they are installed.
 _IDLE_FILES = ("LICENSE", "Makefile", "requirements.lock")
 
-# Packages that compute nothing in a run, and those that only these need. Of any other one another version
-# may give other bits.
+# Packages that compute nothing in a run, and packages that only these need. Another version of any other
+# package may give other bits.
 _IDLE_PACKAGES = {
-    # what is logged, drawn and printed
+    # logging, drawing and printing
     *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow", "plotly"),
     *("sentry-sdk", "gitpython", "gitdb", "smmap", "protobuf", "grpcio", "certifi", "requests", "urllib3"),
     *("idna", "charset-normalizer", "httpx", "httpcore", "h11", "anyio", "sniffio", "click", "werkzeug"),
     *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "narwhals", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
-    # what tests, checks and installs
+    # testing, checking and installing
     *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet"),
     *("ruff", "mypy", "mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell"),
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
@@ -34,8 +34,8 @@ _IDLE_PACKAGES = {
     _PACKAGE.replace("_", "-"),
 }
 _IDLE_FAMILIES = ("opentelemetry-",)
-# Those that compute in every run, so that to have one of them or not is a difference as well. Of others it is
-# none: a package that was installed beside them is not loaded by code that stayed as it was.
+# Packages that compute in every run: installing or removing one is a difference as well. Any other package that
+# was installed beside them is not loaded by unchanged code.
 _COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
 
 

@@ -337,7 +337,11 @@ BAD: dict[str, tuple[Written | bytes | None, dict[str, Any], str]] = {
     "last line means nothing": (WHOLE + b'["step","x"]\n', {}, f"{BROKEN_OFF} after iteration 2"),
     "another algorithm": (Written(algo="sac"), {}, "other algorithms: run-1-a ran ppo, run-1-b sac"),
     "another detail": (Written("iteration"), {}, "with trace=step, run-1-b with trace=iteration"),
-    "another digest": (Written(digest="keyed_sum_64"), {}, "(the CPU), run-1-b keyed_sum_64 (CUDA)"),
+    "another digest": (
+        Written(digest="keyed_sum_64"),
+        {},
+        "other devices: run-1-a ran on the CPU, run-1-b on CUDA",
+    ),
 }
 
 
@@ -496,7 +500,7 @@ def test_the_report_begins_and_ends_with_the_verdict(
     assert "  equal  obs, normalized_obs" in lines
     assert "  also   action" in lines
     (flags,) = [line.split() for line in lines if line.split()[:1] == ["cpu_flags"]]
-    assert " ".join(flags) == "cpu_flags a: also has fma, avx512f b: has nothing more"
+    assert " ".join(flags) == "cpu_flags also has fma, avx512f -> has nothing more"
     assert "    and 31 more; --json lists them all" in lines
     assert f"make diff a={names[0]} b={names[1]} code=full" in printed.out  # on one line, to be copied
     assert "\u00a0" not in printed.out

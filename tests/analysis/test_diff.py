@@ -174,7 +174,6 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     found = compare_records(a, b, files)
     assert found.factors[1].detail == files[2:]
     assert found.changed_files == files
-    assert found.many
     assert verdict(found) == (
         "warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what a difference of the returns "
         "comes from cannot be told"
@@ -188,7 +187,6 @@ def test_unknown_code_is_warned_about() -> None:
     a, b = run("a"), run("b", git={"tree": None, "commit": None, "problem": "no git"})
     for config, known in (({}, "nothing else differs"), ({"algo.gamma": 0.9}, "1 thing differs, algo.gamma")):
         found = compare_records(run("a", config=config), b, None)
-        assert found.many
         assert verdict(found).startswith(f"warning: {known}")
         assert "the code cannot be compared" in verdict(found)
         assert found.notes == ["the code cannot be compared: b has no snapshot (no git)"]
@@ -200,7 +198,6 @@ def test_the_same_experiment_is_called_so() -> None:
     assert verdict(compare_records(a, run("b"), [])) == "same experiment, same seed"
     other = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
     assert verdict(other) == "same experiment: only the seed differs, 1 -> 2"
-    assert not other.many
     one = compare_records(a, run("b", config={"algo.gamma": 0.9, "seed": 2}), [])
     assert verdict(one) == "1 thing differs: algo.gamma 0.99 -> 0.9"
 
