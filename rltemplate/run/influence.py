@@ -34,8 +34,8 @@ _IDLE_PACKAGES = {
     _PACKAGE.replace("_", "-"),
 }
 _IDLE_FAMILIES = ("opentelemetry-",)
-# Packages that compute in every run: installing or removing one is a difference as well. Any other package that
-# was installed beside them is not loaded by unchanged code.
+# Packages that compute in every run: installing or removing one is a difference as well. Unchanged code does
+# not load any other package that was installed later.
 _COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
 
 

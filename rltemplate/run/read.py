@@ -121,7 +121,7 @@ def _instead(wanted: str, known: Collection[str]) -> str:
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
-    """The run folders that match `runs=pattern`, or one of several with commas. Raises ConfigError for none."""
+    """The run folders that match `runs=pattern` or one of its parts. Raises ConfigError for none."""
     parts = [part for part in pattern.split(",") if part] or [pattern]
     return list(dict.fromkeys(run_dir for part in parts for run_dir in _run_dirs(part)))
 
