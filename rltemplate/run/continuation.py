@@ -39,9 +39,8 @@ from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text
 from rltemplate.run.lock import RunLock
 from rltemplate.run.logger import cut_metrics
-from rltemplate.run.read import leaves, read_config
+from rltemplate.run.read import leaves, read_config, rows_so_far
 from rltemplate.run.record import RUNNING, ResumedPart, RunRecord, this_process
-from rltemplate.run.sinks.sink import rows_so_far
 from rltemplate.types import (
     BOOKKEEPING_KEYS,
     EXECUTION_KEYS,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rltemplate.run.lines import LineFile, replace_text, to_stderr
+from rltemplate.run.read import parse_row
 from rltemplate.run.sinks.sink import Row, Sink
 from rltemplate.types import Episode
 
@@ -36,24 +37,24 @@ def strict_json(row: Row) -> str:
     return json.dumps(clean, allow_nan=False)
 
 
-def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, float]], int]:
+def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, Any]], int]:
     """Drop the rows of `path` beyond `env_steps`, when a run resumes from a checkpoint taken there.
 
     Returns the rows that are left, and the number of lines that were no rows and are dropped too. The file
     is replaced in one step, so that a crash leaves the old or the new one.
     """
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     if not path.exists():
         return rows, 0
     lines = path.read_bytes().split(b"\n")
     damaged = 0
     for line in lines[:-1]:  # what has no end was torn, and beyond any checkpoint
-        try:
-            row = json.loads(line)
-            if row["env_steps"] <= env_steps:
-                rows.append(row)
-        except (ValueError, KeyError, TypeError):
+        row = parse_row(line)
+        reached = None if row is None else row.get("env_steps")
+        if row is None or reached is None:
             damaged += 1
+        elif reached <= env_steps:
+            rows.append(row)
     replace_text(path, [json.dumps(row) + "\n" for row in rows])
     return rows, damaged
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
+
+Row = dict[str, float | None]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
 
 _LONGEST_ID = 255  # characters; no file system has longer names
 
@@ -171,7 +174,29 @@ def _parsed(text: str) -> Any:
         return yaml.safe_load(text)  # names the mistake and its place better
 
 
-def read_metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
+def parse_row(line: str | bytes) -> Row | None:
+    """A line of `metrics.jsonl`; None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(row, dict) and all(value is None or _is_number(value) for value in row.values())
+    return row if whole else None
+
+
+def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of a run's `metrics.jsonl`, up to a torn line. Null is read as NaN."""
+    rows: list[dict[str, float]] = []
+    with contextlib.suppress(OSError):
+        for line in (run_dir / paths.METRICS).read_bytes().splitlines():
+            row = parse_row(line)
+            if row is None:
+                break
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def read_metrics(run_dir: Path) -> Iterator[Row]:
     """The rows of the run's `metrics.jsonl`. Raises ConfigError if it cannot be read."""
     name = f"{run_dir.name}: {paths.METRICS}"
     try:
@@ -181,11 +206,8 @@ def read_metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or not all(value is None or _is_number(value) for value in row.values()):
+        row = parse_row(line)
+        if row is None:
             where = f"{run_dir.name}: line {number} of {paths.METRICS}"
             raise ConfigError(f"{where} is damaged; expected names with numbers")
         yield row

@@ -6,8 +6,6 @@ Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run be
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rltemplate.run.paths import METRICS, VIDEOS
+from rltemplate.run.paths import VIDEOS
+from rltemplate.run.read import rows_so_far
 
 Row = Mapping[str, float]
 # A line about a mean return (float) after so many environment steps (int), if there is anything to say.
@@ -106,22 +105,6 @@ class RecordingSink(ABC):
         videos = {(at, 1): path for at, path in videos_so_far(self.facts.run_dir).items()}
         for at in sorted(key for key in (*rows, *videos) if key < (env_steps, kind)):
             self.add_row(rows[at]) if at in rows else self.add_video(videos[at], at[0])
-
-
-def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run's `metrics.jsonl`, up to a torn line. Null is read as NaN."""
-    rows: list[dict[str, float]] = []
-    try:
-        lines = (run_dir / METRICS).read_bytes().splitlines()
-    except OSError:
-        return rows
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
 
 
 def videos_so_far(run_dir: Path) -> dict[int, Path]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.run.paths import TENSORBOARD
-from rltemplate.run.sinks.sink import RecordingSink, Row, rows_so_far
+from rltemplate.run.read import rows_so_far
+from rltemplate.run.sinks.sink import RecordingSink, Row
 
 
 class TensorBoardSink(RecordingSink):
