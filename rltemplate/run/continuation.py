@@ -29,7 +29,6 @@ from rltemplate.config.loading import (
 from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.envs.global_rng import restore_global_rng
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
@@ -267,6 +266,8 @@ def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int
     held = algorithm.experience(0)  # nothing, but of what size
     first = 0 if held is None else max(0, added - held.capacity)
     algorithm.load_progress(progress, load_experience(checkpoint, first, 0 if held is None else added))
+    from rltemplate.envs.global_rng import restore_global_rng  # imports torch, which `make resume` need not
+
     restore_global_rng(state["foreign"])
     return int(state["run"]["iterations"])
 
