@@ -44,7 +44,7 @@ def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict
         if part not in switches.golden:
             raise ConfigError(
                 f"determinism.golden.{part}: no digest in the profile {switches.profile}; record it with "
-                f"scripts/golden.py on a machine of that class, or use determinism=invariant"
+                f"`python -m rltemplate golden` on a machine of that class, or use determinism=invariant"
             )
         if digest != switches.golden[part]:
             raise ConfigError(

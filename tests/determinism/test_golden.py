@@ -162,6 +162,7 @@ def found() -> dict[str, dict[str, Any]]:
     return dict(zip(jobs, outcomes, strict=True))
 
 
+@pytest.mark.long
 def test_this_machine_passes_or_is_refused_by_name(found: dict[str, dict[str, Any]]) -> None:
     seen, recorded = found["base"], profiled().determinism.golden
     assert list(seen["digests"]) == list(golden.PARTS)
@@ -176,6 +177,7 @@ def test_this_machine_passes_or_is_refused_by_name(found: dict[str, dict[str, An
         assert "\n" not in seen["check"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", [*OTHERS, "two threads"])
 def test_other_machines_compute_the_same(found: dict[str, dict[str, Any]], other: str) -> None:
     assert found[other]["blas"] == found["base"]["blas"]
@@ -183,6 +185,7 @@ def test_other_machines_compute_the_same(found: dict[str, dict[str, Any]], other
     assert found[other]["own"] == found["base"]["digests"]
 
 
+@pytest.mark.long
 def test_without_the_profile_they_do_not(found: dict[str, dict[str, Any]]) -> None:
     """The same training by torch's own functions: it is the profile that makes machines equal."""
     plain = {found[other]["plain"] for other in OTHERS}
@@ -190,6 +193,7 @@ def test_without_the_profile_they_do_not(found: dict[str, dict[str, Any]]) -> No
     assert plain != {found["base"]["plain"]}
 
 
+@pytest.mark.long
 def test_a_variable_that_did_not_take_is_caught(found: dict[str, dict[str, Any]]) -> None:
     assert "cpu_capability should be AVX2 and is DEFAULT" in found["cpu_capability"]["refused"]
     assert "blas_kernels should be Haswell and is" in found["blas_kernels"]["refused"]
@@ -205,6 +209,7 @@ def test_a_variable_that_did_not_take_is_caught(found: dict[str, dict[str, Any]]
         assert found["numpy"]["own"] == found["any numpy"]["own"] == found["base"]["own"]
 
 
+@pytest.mark.long
 def test_the_check_names_what_differs(found: dict[str, dict[str, Any]]) -> None:
     seen = found["base"]
     assert seen["own"] == seen["digests"]
@@ -251,6 +256,7 @@ def golden_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_digests_are_recorded_with_their_meaning(tmp_path: Path, found: dict[str, dict[str, Any]]) -> None:
     for name in ("rltemplate", "conf", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

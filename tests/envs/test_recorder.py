@@ -123,6 +123,7 @@ def all_parted(cases: list[Case], folder: Path) -> list[str]:
     return [found for case in cases for found in parted(case, folder)]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
     cases = [
         *(Case("CartPole-v1", 3, moment) for moment in MOMENTS),
