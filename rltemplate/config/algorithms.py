@@ -1,8 +1,7 @@
 """The algorithms by name, and the types of their hyperparameters.
 
-The schemas stand here and not beside the networks for one reason: the process that checks what the user
-typed must not spend more than a second on importing torch. Values are in `conf/algo/<name>.yaml`, the
-learning itself in `algos/<name>.py`, which is imported only by the process that trains.
+The types are here and not beside the networks because the process that checks the command must not import
+torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorithm is in `algos/<name>.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FLOAT, LEARNED = 4, 16
 
 
 class Schedule(Enum):
-    """How a learning rate moves over a run: not at all, or in a straight line to zero at the last step."""
+    """Learning rate over a run: constant, or linear to zero at the last step."""
 
     constant = "constant"
     linear = "linear"
@@ -43,25 +42,26 @@ class Activation(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class AlgoConfig:
-    """What every algorithm has in common."""
+    """Hyperparameters and checks of every algorithm."""
 
     name: str = field()
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """Yield what cannot work for reasons that a single value does not show."""
+        """Yield combinations of values that cannot work."""
         return iter(())
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
-        """Bytes that a run needs at the least, by the key that decides how many."""
+        """Bytes that a run needs at the least, by the key that decides them."""
         return {}
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
-        """Yield what works and is probably not what was meant."""
+        """Yield doubts about values that work and are probably not meant."""
         return iter(())
 
     def tied_to_total(self) -> Iterator[str]:
-        """Yield settings whose meaning depends on `total_env_steps`."""
-        return iter(())
+        """Yield settings whose meaning depends on `total_env_steps`: a rate that falls to zero at the end."""
+        if getattr(self, "learning_rate_schedule", None) is Schedule.linear:
+            yield "algo.learning_rate_schedule=linear"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,10 +120,6 @@ class PPOConfig(AlgoConfig):
         steps = rollout * (obs_size + action_size + 6) + rows * 2 * sum(self.hidden_sizes)
         return {"algo.hidden_sizes": LEARNED * weights, "algo.num_steps": FLOAT * steps}
 
-    def tied_to_total(self) -> Iterator[str]:
-        """Rates that fall to zero at the last step."""
-        return _falling(self.learning_rate_schedule)
-
 
 @dataclass(slots=True, kw_only=True)
 class SACConfig(AlgoConfig):
@@ -153,7 +149,7 @@ class SACConfig(AlgoConfig):
     obs_clip: float = positive()
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """The buffer must hold what is drawn from it, and the bounds must leave something between them."""
+        """The buffer must hold one step, and the bounds of the deviation must not be empty."""
         if self.buffer_size < num_envs:
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
         if self.log_std_min >= self.log_std_max:
@@ -171,7 +167,7 @@ class SACConfig(AlgoConfig):
         }
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
-        """A run that ends before its first update is good for trying things out and for nothing else."""
+        """A run that ends before its first update learns nothing."""
         iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
         last = -(-total_env_steps // iteration) * iteration  # a run ends with its iteration
         if self.learning_starts >= last:
@@ -180,26 +176,17 @@ class SACConfig(AlgoConfig):
                 f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
             )
 
-    def tied_to_total(self) -> Iterator[str]:
-        """Rates that fall to zero at the last step."""
-        return _falling(self.learning_rate_schedule)
-
 
 def num_weights(sizes: Sequence[int]) -> int:
-    """Of a multi-layer perceptron with layers of these sizes."""
+    """Number of weights of a multi-layer perceptron with layers of these sizes."""
     return sum((size_in + 1) * size_out for size_in, size_out in pairwise(sizes))
-
-
-def _falling(schedule: Schedule) -> Iterator[str]:
-    if schedule is Schedule.linear:
-        yield f"algo.learning_rate_schedule={schedule.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an algorithm is: the type of its configuration, and `module:class` of what learns.
+    """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
-    `needs_bounded_box` says that actions must be real numbers between finite bounds.
+    `needs_bounded_box`: actions must be real numbers between finite bounds.
     """
 
     config: type[AlgoConfig]
@@ -214,19 +201,19 @@ ALGORITHMS: dict[str, Entry] = {
 
 
 class Actions(Protocol):
-    """What an algorithm may need to know of an environment's actions; `envs.Codec` is one."""
+    """Facts about the actions of an environment; `envs.codec.Codec` has them."""
 
     env_id: str
     action_space: Any
 
     @property
     def continuous(self) -> bool:
-        """Whether actions are real numbers."""
+        """True if actions are real numbers."""
         ...
 
     @property
     def bounded(self) -> bool:
-        """Whether every component of a continuous action has finite bounds."""
+        """True if every component of a continuous action has finite bounds."""
         ...
 
 

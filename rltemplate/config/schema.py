@@ -15,7 +15,7 @@ from rltemplate.config.fields import MOST_STEPS, count, number
 
 
 class Device(Enum):
-    """Where networks live. `auto` is CUDA where there is one."""
+    """Device of the networks. `auto` is CUDA where it is available."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -23,10 +23,9 @@ class Device(Enum):
 
 
 class Level(Enum):
-    """What may differ between two runs of one configuration; see `conf/determinism/`.
+    """Level of determinism; see `conf/determinism/`. Each level promises more than the one before it.
 
-    Each level promises what the one before it does, and more. A fifth, whose bits follow from IEEE 754
-    alone on any machine, is to be called `portable`.
+    A fifth level, whose bits follow from IEEE 754 alone on any machine, is to be called `portable`.
     """
 
     fast = "fast"
@@ -36,7 +35,7 @@ class Level(Enum):
 
 
 class Products(Enum):
-    """How matrix products are computed; see `determinism/kernels.py`. `auto`: what suits this machine."""
+    """Method of matrix products; see `determinism/kernels.py`. `auto` is chosen for the machine."""
 
     plain = "plain"
     auto = "auto"
@@ -47,7 +46,7 @@ class Products(Enum):
 
 
 class TraceDetail(Enum):
-    """How finely a run is fingerprinted: not at all, per iteration, or also per step and update."""
+    """Detail of the trace: none, per iteration, or also per step and update."""
 
     off = "off"
     iteration = "iteration"
@@ -65,14 +64,14 @@ class VideoRenderer(Enum):
 
 
 class Float32Precision(Enum):
-    """How CUDA multiplies float32 matrices: in full, or with factors rounded to 10 bits of mantissa."""
+    """Precision of float32 products on CUDA: full, or with factors rounded to 10 bits of mantissa."""
 
     ieee = "ieee"
     tf32 = "tf32"
 
 
 class BaselineCheck(Enum):
-    """What happens if a run differs from its baseline in more than one thing: it is not started, or told."""
+    """Consequence of more than one difference from the baseline: a refusal or a warning."""
 
     refuse = "refuse"
     warn = "warn"
@@ -136,7 +135,7 @@ class WandbConfig:
 
 @dataclass(slots=True, kw_only=True)
 class LoggerConfig:
-    """Who is told about a run. `metrics.jsonl` is always written and not listed."""
+    """Sinks of a run. `metrics.jsonl` is always written and not listed."""
 
     console: bool = field()
     journal: bool = field()
@@ -177,7 +176,7 @@ class Config:
 
 
 def register_schemas() -> None:
-    """Give Hydra the types, under names with a leading underscore that the YAML files build on."""
+    """Register the types with Hydra, under names with a leading underscore that the YAML files use."""
     from hydra.core.config_store import ConfigStore  # a tenth of a second, which a run can do without
 
     store = ConfigStore.instance()

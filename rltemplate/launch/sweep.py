@@ -217,7 +217,9 @@ def _settle(job: SweepJob, folder: Path, instead: str) -> None:
     """Correct the status of a job whose process had no time to say how it ended."""
     if job.status == "running":
         close(job, folder, None)
-        job.status = job.status if job.status == "finished" else instead
+        if job.status != "finished":
+            job.status = instead
+            job.write(folder)
 
 
 def _show(record: SweepRecord, folder: Path) -> None:
