@@ -13,10 +13,10 @@ from pathlib import Path
 class LineFile:
     """Appends lines to a file, each of which survives the death of the process whole.
 
-    Never raises for what the machine does. While the file cannot be written (disk full, folder gone,
+    Never raises for trouble of the machine. While the file cannot be written (disk full, folder gone,
     permission taken) lines wait in memory, at most `max_waiting` of them, and are written with the first
-    one that succeeds again. A file that was deleted is created anew with all that it held. `warn` gets
-    one line when trouble begins and one when it is over.
+    one that succeeds again. A file that was deleted is created anew with all its lines. `warn` gets one
+    line when trouble begins and one when it is over.
     """
 
     def __init__(self, path: Path, max_waiting: int = 100_000) -> None:
@@ -28,81 +28,56 @@ class LineFile:
         self._fd: int | None = None
 
     def write(self, line: str) -> None:
-        """Append `line`, or several with ends between them, whole or not at all.
-
-        On return it is with the operating system, or waits in memory.
-        """
-        if len(self._waiting) == self._waiting.maxlen:
-            self._dropped += 1
+        """Append `line`, or several with ends between them, whole or not at all."""
+        self._dropped += len(self._waiting) == self._waiting.maxlen
         self._waiting.append(line.encode() + b"\n")
         self._write_waiting()
 
     def sync(self) -> None:
-        """Have what was written on the disk, so that it outlives the machine too."""
-        if self._waiting:
-            self._write_waiting()
+        """Have all lines on the disk, so that they outlive the machine too."""
+        self._write_waiting()
         if self._fd is not None:
             with contextlib.suppress(OSError):  # the next line will tell
                 os.fsync(self._fd)
 
     def close(self) -> None:
-        """Try once more to write what waits; says how many lines were lost if that fails."""
-        if self._waiting:
-            self._write_waiting()
+        """Try once more to write the waiting lines; says how many are lost if that fails."""
+        self._write_waiting()
         if lost := len(self._waiting) + self._dropped:
             self.warn(f"{self.path}: {lost} lines could not be written and are lost")
         self._close_fd()
 
     def _write_waiting(self) -> None:
         try:
-            fd = self._open()
             while self._waiting:
-                _append_whole(fd, self._waiting[0])
+                _append_whole(self._open(), self._waiting[0])
                 self._waiting.popleft()
         except OSError as error:
             if not self._failing:
-                self._failing = True
                 self.warn(f"{self.path} cannot be written ({error.strerror or error}); lines wait in memory")
+            self._failing = True
             return
         if self._failing:
-            self._failing = False
-            lost = f", {self._dropped} lines are lost" if self._dropped else ", no line is lost"
-            self.warn(f"{self.path} can be written again{lost}")
-            self._dropped = 0
+            lost = f"{self._dropped} lines are lost" if self._dropped else "no line is lost"
+            self.warn(f"{self.path} can be written again, {lost}")
+            self._failing, self._dropped = False, 0
 
     def _open(self) -> int:
-        """The descriptor of the file that now lies at `path`, which may have been deleted or replaced."""
-        held = b""
+        """The descriptor of the file that is at `path` now; the lines of a deleted one wait to be written."""
         if self._fd is not None:
-            if self._is_at_path(self._fd):
-                return self._fd
-            if not self.path.exists():
-                # The name is gone, but the descriptor still holds every line.
-                held = _content(self._fd)
+            try:
+                if os.path.samestat(os.fstat(self._fd), self.path.stat()):
+                    return self._fd
+            except FileNotFoundError:
+                with os.fdopen(os.dup(self._fd), "rb") as deleted:
+                    deleted.seek(0)
+                    self._waiting.appendleft(deleted.read())
+                self.warn(f"{self.path} was deleted and is written anew, with all its lines")
+            self._close_fd()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            if held:
-                _append_whole(fd, held)
-            else:
-                _drop_torn_line(fd)
-        except OSError:
-            if held:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()  # else the next try would take this remnant for the file
-            os.close(fd)
-            raise
-        self._close_fd()
-        self._fd = fd
-        if held:
-            self.warn(f"{self.path} was deleted and is written anew, with all its lines")
-        return fd
-
-    def _is_at_path(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), self.path.stat())
-        except FileNotFoundError:
-            return False
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        _drop_torn_line(self._fd)
+        return self._fd
 
     def _close_fd(self) -> None:
         if self._fd is not None:
@@ -111,18 +86,8 @@ class LineFile:
             self._fd = None
 
 
-def _content(fd: int) -> bytes:
-    """All of a file, of which one call gives no more than 2 GB."""
-    parts: list[bytes] = []
-    at = 0
-    while part := os.pread(fd, 1 << 26, at):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
-
-
 def _append_whole(fd: int, data: bytes) -> None:
-    """All of `data` or nothing: what a full disk cuts off in the middle is taken back."""
+    """All of `data` or nothing: the part that a full disk took is taken back."""
     size = os.fstat(fd).st_size
     try:
         view = memoryview(data)
@@ -156,6 +121,6 @@ def replace_text(path: Path, lines: Iterable[str]) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """Say `text`, wherever standard error leads."""
+    """Write `text` to standard error, unless that is closed."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

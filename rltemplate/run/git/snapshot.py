@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rltemplate.run.git.command import Git, GitError, attempt
-from rltemplate.run.git.exclusions import SkippedFile
+from rltemplate.run.git.work_tree import GitRecord as GitRecord
 from rltemplate.run.git.work_tree import Snapshot as Snapshot
 from rltemplate.run.git.work_tree import read_work_tree
 from rltemplate.run.paths import METRICS, REF_PREFIX, TRACE, safe_name
@@ -37,34 +36,6 @@ _OUTCOME_MESSAGE = "Outcome of a run"
 
 class DuplicateRunError(RuntimeError):
     """The ref of this run or sweep exists already; two runs would share one record."""
-
-
-@dataclass(slots=True)
-class GitRecord:
-    """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
-
-    `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
-    """
-
-    ref: str | None = None
-    commit: str | None = None
-    tree: str | None = None
-    base_commit: str | None = None
-    branch: str | None = None
-    dirty: bool | None = None
-    changed: list[str] = field(default_factory=list)
-    changed_count: int = 0
-    skipped: list[SkippedFile] = field(default_factory=list)
-    skipped_count: int = 0
-    dirty_submodules: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problem: str | None = None
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> GitRecord:
-        """The record of a snapshot, without ref and commit."""
-        known = asdict(snapshot)
-        return cls(None, None, **{name: known[name] for name in cls.__dataclass_fields__ if name in known})
 
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> Snapshot:
@@ -94,7 +65,7 @@ def commit_run(snapshot: Snapshot, run_id: str, config_yaml: str) -> GitRecord:
 
     Trouble with git ends up in the record's `problem`. Raises DuplicateRunError if the ref exists.
     """
-    ref, record = _ref(run_id), GitRecord.of(snapshot)
+    ref, record = _ref(run_id), snapshot.record()
     if snapshot.top is None or snapshot.tree is None:
         return record
 
@@ -126,7 +97,7 @@ def continue_run(snapshot: Snapshot, before: GitRecord, run_id: str, config_yaml
     ref's history. A ref that is missing is made again. Trouble with git ends up in `problem`, as does a ref
     that has something else.
     """
-    ref, record = _ref(run_id), GitRecord.of(snapshot)
+    ref, record = _ref(run_id), snapshot.record()
     if snapshot.top is None or snapshot.tree is None:
         return record
 

@@ -27,18 +27,19 @@ _BASE_KEPT = "; the version of the base commit is kept"
 
 
 @dataclass(slots=True)
-class Snapshot:
-    """The work tree at one moment.
+class GitRecord:
+    """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
 
+    `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
     `changed` names paths in which the tree differs from the base commit, `skipped` files that it lacks.
-    `problem` is one line about why there is no `tree` and the cure; `notes` are limits of the snapshot.
+    `problem` is one line with a cure; `notes` are limits of the snapshot.
     """
 
-    top: str | None = None
+    ref: str | None = None
+    commit: str | None = None
     tree: str | None = None
     base_commit: str | None = None
-    base_time: int = 0  # of the base commit, in seconds since 1970
     branch: str | None = None
     dirty: bool | None = None
     changed: list[str] = field(default_factory=list)
@@ -46,9 +47,22 @@ class Snapshot:
     skipped: list[SkippedFile] = field(default_factory=list)
     skipped_count: int = 0
     dirty_submodules: list[str] = field(default_factory=list)
-    keep_ref: str | None = None
     notes: list[str] = field(default_factory=list)
     problem: str | None = None
+
+
+@dataclass(slots=True)
+class Snapshot(GitRecord):
+    """The work tree at one moment, without ref and commit."""
+
+    top: str | None = None
+    base_time: int = 0  # of the base commit, in seconds since 1970
+    keep_ref: str | None = None
+
+    def record(self) -> GitRecord:
+        """The record of a run that has this code."""
+        known = asdict(self)
+        return GitRecord(**{name: known[name] for name in GitRecord.__dataclass_fields__})
 
     def to_json(self) -> str:
         """One line of JSON, to hand the snapshot to the jobs of a sweep."""
