@@ -67,10 +67,12 @@ def run(job: Job) -> int:
             observers = training.observe(algorithm, envs, stop, partial(_standing, config))
 
             # Loop.
+            stop.at_once = partial(training.interrupt, stop) if config.compile else None
             while stop.signal is None and algorithm.env_steps < config.total_env_steps:
                 denormals.keep()  # observers load libraries, which may switch them off
                 before, started = algorithm.env_steps, time.perf_counter()
                 result = algorithm.train_iteration()
+                stop.at_once = None
                 observers.observe(result, before, time.perf_counter() - started)
             training.finish()
         except BaseException as error:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from rltemplate.types import STOP_SIGNALS
@@ -21,6 +21,9 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        # Ends the process at the first request. Set during the first iteration of a compiled run, which takes
+        # a minute, and before which nothing was learned.
+        self.at_once: Callable[[], None] | None = None
         self._since = 0.0
 
     @contextlib.contextmanager
@@ -45,6 +48,8 @@ class Stop:
             self.signal, self._since = number, now
             # A second Ctrl-C ends even a process that is busy outside of Python.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if self.at_once is not None:
+                self.at_once()
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import posix
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -91,6 +93,15 @@ class TrainingRun:
         assert self._observers is not None
         self._observers.finish()
         self._status = FINISHED if self._observers.complete else INTERRUPTED
+
+    def interrupt(self, stop: Stop) -> None:
+        """End the run and its process, from within a compiler, which would swallow an exception."""
+        self._status = INTERRUPTED
+        try:
+            self.close()
+        finally:
+            sys.stdout.flush()
+            posix._exit(stop.exit_status)
 
     def fail(self, error: BaseException) -> None:
         """Let the record name the error that ended the run."""

@@ -576,3 +576,24 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     unbroken = start("train", *words, f"run_dir={tmp_path / 'unbroken'}", **path)
     assert unbroken.end() == 0, unbroken.said
     assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
+
+
+@pytest.mark.long
+def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(start: Start, tmp_path: Path) -> None:
+    run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
+    # So large that compiling takes much longer than the wait; the compiled program is never run.
+    sizes = f"algo.hidden_sizes=[{','.join(['8'] * 20)}]"
+    begun = start("train", *WORK["ppo"], "compile=true", sizes, f"run_dir={run_dir}", **caches)
+    begun.until((run_dir / paths.RECORD).exists)
+    time.sleep(4.0)
+    asked = time.monotonic()
+    begun.process.send_signal(signal.SIGTERM)
+    assert begun.end() == 143, begun.said
+    assert time.monotonic() - asked < 10.0
+    now = record(run_dir)
+    assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
+    assert "compiling: " in begun.said
+    assert f"next: make resume run={run_dir.name}\n" in begun.said
+    again = start("resume", f"run={run_dir}", **caches)  # from its beginning
+    again.until(lambda: bool(record(run_dir)["resumed"]))
+    again.process.kill()
