@@ -79,6 +79,7 @@ def run(job: Job) -> int:
             training.fail(error)
             raise
         finally:
+            stop.at_once = None
             training.close()
     return FINISHED if observers.complete or stop.signal is None else stop.exit_status
 
