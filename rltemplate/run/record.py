@@ -206,6 +206,10 @@ def _parsed(kind: Any, value: Any, name: str) -> Any:
         if lacking := [key for key in ("id", "status") if kind is RunRecord and key not in given]:
             raise ConfigError(f"{name.rstrip(': ')} has no {lacking[0]}")
         return kind(**{key: _parsed(hints[key], part, f"{name}{key}.") for key, part in given.items()})
+    if origin in (list, dict) and isinstance(value, origin):
+        parts = value.values() if origin is dict else value
+        if inner[-1] is Any or all(type(part) is inner[-1] for part in parts):
+            return value  # most parts are plain, and there are hundreds
     if origin is list and isinstance(value, list):
         return [_parsed(inner[0], part, name) for part in value]
     if origin is dict and isinstance(value, Mapping):
