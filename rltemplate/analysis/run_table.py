@@ -94,9 +94,9 @@ def columns(runs: Sequence[Run], more: Sequence[str]) -> list[str]:
 def lines(runs: Sequence[Run], names: Sequence[str], colour: bool = False) -> Iterator[str]:
     """The table as text, a line for each run, however long; with `colour` for a terminal."""
     table = [list(names), *([_cell(run, name) for name in names] for run in runs)]
-    columns = list(zip(*table, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numeric = [all(text == NOTHING or _number(text) is not None for text in column[1:]) for column in columns]
+    cells = list(zip(*table, strict=True))  # by column
+    widths = [max(map(len, column)) for column in cells]
+    numeric = [all(text == NOTHING or _number(text) is not None for text in column[1:]) for column in cells]
     for number, row in enumerate(table):
         padded = []
         for text, width, to_right in zip(row, widths, numeric, strict=True):

@@ -259,7 +259,7 @@ def _fingerprints(names: Iterable[str]) -> list[str]:
 
 
 def _values(trace: Trace, number: int, event: _Event, names: Mapping[str, list[str]]) -> dict[str, str]:
-    """All that a line says, by item, in causal order."""
+    """Values of a line by item, in causal order."""
     if event.event not in names:
         trace.damaged(number, f"nothing before it names the items of {event.event}")
     items, digits = names[event.event], event.digits

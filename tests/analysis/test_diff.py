@@ -364,8 +364,8 @@ def call(
 ) -> Call:
     """Compare the two runs by the command of the project that recorded them."""
 
-    def command(*words: str, project: Path = two_runs[0]) -> str:
-        monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
+    def command(*words: str) -> str:
+        monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", two_runs[0])
         assert main(["diff", f"a={two_runs[1]}", f"b={two_runs[2]}", *words]) == 0
         return capsys.readouterr().out
 
@@ -392,15 +392,3 @@ def test_the_command_for_programs(call: Call) -> None:
     # Real records of one machine differ in nothing else.
     assert {one["section"] for one in found["differences"]} == {"code", "configuration"}
     assert "episode/return" in {name for name, _, _ in found["metrics"]}
-
-
-def test_runs_of_another_clone_need_its_refs(
-    call: Call, two_runs: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    clone = tmp_path / "clone"
-    git(tmp_path, "clone", "-q", "--no-local", str(two_runs[0]), "clone")  # objects without a ref stay behind
-    lines = call("code=full", project=clone).splitlines()
-    assert "code: cannot be compared" in lines
-    assert lines[-1].startswith("warning: 1 thing differs, algo.gamma 0.98 -> 0.9, but the")
-    git(clone, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
-    assert "2 things differ" in call(project=clone)
