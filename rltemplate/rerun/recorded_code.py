@@ -24,16 +24,19 @@ from rltemplate.determinism.variables import influences, is_influential
 from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
 from rltemplate.launch.subprocesses import Children, last_words, lines_of
 from rltemplate.rerun.recorded_run import RecordedRun
+from rltemplate.rerun.replay import FORM
 from rltemplate.run import paths
 from rltemplate.run.continuation import few
-from rltemplate.run.git import checkout
-from rltemplate.run.influence import package_matters, presence_matters
+from rltemplate.run.git import changes, checkout
+from rltemplate.run.git.command import GitError
+from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 LOCK_FILE = "requirements.lock"
 SETUP = "scripts/setup.sh"
+_REPLAY = "rltemplate/rerun/replay.py"
 
 # Paths and choices of one machine, which another one need not have.
 _OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
@@ -135,6 +138,35 @@ def checked_out(project: Path, commit: str) -> Iterator[CodeTree]:
         facts = checkout.read_tree(project, commit)
         with checkout.worktree(project, commit, scratch / "tree") as top:
             yield CodeTree(top / facts.prefix, (project, PROJECT), scratch)
+
+
+def find_code(project: Path, run: str, git: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The commit to run `run` again with, and why the present code stands in for it.
+
+    The commit is None for the present code; `git` is that of the record, `project` has the present code.
+    """
+    changed = changes.files_since(project, git)
+    if changed is not None and not any(map(file_matters, changed)):
+        return None, None
+    names = list(changes.commits(git))
+    if not names:
+        return None, f"its code was not recorded: {git.get('problem') or 'no reason is given'}"
+    code = f"its code, commit {names[0][:12]},"
+    try:
+        commit = next(filter(None, (checkout.find_commit(project, name) for name in names)), None)
+        if commit is None:
+            brings = f"`{checkout.fetch_command(run)}` brings it from the remote that it was pushed to"
+            return None, f"{code} is not in this repository; {brings}"
+        source = checkout.read_file(project, commit, _REPLAY)
+    except GitError as error:
+        return None, f"{code} cannot be had: {error}"
+    if source is None:
+        return None, f"{code} has no {_REPLAY}, which runs a part of it again"
+    form = re.search(rb"^FORM = (\d+)$", source, re.MULTILINE)
+    if form is None or int(form[1]) != FORM:
+        other = "an older form" if form is None else f"form {int(form[1])}"
+        return None, f"{code} speaks {other} of the requests to {_REPLAY}, and this one {FORM}"
+    return commit, None
 
 
 # --- An interpreter with the recorded packages -----------------------------------------------------------

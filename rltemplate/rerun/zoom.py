@@ -10,14 +10,12 @@ ones: a run that does not repeat has nothing to say about itself.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,10 +35,9 @@ from rltemplate.rerun.operations import (
     how_made,
     made_by_other_code,
 )
-from rltemplate.rerun.recorded_code import CodeTree, checked_out
+from rltemplate.rerun.recorded_code import CodeTree, checked_out, find_code
 from rltemplate.rerun.recorded_run import recorded_config
 from rltemplate.rerun.replay import (
-    FORM,
     ITEMS,
     NO_START,
     OPERATIONS,
@@ -49,134 +46,15 @@ from rltemplate.rerun.replay import (
     TENSORS,
     Request,
 )
-from rltemplate.rerun.ulp import ArrayDifference
+from rltemplate.rerun.zoom_report import SHOWN_VALUES, Item, Place, Rerun, Zoom, instead
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
-from rltemplate.run.git import changes, checkout
+from rltemplate.run.git import changes
 from rltemplate.run.git.command import GitError
 from rltemplate.run.influence import file_matters
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
-
-SHOWN_VALUES = 6
-_REPLAY = "rltemplate/rerun/replay.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Rerun:
-    """One of the runs, run again. `problem` says why nothing is known of it; None if it repeated itself.
-
-    `commit` has the code with which it was run; None stands for the present code. With a problem, `remark`
-    says how its code may have caused it.
-    """
-
-    run: str
-    problem: str | None = None
-    commit: str | None = None
-    remark: str | None = None
-
-    @property
-    def why(self) -> str:
-        """Problem and remark."""
-        return "; ".join(text for text in (self.problem, self.remark) if text)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One item of the event. `values` are its first ones where only one of the runs could be run again."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    difference: ArrayDifference | None
-    values: list[str] = field(default_factory=list)
-
-    @property
-    def differs(self) -> bool:
-        """True if both runs have it with other bits."""
-        return self.difference is not None and self.difference.kind != ulp.EQUAL
-
-
-@dataclass(frozen=True, slots=True)
-class Zoom:
-    """The outcome of `zoom_in`, ready for JSON.
-
-    The runs went on after `from_env_steps` environment steps, where both have a checkpoint; None stands for
-    the beginning. They part in `event` number `index` of `iteration`; `event` is None where there is no event
-    that both have. `items` are all of the event, in causal order, and `first` is the first that differs.
-    `notes` are sentences about limits. `kept` is the folder with tensors and operations, if they are kept.
-    `code` names the files that may change results and differ between the code of the runs, None if that is
-    unknown; `code_shown_by` is the command that shows their lines.
-    """
-
-    a: Rerun
-    b: Rerun
-    from_env_steps: int | None
-    iteration: int
-    event: str | None = None
-    index: int = 0
-    items: list[Item] = field(default_factory=list)
-    first: str | None = None
-    finding: Finding | None = None
-    notes: list[str] = field(default_factory=list)
-    kept: str | None = None
-    code: list[str] | None = None
-    code_shown_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An event of the iteration, and the one before it where that is in the iteration too."""
-
-    event: str
-    index: int
-    since: tuple[str, int] | None = None
-
-    def __str__(self) -> str:
-        if self.event == RESULTS:
-            return "its end"
-        counted = self.index or self.event in ("step", "update", "epoch")
-        return f"{self.event} {self.index:,}" if counted else self.event
-
-    @property
-    def logged_from(self) -> str:
-        """The event in which operations begin to be logged."""
-        return str(self if self.since is None else Place(*self.since))
-
-
-def instead(shown_by: str) -> str:
-    """Advice where a run cannot be run again with its own code."""
-    return f"instead: {shown_by} shows what was changed, and runs with trace=step are told apart to the step"
-
-
-def find_code(project: Path, run: str, git: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The commit to run `run` again with, and why the present code stands in for it.
-
-    The commit is None for the present code; `git` is that of the record, `project` has the present code.
-    """
-    changed = changes.files_since(project, git)
-    if changed is not None and not any(map(file_matters, changed)):
-        return None, None
-    names = list(changes.commits(git))
-    if not names:
-        return None, f"its code was not recorded: {git.get('problem') or 'no reason is given'}"
-    code = f"its code, commit {names[0][:12]},"
-    try:
-        commit = next(filter(None, (checkout.find_commit(project, name) for name in names)), None)
-        if commit is None:
-            brings = f"`{checkout.fetch_command(run)}` brings it from the remote that it was pushed to"
-            return None, f"{code} is not in this repository; {brings}"
-        source = checkout.read_file(project, commit, _REPLAY)
-    except GitError as error:
-        return None, f"{code} cannot be had: {error}"
-    if source is None:
-        return None, f"{code} has no {_REPLAY}, which runs a part of it again"
-    form = re.search(rb"^FORM = (\d+)$", source, re.MULTILINE)
-    if form is None or int(form[1]) != FORM:
-        other = "an older form" if form is None else f"form {int(form[1])}"
-        return None, f"{code} speaks {other} of the requests to {_REPLAY}, and this one {FORM}"
-    return commit, None
 
 
 class _Side:

@@ -1,9 +1,10 @@
-"""The findings of `zoom` for a terminal."""
+"""The findings of `zoom`, and their text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from rltemplate.rerun.operations import (
     ARGUMENTS,
@@ -16,11 +17,99 @@ from rltemplate.rerun.operations import (
     UNSEEN,
     Finding,
 )
-from rltemplate.rerun.ulp import ArrayDifference
-from rltemplate.rerun.zoom import SHOWN_VALUES, Item, Place, Zoom, instead
+from rltemplate.rerun.replay import RESULTS
+from rltemplate.rerun.ulp import EQUAL, ArrayDifference
 
+SHOWN_VALUES = 6
 _SHOWN_FILES = 6
 _WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One of the runs, run again. `problem` says why nothing is known of it; None if it repeated itself.
+
+    `commit` has the code with which it was run; None stands for the present code. With a problem, `remark`
+    says how its code may have caused it.
+    """
+
+    run: str
+    problem: str | None = None
+    commit: str | None = None
+    remark: str | None = None
+
+    @property
+    def why(self) -> str:
+        """Problem and remark."""
+        return "; ".join(text for text in (self.problem, self.remark) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of the event. `values` are its first ones where only one of the runs could be run again."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    difference: ArrayDifference | None
+    values: list[str] = field(default_factory=list)
+
+    @property
+    def differs(self) -> bool:
+        """True if both runs have it with other bits."""
+        return self.difference is not None and self.difference.kind != EQUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Zoom:
+    """The outcome of `zoom_in`, ready for JSON.
+
+    The runs went on after `from_env_steps` environment steps, where both have a checkpoint; None stands for
+    the beginning. They part in `event` number `index` of `iteration`; `event` is None where there is no event
+    that both have. `items` are all of the event, in causal order, and `first` is the first that differs.
+    `notes` are sentences about limits. `kept` is the folder with tensors and operations, if they are kept.
+    `code` names the files that may change results and differ between the code of the runs, None if that is
+    unknown; `code_shown_by` is the command that shows their lines.
+    """
+
+    a: Rerun
+    b: Rerun
+    from_env_steps: int | None
+    iteration: int
+    event: str | None = None
+    index: int = 0
+    items: list[Item] = field(default_factory=list)
+    first: str | None = None
+    finding: Finding | None = None
+    notes: list[str] = field(default_factory=list)
+    kept: str | None = None
+    code: list[str] | None = None
+    code_shown_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An event of the iteration, and the one before it where that is in the iteration too."""
+
+    event: str
+    index: int
+    since: tuple[str, int] | None = None
+
+    def __str__(self) -> str:
+        if self.event == RESULTS:
+            return "its end"
+        counted = self.index or self.event in ("step", "update", "epoch")
+        return f"{self.event} {self.index:,}" if counted else self.event
+
+    @property
+    def logged_from(self) -> str:
+        """The event in which operations begin to be logged."""
+        return str(self if self.since is None else Place(*self.since))
+
+
+def instead(shown_by: str) -> str:
+    """Advice where a run cannot be run again with its own code."""
+    return f"instead: {shown_by} shows what was changed, and runs with trace=step are told apart to the step"
 
 
 def headline(zoom: Zoom) -> str:

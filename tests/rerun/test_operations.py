@@ -9,8 +9,7 @@ import pytest
 
 from rltemplate.rerun import operations
 from rltemplate.rerun.operations import Finding, LoggedOperation, Operation, how_made, made_by_other_code
-from rltemplate.rerun.zoom import Rerun, Zoom
-from rltemplate.rerun.zoom_report import report
+from rltemplate.rerun.zoom_report import Rerun, Zoom, report
 
 Log = list[LoggedOperation]
 

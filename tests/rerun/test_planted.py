@@ -28,8 +28,8 @@ from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.rerun import replay, zoom
 from rltemplate.rerun.operations import BETWEEN
-from rltemplate.rerun.zoom import Zoom, zoom_in
-from rltemplate.rerun.zoom_report import report
+from rltemplate.rerun.zoom import zoom_in
+from rltemplate.rerun.zoom_report import Zoom, report
 from rltemplate.run.git import changes
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.observers import make_trace

@@ -40,6 +40,7 @@ from rltemplate.rerun.perturbations import (
     VARIABLES,
     plan_runs,
 )
+from rltemplate.rerun.proof_config import parse
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
@@ -87,7 +88,7 @@ def proving(project: Path, folder: Path) -> Iterator[Prove]:
 
         def run(*words: str, **only_in: dict[str, str]) -> Certificate:
             patch.setenv(ONLY_IN, json.dumps(only_in))
-            return prove.Proof(prove.parse([*TINY, *words]), ["prove"], say=lambda line: None).run()
+            return prove.Proof(parse([*TINY, *words]), ["prove"], say=lambda line: None).run()
 
         patch.setattr(process, "PROJECT", project)
         patch.chdir(folder)
@@ -316,7 +317,7 @@ def test_what_cannot_be_proved_is_refused_in_a_line_or_two(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        prove.parse(words)
+        parse(words)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []
@@ -345,7 +346,7 @@ def kinds(words: list[str]) -> set[str]:
 def test_every_perturbation_is_in_some_run_but_the_first(times: int) -> None:
     common = {HASH_SEED, ELSEWHERE, VARIABLES, COLD, LOAD, OBSERVED}
     for level, wanted in (("repeat", common), ("invariant", common | {THREADS, GROUPS})):
-        runs = plan_runs(prove.parse([*TINY, f"determinism={level}"]).config, times, {})
+        runs = plan_runs(parse([*TINY, f"determinism={level}"]).config, times, {})
         assert len({run.name for run in runs}) == times
         assert (runs[0].perturbations, runs[0].changes) == ([], {})
         seen = set().union(*(kinds(run.perturbations) for run in runs))
@@ -356,7 +357,7 @@ def test_every_perturbation_is_in_some_run_but_the_first(times: int) -> None:
 
 
 def test_a_variable_that_is_there_already_gets_another_value() -> None:
-    config = prove.parse(TINY).config
+    config = parse(TINY).config
     empty = plan_runs(config, 2, {})[1].environment
     again = plan_runs(config, 2, {name: value for name, value in empty.items() if value is not None})
     for name in ("LANG", "LC_ALL", "TZ", "COLUMNS", "PYTHONDONTWRITEBYTECODE"):
@@ -366,12 +367,12 @@ def test_a_variable_that_is_there_already_gets_another_value() -> None:
 
 
 def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> None:
-    asked = prove.parse(["env=CartPole"])
+    asked = parse(["env=CartPole"])
     assert (asked.config.total_env_steps, asked.shortened_from, asked.times) == (10_000, 100_000, 5)
     assert "total_env_steps=10000" in asked.overrides
-    asked = prove.parse(["env=CartPole", "total_env_steps=50000"])
+    asked = parse(["env=CartPole", "total_env_steps=50000"])
     assert (asked.config.total_env_steps, asked.shortened_from) == (50_000, None)
-    asked = prove.parse(["algo=sac", "env=BipedalWalker"])
+    asked = parse(["algo=sac", "env=BipedalWalker"])
     assert asked.config.total_env_steps == 20_000
     assert list(asked.config.algo.notes(asked.config.env.num_envs, 20_000)) == []
 

@@ -24,9 +24,10 @@ from conftest import ROOT, SHRUNK, alive, git, program, run_train
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun import zoom
 from rltemplate.rerun.operations import ARGUMENTS, COMPUTED, UNSEEN
+from rltemplate.rerun.recorded_code import find_code
 from rltemplate.rerun.ulp import LAST_BITS
-from rltemplate.rerun.zoom import Rerun, Zoom, find_code, zoom_in
-from rltemplate.rerun.zoom_report import report
+from rltemplate.rerun.zoom import zoom_in
+from rltemplate.rerun.zoom_report import Rerun, Zoom, report
 from rltemplate.types import ConfigError
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]

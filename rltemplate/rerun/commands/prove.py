@@ -9,6 +9,7 @@ from rltemplate.config.command_args import flag, program, rest
 from rltemplate.launch.subprocesses import Interrupted
 from rltemplate.rerun import prove
 from rltemplate.rerun.certificate import HOLDS
+from rltemplate.rerun.proof_config import parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
-    asked = prove.parse(args.words)
+    asked = parse(args.words)
     for note in asked.config.algo.notes(asked.config.env.num_envs, asked.config.total_env_steps):
         print(f"note: {note}", file=sys.stderr)
     out = sys.stderr if args.json else sys.stdout
