@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ class RunResult:
 
     name: str
     run_dir: str
-    perturbations: list[str]
-    overrides: list[str]
-    environment: dict[str, str | None]
-    working_directory: str
-    seconds: float
+    perturbations: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    environment: dict[str, str | None] = field(default_factory=dict)
+    working_directory: str | None
+    seconds: float = 0.0
     exit_status: int
     status: str
     error: str | None
@@ -93,7 +93,7 @@ class Certificate:
         return json.dumps(asdict(self), indent=2, allow_nan=False)
 
     def write(self) -> None:
-        """Both files, into the folder of the proof and into those of its runs."""
+        """Write both files into the folder of the proof and into those of its runs."""
         for folder in map(Path, (self.folder, *(run.run_dir for run in self.runs))):
             if folder.is_dir():  # a run that was refused has none
                 (folder / JSON).write_text(self.to_json() + "\n", encoding="utf-8")

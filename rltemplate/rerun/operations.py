@@ -89,7 +89,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How the first difference was made.
+    """The cause of the first difference.
 
     `kind` is one of this module's words. `agreeing` operations came before; `operation` is the one that made
     the difference, or for OUTSIDE the first that saw it. `logged_from` is the event in which the log begins.
@@ -103,7 +103,7 @@ class Finding:
 
 
 def how_made(a: Log, b: Log, limits: Sequence[int], logged_from: str) -> Finding:
-    """How the first item that differs was made, from the operations of both runs.
+    """The cause of the first item that differs, from the operations of both runs.
 
     The item came after `limits` operations of a and of b. An operation is the cause if it had equal inputs in
     both runs and another result; memory that was never written does not count.
@@ -137,7 +137,7 @@ def how_made(a: Log, b: Log, limits: Sequence[int], logged_from: str) -> Finding
 
 
 def made_by_other_code(a: Log, b: Log, limits: Sequence[int], logged_from: str) -> Finding | None:
-    """How lines that differ between two codes made the first item that differs; None if none can be named."""
+    """The operation by which other code made the first item that differs; None if none can be named."""
     logs = [[x for x in log[:limit] if not x.unwritten] for log, limit in zip((a, b), limits, strict=True)]
     found = [_first_own(*logs), _first_own(*reversed(logs))]
     calls = [None if own is None else log[own.at] for own, log in zip(found, logs, strict=True)]

@@ -145,7 +145,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def with_changes(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
-    """The overrides with those of `changes`, which replace others for the same keys."""
+    """The overrides with `changes`, which replace overrides of the same keys."""
     kept = [word for word in overrides if word.partition("=")[0] not in changes]
     return [*kept, *(f"{key}={as_typed(value)}" for key, value in changes.items())]
 

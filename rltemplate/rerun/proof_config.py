@@ -78,7 +78,7 @@ def parse(words: Sequence[str]) -> ProofConfig:
 
 
 def _pop_times(words: Sequence[str]) -> tuple[int, list[str]]:
-    """The number of runs, and the words that compose a configuration. Raises ConfigError for others."""
+    """The number of runs, and the overrides. Raises ConfigError for any other word."""
     times: list[str] = []
     overrides: list[str] = []
     for word in words:

@@ -188,16 +188,14 @@ class Proof:
         log, began = self.folder / f"{planned.name}.log", time.monotonic()
         with busy_core() if planned.load else contextlib.nullcontext():
             status = self._children.run(worker_command(), environment, log, cwd=cwd)
-        result = _result(planned.name, self.folder / planned.name, status, log)
         return replace(
-            result,
+            _result(planned.name, self.folder / planned.name, status, log),
             perturbations=planned.perturbations,
             overrides=overrides,
             # Of the variable that only makes the environment larger, the length.
             environment={
-                k: v if len(v or "") < 1000 else f"{len(v or ''):,} characters" for k, v in variables.items()
+                k: v if v is None or len(v) < 1000 else f"{len(v):,} characters" for k, v in variables.items()
             },
-            working_directory=result.working_directory or str(cwd),
             seconds=round(time.monotonic() - began, 2),
         )
 
@@ -278,11 +276,7 @@ def _result(name: str, run_dir: Path, exit_status: int, log: Path) -> RunResult:
     return RunResult(
         name=name,
         run_dir=str(run_dir),
-        perturbations=[],
-        overrides=[],
-        environment={},
-        working_directory=record.working_directory or "",
-        seconds=0.0,
+        working_directory=record.working_directory,
         exit_status=exit_status,
         status=status,
         error=error,

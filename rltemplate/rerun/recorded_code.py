@@ -92,7 +92,7 @@ class CodeTree:
         return f"{self.package}.train" if '__name__ == "__main__"' in train else self.package
 
     def variables(self, record: RunRecord, device: str = "") -> dict[str, str]:
-        """The environment of this process, in which variables that may change bits are those of a record."""
+        """The environment of this process, with the recorded variables that may change bits."""
         recorded = influences(record.environment)
         kept = {k: v for k, v in os.environ.items() if not is_influential(k) or k in _OF_A_MACHINE}
         found = kept | {k: v for k, v in recorded.items() if k not in _OF_A_MACHINE}

@@ -1,4 +1,4 @@
-"""What was recorded of a run that is to be made again: from its folder or, without one, from its ref.
+"""Recorded facts of a run that is to be made again: from its folder or, without one, from its ref.
 
 A ref `refs/runs/<id>` holds the code, and beside it configuration, outcome, metrics and trace, unless the
 trace is too long. A killed run may have been writing: its last whole iteration is the end that counts.
@@ -55,7 +55,7 @@ class RecordedRun:
     @property
     def config(self) -> dict[str, Any]:
         """The recorded configuration."""
-        return recorded_config(self.config_file)
+        return raw_config(self.config_file)
 
     @property
     def finished(self) -> bool:
@@ -81,7 +81,7 @@ class RecordedRun:
         return "cuda" if self.config.get("device") == "cuda" else "cpu"
 
 
-def recorded_config(path: Path) -> dict[str, Any]:
+def raw_config(path: Path) -> dict[str, Any]:
     """A recorded configuration under the keys of the code that recorded it. Raises ConfigError."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))

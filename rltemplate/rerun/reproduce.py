@@ -289,7 +289,7 @@ def _keep(run_dir: Path, folder: Path) -> Path:
 
 
 def report(found: Reproduction) -> str:
-    """All of it for a terminal, the verdict first."""
+    """The text for a terminal, the verdict first."""
     lines = [found.headline, ""]
     lines.append(f"  run     {found.run} ({found.status})")
     lines.append(f"  code    {found.ref or 'no ref'}, commit {found.commit[:12]}")

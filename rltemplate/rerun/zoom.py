@@ -36,7 +36,7 @@ from rltemplate.rerun.operations import (
     made_by_other_code,
 )
 from rltemplate.rerun.recorded_code import CodeTree, checked_out, find_code
-from rltemplate.rerun.recorded_run import recorded_config
+from rltemplate.rerun.recorded_run import raw_config
 from rltemplate.rerun.replay import (
     ITEMS,
     NO_START,
@@ -46,6 +46,7 @@ from rltemplate.rerun.replay import (
     TENSORS,
     Request,
 )
+from rltemplate.rerun.retraced import event_at, not_repeated
 from rltemplate.rerun.zoom_report import SHOWN_VALUES, Item, Place, Rerun, Zoom, instead
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
@@ -65,7 +66,7 @@ class _Side:
         self.run_dir = run_dir
         self.record = RunRecord.read(run_dir)
         self.commit, self.stands_in = find_code(project, run_dir.name, asdict(self.record.git))
-        self.config = recorded_config(run_dir / paths.CONFIG)
+        self.config = raw_config(run_dir / paths.CONFIG)
         self.tree = CodeTree(PROJECT)
         self.problem: str | None = None
 
@@ -94,22 +95,6 @@ class _Side:
         elif status != 0:
             print(log.read_text(errors="replace").rstrip(), file=sys.stderr)
             self.problem = f"its process ended with exit status {status}, {why}"
-
-    def hold_to(self, record: Path, folder: Path, iteration: int) -> None:
-        """Set `problem` if the new run in `folder` is not the one whose trace is in `record`."""
-        recorded, here = (_digest_kind(path / paths.TRACE) for path in (record, folder))
-        if recorded != here:
-            self.problem = (
-                f"its trace holds {recorded} digests, made on another device, and here they are {here}"
-            )
-            return
-        again = dict(_digests(folder / paths.TRACE, iteration))
-        reached = {number for number, _ in again}
-        for (number, item), value in _digests(record / paths.TRACE, iteration):
-            # An older trace has other items of the start of an iteration.
-            if number in reached and again.get((number, item)) != value and not item.startswith("stream/"):
-                self.problem = f"it first differs from its own record in iteration {number:,}, {item}"
-                return
 
     @property
     def rerun(self) -> Rerun:
@@ -268,7 +253,7 @@ class _Look:
         )
         side.run_again(folder, request, self.children)
         if side.problem is None:
-            side.hold_to(record, folder, self.at.iteration)
+            side.problem = not_repeated(record / paths.TRACE, folder / paths.TRACE, self.at.iteration)
         problems = self._problems()
         if len(problems) == len(self.sides):
             advice = [instead(self.shown_by)] if any(each.rerun.remark for each in self.sides) else []
@@ -300,7 +285,7 @@ class _Look:
             return Place("start" if at.item.startswith((traces.AT_START, "stream/")) else RESULTS, 0)
         if at.item == traces.OTHER_ITEMS:
             self.notes.append(f"The event has other items; only in a: {at.a}; only in b: {at.b}.")
-        return _event_at(records[0] / paths.TRACE, at)
+        return event_at(records[0] / paths.TRACE, at)
 
     def _finding(self, a: _Kept, b: _Kept, items: Sequence[Item], place: Place) -> Finding | None:
         first = next((item.name for item in items if item.differs), None)
@@ -354,62 +339,3 @@ def _alone(kept: _Kept, wanted: Sequence[str]) -> Iterator[Item]:
         value = kept.tensors[name]
         first = [str(number) for number in value.reshape(-1)[:SHOWN_VALUES]]
         yield Item(name, str(value.dtype), list(value.shape), None, first)
-
-
-# --- Traces ----------------------------------------------------------------------------------------------
-
-
-def _digest_kind(trace: Path) -> str:
-    with trace.open("rb") as file:
-        return str(json.loads(file.readline())["digest"])
-
-
-def _digests(trace: Path, closely: int) -> Iterator[tuple[tuple[int, str], str]]:
-    """Iteration, item and digest of all that every trace of a run has, up to iteration `closely`.
-
-    Of that one also the items of steps and updates, if they are there.
-    """
-    rare = tuple(f'["{event}",'.encode() for event in ("items", "start", *traces.BEFORE_TRAINING))
-    names: dict[str, list[str]] = {}
-    waiting: list[bytes] = []
-    with trace.open("rb") as lines:
-        next(lines)
-        for line in lines:
-            waiting.append(line)
-            if not line.startswith(b'["iteration",'):
-                continue
-            number = json.loads(line)[1]
-            for each in waiting:
-                if not (each is line or number == closely or each.startswith(rare)):
-                    continue
-                event, index, *rest = json.loads(each)
-                if event == "items":
-                    names[index] = rest[0]
-                    continue
-                digits = rest[1] if each is line else rest[0]
-                place = "" if event in (traces.ITERATION, "start") else f"{event} {index:,}: "
-                for i, name in enumerate(names[event]):
-                    yield (number, f"{place}{name}"), digits[i * traces.DIGITS : (i + 1) * traces.DIGITS]
-            waiting.clear()
-            if number >= closely:
-                return
-
-
-def _event_at(trace: Path, at: Divergence) -> Place:
-    """The event at which a trace parts from another, with the event before it in the same iteration."""
-    before: bytes | None = None
-    index = at.index
-    with trace.open("rb") as lines:
-        next(lines)
-        for number, line in enumerate(lines, start=2):
-            if line.startswith(b'["items",'):
-                continue
-            if number >= at.line:
-                index = json.loads(line)[1] if index is None else index  # none: the line names items
-                break
-            before = line
-    inside = before is not None and not before.startswith(b'["iteration",')
-    since = json.loads(before)[:2] if inside and before is not None else None
-    return Place(
-        at.event, 0 if at.event == RESULTS else int(index or 0), None if since is None else tuple(since)
-    )

@@ -124,7 +124,7 @@ def headline(zoom: Zoom) -> str:
 
 
 def report(zoom: Zoom) -> str:
-    """All of it."""
+    """The text for a terminal."""
     start = "the beginning"
     if zoom.from_env_steps is not None:
         start = f"the checkpoint after {zoom.from_env_steps:,} environment steps"
