@@ -54,12 +54,14 @@ def _run_entry(run: Run, runs_dir: Path, project: Path) -> list[str]:
     seeds = [other for other in others if other.value("git.tree") == run.value("git.tree")]
     found = next(each for each in find_experiments([*seeds, run], _same_code) if run in each.runs)
     result = "no return was logged" if value is None else f"return {value:,.4g}"
+    standing = found.group.standing if found.group.runs == [run] else None
     return [
         f"## {_time(run.value('started'))} · {_plain(run.value('algo'))} on {_plain(run.env)}, "
         f"seed {run.config['seed']} · {status}\n",
         *_why_and_change(run, others, runs_dir, project),
-        f"* **Result** {result} after {run.value('steps') or 0:,} steps",
-        *_outcome(found, "Seeds so far"),
+        f"* **Result** {result} after {run.value('steps') or 0:,} steps"
+        f"{f'; {standing.summary}' if standing else ''}",
+        *(_outcome(found, "Seeds so far") if len(found.group.runs) > 1 else []),
         *([f"* **Error** {_plain(run.value('error'))}"] if run.value("error") else []),
         *([f"* **Next** `make resume run={run.id}` goes on"] if status == "interrupted" else []),
         f"* {_link(run.id, run.dir, runs_dir)}, commit `{run.value('commit')}`"

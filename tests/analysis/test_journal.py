@@ -28,6 +28,7 @@ def test_an_entry_says_why_what_changed_and_what_came_of_it(tmp_path: Path) -> N
     assert "**Why** to see | whether it \\*runs\\* \\<b>" in text(runs_dir)
     assert "the first of its kind here" in text(runs_dir)
     assert "return 5 after 200 steps" in text(runs_dir)
+    assert "Seeds so far" not in text(runs_dir)
     (runs_dir / paths.JOURNAL).write_text(text(runs_dir) + "a thought of mine\n")
     second = write_run(runs_dir, 2, [0.0, 7.0], status="interrupted", error="no | luck")
     journal.write_run(second, runs_dir, tmp_path)
