@@ -25,7 +25,7 @@ from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, see
 from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience
+from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import Continuation, config_digest, find_continuation, restore
 from rltemplate.run.git.snapshot import Snapshot, commit_run
 from rltemplate.run.trace import Trace
@@ -66,29 +66,19 @@ def interrupted(config: Config, tmp_path: Path, further: int = 3) -> tuple[list[
     return following, last
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("num_envs", "workers", "later"), [(1, 0, 0), (3, 0, 1), (3, 2, 0)])
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_going_on_from_a_checkpoint_changes_no_bit(
-    configure: Configure, tmp_path: Path, algo: str, num_envs: int
+    configure: Configure, tmp_path: Path, algo: str, num_envs: int, workers: int, later: int
 ) -> None:
-    config = configure(*small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum"))
-    following, checkpoint = interrupted(config, tmp_path)
+    """Also with another number of worker processes."""
+    words = small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum")
+    following, checkpoint = interrupted(configure(*words, f"env.num_workers={workers}"), tmp_path)
+    config = configure(*words, f"env.num_workers={later}")
     again, _ = build_algorithm(config)
     assert restore(again, config, load_checkpoint(checkpoint)) == 3
     assert digests(again, tmp_path / "again", 3) == following
     again.close()
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_other_processes_go_on_with_the_same_run(configure: Configure, tmp_path: Path, algo: str) -> None:
-    words = small(algo, *SETTINGS, "env.num_envs=3", env="Pendulum")
-    following, checkpoint = interrupted(configure(*words, "env.num_workers=2"), tmp_path)
-    for workers in (0, 1):
-        config = configure(*words, f"env.num_workers={workers}")
-        again, _ = build_algorithm(config)
-        assert restore(again, config, load_checkpoint(checkpoint)) == 3
-        assert digests(again, tmp_path / f"again{workers}", 3) == following
-        again.close()
 
 
 def leaves(node: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
@@ -198,28 +188,6 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
     # A lost warm start is 1e-14 at first, and takes hundreds of steps to show in 32 bits.
     assert (digests(again, tmp_path / "again", 12) == following) is (lost == "nothing")
     again.close()
-
-
-def test_experience_is_kept_in_chunks_as_long_as_a_checkpoint_needs_it(
-    configure: Configure, tmp_path: Path
-) -> None:
-    config = configure(
-        "algo=sac", "env=Pendulum", *SETTINGS, *SHRUNK["sac"], "algo.buffer_size=40", "algo.learning_starts=8"
-    )
-    algorithm, _ = build_algorithm(config)
-    checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
-    for i in range(8):
-        algorithm.train_iteration()
-        last = load_checkpoint(save(checkpoints, algorithm, i + 1))
-    held = algorithm.experience(0)
-    assert held is not None
-    parts = list(load_experience(last, held.first, held.last))
-    assert len(parts) > 1
-    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    assert all(torch.equal(rows[name], value) for name, value in held.rows.items())
-    with pytest.raises(ConfigError, match="are gone"):
-        load_experience(last, 0, held.last)
-    algorithm.close()
 
 
 def test_the_generators_of_others_go_on_too() -> None:
