@@ -19,14 +19,8 @@ V = TypeVar("V")
 
 # MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
 # library gives back for a branch, and the bit for its strict form.
-_MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2"} | {
-    9: "AVX",
-    10: "AVX2",
-    11: "AVX512_MIC",
-    12: "AVX512",
-    13: "AVX512_MIC_E1",
-    14: "AVX512_E1",
-}
+_MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2"}
+_MKL_BRANCHES |= {9: "AVX", 10: "AVX2", 12: "AVX512", 14: "AVX512_E1"}
 _MKL_STRICT = 0x10000
 _MKL_BLAS = 1  # of MKL's domains, each of which may have a number of threads of its own
 # oneDNN's names in its messages, and in its variable ("CPU Dispatcher Control" in its guide), of those that

@@ -191,6 +191,10 @@ def _instead(switches: Switches, name: str) -> str:
 
 
 def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, Any]:
+    isa = switches.onednn_isa
+    if isa is not None and isa.upper() not in libraries.ONEDNN.values():
+        allowed = ", ".join(libraries.ONEDNN.values())
+        raise ConfigError(f"determinism.onednn_isa={isa}: cannot be read back; use one of {allowed}")
     wanted = {
         "torch_num_threads": num_threads,
         "openmp_dynamic": False,
@@ -201,25 +205,14 @@ def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, An
         "cudnn_deterministic": switches.cudnn_deterministic,
         "cuda_float32_precision": switches.float32_precision.name,
         "products": products,
+        "python_hash_seed": None if switches.hash_seed is None else str(switches.hash_seed),
+        "cublas_workspace": switches.cublas_workspace,
+        "mkl_branch": _strict_branch() if products == "strict" else None,
+        "cpu_capability": None if switches.cpu_capability is None else switches.cpu_capability.upper(),
+        "blas_kernels": switches.blas_kernels,
+        "onednn_isa": None if isa is None else isa.upper(),
     }
-    if switches.hash_seed is not None:
-        wanted["python_hash_seed"] = str(switches.hash_seed)
-    if switches.cublas_workspace is not None:
-        wanted["cublas_workspace"] = switches.cublas_workspace
-    if products == "strict":
-        wanted["mkl_branch"] = _strict_branch()
-    if switches.cpu_capability is not None:
-        wanted["cpu_capability"] = switches.cpu_capability.upper()
-    if switches.blas_kernels is not None:
-        wanted["blas_kernels"] = switches.blas_kernels
-    if switches.onednn_isa is not None:
-        if switches.onednn_isa.upper() not in libraries.ONEDNN.values():
-            allowed = ", ".join(libraries.ONEDNN.values())
-            raise ConfigError(
-                f"determinism.onednn_isa={switches.onednn_isa}: cannot be read back; use one of {allowed}"
-            )
-        wanted["onednn_isa"] = switches.onednn_isa.upper()
-    return wanted
+    return {name: value for name, value in wanted.items() if value is not None}  # null leaves it free
 
 
 def read_back() -> dict[str, Any]:

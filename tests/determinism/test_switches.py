@@ -16,10 +16,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Command, Configure
+from conftest import ROOT, Configure
 from gymnasium import spaces
 
-from rltemplate.analysis.compare import compare_runs
 from rltemplate.determinism import golden, switches
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.determinism.switches import prepared, process_environment, resolve_device
@@ -204,20 +203,6 @@ def test_a_compiled_run_says_which_compiler_it_has(configure: Configure, tmp_pat
     settings = report(configure, "compile=true", CXX=str(compiler))["settings"]
     assert isinstance(settings, dict)
     assert settings["cpp_compiler"] == "g++ (made up) 99.1"
-
-
-@pytest.mark.long
-def test_what_compiled_runs_differ_in_is_named(train_command: Command, tmp_path: Path) -> None:
-    words = ["env=CartPole", "compile=true", "total_env_steps=64", "eval_every=0", *SHRUNK["ppo"]]
-    told = {"TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG": "1", "DNNL_DEFAULT_FPMATH_MODE": "BF16"}
-    idle = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "MKL_DOMAIN_NUM_THREADS": "MKL_DOMAIN_BLAS=1"}
-    for name, variables in (("a", {}), ("b", told | idle)):
-        done = train_command(*words, "logger=none", "video_every=0", f"run_dir={name}", **variables)
-        assert done.returncode == 0, done.stderr
-    found = compare_runs(tmp_path / "a", tmp_path / "b").differences
-    assert {one.key for one in found if one.section in ("environment", "settings")} == set(told)
-    record = json.loads((tmp_path / "a" / "record.json").read_text())
-    assert record["determinism"]["settings"]["cpp_compiler"]
 
 
 # --- Denormal numbers ------------------------------------------------------------------------------------

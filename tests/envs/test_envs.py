@@ -115,19 +115,6 @@ def test_only_ended_environments_are_reset() -> None:
     envs.close()
 
 
-def test_workers_give_the_same_as_one_process() -> None:
-    results = []
-    for async_envs in (False, True):
-        envs = Envs(EnvSpec("CartPole-v1", 12, {}), 2, [5, 6], async_envs)
-        trail = [envs.reset().tolist()]
-        for t in range(40):
-            step = envs.step(np.array([[t % 2], [(t // 2) % 2]]))
-            trail.append([step.obs.tolist(), step.next_obs.tolist(), step.reward.tolist(), step.episodes])
-        envs.close()
-        results.append(trail)
-    assert results[0] == results[1]
-
-
 def test_environments_of_one_run_start_differently() -> None:
     envs = Envs(EnvSpec("CartPole-v1", None, {}), 4, env_seeds(1, "env", 4))
     starts = envs.reset()

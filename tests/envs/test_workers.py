@@ -224,18 +224,6 @@ def test_an_environment_flushes_no_number_of_another(build: Build, workers: int)
     assert [step[1] for step in trail(envs, 4)[1:]] == [step[1] for step in kept[1:]]
 
 
-def test_groups_follow_the_order_and_are_as_even_as_possible(build: Build) -> None:
-    def groups(num: int, workers: int) -> list[str]:
-        envs = build("CartPole-v1", num, workers)
-        names = sorted(process.name for process in multiprocessing.active_children())
-        envs.close()
-        return [name.removeprefix("CartPole-v1, ") for name in names]
-
-    assert groups(8, 2) == ["environments 1 to 3 of 8", "environments 4 to 6 of 8"]
-    assert groups(5, 3) == ["environment 3 of 5", "environment 4 of 5", "environments 1 to 2 of 5"]
-    assert groups(1, 1) == ["CartPole-v1"]
-
-
 def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trail(build("CartPole-v1", 3, 0, 12), 30)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -483,13 +471,3 @@ def test_workers_that_nobody_closes_do_not_keep_the_process(
     assert process.communicate(timeout=10) == ("", "")
     assert process.returncode == 0
     assert gone_within(pids, 2)
-
-
-def test_environments_end_at_once_although_later_ones_hold_their_pipes(build: Build) -> None:
-    first, second = build("Breaks-v0", 2, 2), build("Breaks-v0", 2, 2)
-    started = time.monotonic()
-    first.close()
-    assert time.monotonic() - started < 2
-    assert len(multiprocessing.active_children()) == 2
-    second.reset()
-    assert len(play(second, 3)) == 3
