@@ -34,7 +34,7 @@ WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_ever
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
 PPO, TRACE = "rltemplate/algos/ppo.py", "rltemplate/run/trace.py"
 GOOD = "delta = reward + gamma * (1.0 - terminated) * next_value - value"
-BROKEN = GOOD.replace("gamma", "0.5 * gamma")
+BROKEN = GOOD.replace("- value", "- value * value")
 # An action with another last bit, at the place where it is handed out.
 SEEN = '"""Take the digest of `value`, and give it back as it is."""\n'
 FLIP = """\
