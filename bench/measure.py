@@ -18,9 +18,9 @@ from typing import Any
 from bench.contenders import Contender, Ours, build
 from bench.works import WORKS, Job, MeasurementError, Work
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord, Snapshot, withdraw_run
+from rltemplate.run.git.snapshot import Snapshot, withdraw_run
 from rltemplate.run.paths import PROJECT
-from rltemplate.run.record import read_record
+from rltemplate.run.record import RunRecord
 
 _TOLERANCE = 0.01  # of the updates that optimisers counted, against those announced
 
@@ -190,12 +190,12 @@ def time_to_first_step(work: Work) -> dict[str, float]:
             time.sleep(0.002)
         wall_s, started = time.perf_counter() - began, trace.exists()
         if started:
-            os.kill(read_record(run_dir)["pid"], signal.SIGKILL)
+            os.kill(RunRecord.read(run_dir).pid or process.pid, signal.SIGKILL)
         _, _, used = os.wait4(process.pid, 0)
         if not started:
             lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise MeasurementError(f"the command ended before its first step: {lines[-1]}")
-        withdraw_run(Snapshot(top=str(PROJECT)), GitRecord(**read_record(run_dir)["git"]))
+        withdraw_run(Snapshot(top=str(PROJECT)), RunRecord.read(run_dir).git)
     return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}
 
 

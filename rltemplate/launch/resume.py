@@ -76,7 +76,6 @@ def resume_job(
     Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
     """
     record, config = RunRecord.read(run_dir), recorded_config(run_dir)
-    record.check_alone()
     recorded = config.total_env_steps
     if total_env_steps is not None:
         if total_env_steps < config.total_env_steps:

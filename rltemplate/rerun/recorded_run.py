@@ -235,7 +235,6 @@ def _measure(run: RecordedRun, scratch: Path) -> None:
 def check_possible(run: RecordedRun) -> None:
     """Raise ConfigError for a run that no single run can reproduce; add notes about limits."""
     record, notes = run.record, run.notes
-    record.check_alone()
     if run.config.get("trace") in ("off", False):
         raise ConfigError(f"{run.id}: was made with trace=off, so there is nothing to compare with")
     if run.iterations == 0:

@@ -75,7 +75,6 @@ class _Side:
         folder.mkdir(parents=True)
         log = folder / "output.txt"
         try:
-            self.record.check_alone()
             config = self.config
             if self.commit is None:  # the present code may have other keys
                 config = to_dict(load_config(self.run_dir / paths.CONFIG))

@@ -29,9 +29,7 @@ RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "inter
 FINAL_STATUSES = (FINISHED, FAILED, INTERRUPTED)
 
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
-_PRIVATE = (
-    *("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded", "together"),
-)
+_PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")
 _PRIVATE_OF_A_PART = ("command_line", "pid", "hostname", "config_digest", "interrupted_at")
 
 
@@ -109,7 +107,6 @@ class RunRecord:
     machine: dict[str, Any] = field(default_factory=dict)
     outcome_not_recorded: str | None = None  # why the run's ref does not hold its end
     left_out: dict[str, str] = field(default_factory=dict)  # files that its ref does not hold, and why
-    together: Any = None  # set by an earlier version, which could train several seeds in one process
 
     @classmethod
     def read(cls, run_dir: Path) -> RunRecord:
@@ -137,14 +134,6 @@ class RunRecord:
         known = values if run_id is None else {"id": run_id, **values}
         return _parsed(cls, known, f"{name}: ")  # type: ignore[no-any-return]
 
-    def check_alone(self) -> None:
-        """Raise ConfigError for a run that an earlier version trained in one process with other seeds."""
-        if self.together is not None:
-            raise ConfigError(
-                f"{self.id}: was trained together with other seeds, which this version cannot do; use the "
-                f"code of that run, git worktree add --detach FOLDER {self.git.ref}"
-            )
-
     def write(self, run_dir: Path) -> None:
         """Put the record in place in one step. Raises OSError if the disk does not take it."""
         replace_text(run_dir / RECORD, [_strict_json(asdict(self))])
@@ -159,11 +148,6 @@ class RunRecord:
             for name in _PRIVATE_OF_A_PART:
                 del part[name]
         return _strict_json({name: value for name, value in chosen.items() if name not in _PRIVATE})
-
-
-def read_record(run_dir: Path) -> dict[str, Any]:
-    """The record as plain JSON values, once it is known to be one; for readers that take it as a mapping."""
-    return asdict(RunRecord.read(run_dir))
 
 
 def this_process() -> dict[str, Any]:

@@ -229,15 +229,3 @@ def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
     found = go_on_with(accept=True)
     assert found.changed == {"new_keys": {"algo.aux_coef": 0.0}}
     assert "it takes algo.aux_coef=0.0" in found.notes[-1]
-
-
-def test_a_run_that_an_earlier_version_trained_with_other_seeds_names_its_code(
-    configure: Configure, tmp_path: Path
-) -> None:
-    (tmp_path / paths.CONFIG).write_text(to_yaml(configure()))
-    record = {"schema": 1, "id": "old", "status": "interrupted", "git": {"ref": "refs/runs/old"}}
-    (tmp_path / paths.RECORD).write_text(json.dumps(record))
-    assert resume_job(tmp_path, []) is not None
-    (tmp_path / paths.RECORD).write_text(json.dumps({**record, "together": {"seeds": [1, 2]}}))
-    with pytest.raises(ConfigError, match=r"trained together with other seeds.* FOLDER refs/runs/old$"):
-        resume_job(tmp_path, [])

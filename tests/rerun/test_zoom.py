@@ -284,19 +284,6 @@ def test_checkpoints_that_are_gone_or_damaged_are_named(runs: Runs, tmp_path: Pa
         runs.zoom(damaged, runs.flipped)
 
 
-def test_a_run_that_had_company_is_not_run_again_alone(runs: Runs, tmp_path: Path) -> None:
-    copies = [
-        copy_of(run_dir, tmp_path / name)
-        for name, run_dir in zip("ab", (runs.plain, runs.flipped), strict=True)
-    ]
-    for run_dir in copies:
-        record = json.loads((run_dir / "record.json").read_text())
-        together = {"id": "x", "seeds": [1, 2], "run_ids": [], "place": 0}
-        (run_dir / "record.json").write_text(json.dumps({**record, "together": together}))
-    with pytest.raises(ConfigError, match=r"(?s)neither run can be.* was trained together with other seeds"):
-        runs.zoom(*copies)
-
-
 def test_code_that_cannot_be_run_is_named_with_what_to_do(fork: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     git(fork, "clone", "-q", str(fork), str(project))
