@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,6 @@ GENERIC = [  # with a test for every algorithm
         "launch/test_resume",
         "run/test_trace",
         "test_train",
-        "rerun/test_zoom",
     )
 ]
 
@@ -86,7 +86,7 @@ def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     finally:
         code.write_text(right)
     assert done.returncode == 1, done.stdout[-8000:]
-    assert "2 failed" in done.stdout.splitlines()[-1]
+    assert re.match(r"[2-9] failed", done.stdout.splitlines()[-1])
 
 
 @pytest.mark.long
