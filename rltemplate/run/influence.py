@@ -11,7 +11,16 @@ _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
 # The process of a run loads none of these; the configuration holds the result of the command line.
-_IDLE_FOLDERS = ("bench", "conf", "docs", "results", "scripts", "tests", f"{_PACKAGE}/analysis")
+_IDLE_FOLDERS = (
+    "bench",
+    "conf",
+    "docs",
+    "results",
+    "scripts",
+    "tests",
+    f"{_PACKAGE}/analysis",
+    f"{_PACKAGE}/rerun",
+)
 # Versions are compared as they are installed.
 _IDLE_FILES = ("LICENSE", "Makefile", "requirements.lock")
 
