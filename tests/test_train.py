@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command, Configure, git, newest_state, program, run_train, small, write_run
+from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
@@ -213,7 +214,8 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("leave", "code"), [("exit", 0), ("_exit", 0), ("exit", None), ("_exit", 3), ("exit", 143)]
+    ("leave", "code"),
+    [("exit", 0), ("_exit", 0), ("exit", None), ("_exit", 3), ("exit", 143), ("exit behind wandb", 0)],
 )
 def test_a_run_that_was_ended_by_its_environment_is_no_success(
     configure: Configure,
@@ -224,8 +226,12 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     code: int | None,
 ) -> None:
     def leaving(*_: Any) -> Any:
-        {"exit": sys.exit, "_exit": os._exit}[leave](code)  # type: ignore[operator]
+        {"exit": sys.exit, "_exit": os._exit}[leave.partition(" ")[0]](code)  # type: ignore[operator]
 
+    if leave.endswith("wandb"):
+        monkeypatch.setattr(sys, "exit", sys.exit)  # put back afterwards
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        ExitHooks().hook()
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", leaving)
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     before = os._exit

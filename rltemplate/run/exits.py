@@ -28,6 +28,8 @@ def seen() -> Iterator[None]:
 
 def told(error: SystemExit) -> str:
     """One line that names the code which ended the process."""
-    places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    # The W&B client puts a function of its own in front of sys.exit.
+    passing = (__file__, f"wandb{os.sep}sdk{os.sep}lib{os.sep}exit_hooks.py")
+    places = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.endswith(passing)]
     where = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
     return f"the environment or a library ended the process with status {error.code or 0}{where}"
