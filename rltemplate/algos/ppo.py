@@ -87,7 +87,7 @@ class Rollout(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """What one update sees."""
+    """The data of one update."""
 
     obs: Tensor  # (B, O)
     action: Tensor  # (B, A)
@@ -273,7 +273,7 @@ class PPO:
     def _one_decision(
         self, flat: Tensor, scaling: tuple[Tensor, ...], obs: Tensor, noise: Tensor
     ) -> tuple[Tensor, ...]:
-        """What DECISION names, for observations (N, O) as they came from the environments."""
+        """The values that DECISION names, for unscaled observations (N, O)."""
         show = self._inside
         if scaling:
             obs = self.obs_norm.scaled(obs, *scaling)

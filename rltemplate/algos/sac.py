@@ -92,7 +92,7 @@ class Rates(NamedTuple):
 
 
 class Nets(NamedTuple):
-    """What stays the same during a run: the shapes of the networks and the distribution.
+    """The constant parts of a run: the shapes of the networks and the distribution.
 
     The actor's module always has the parameters that act. The critic's is a shape only: values come from
     `critic.call` with the parameters of the learner.
@@ -104,7 +104,7 @@ class Nets(NamedTuple):
 
 
 class Seen:
-    """What passed by in one iteration."""
+    """The steps and reports of one iteration."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[np.ndarray, ...]] = []
@@ -389,7 +389,7 @@ class SAC:
         return batch._replace(obs=self._normalized(batch.obs), next_obs=self._normalized(batch.next_obs))
 
     def _show_learner(self, probe: Probe) -> None:
-        """What a compiled update could not show while it worked."""
+        """Show the values that a compiled update cannot show while it works."""
         for item, value in self._probes().items():
             probe(item, value)
 

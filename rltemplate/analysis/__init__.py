@@ -1,1 +1,1 @@
-"""What reads run folders after the fact. Nothing here imports torch."""
+"""Readers of run folders. Nothing here imports torch."""

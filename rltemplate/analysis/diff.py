@@ -17,8 +17,9 @@ from rltemplate.analysis.differences import (
     differences,
     listed,
 )
-from rltemplate.analysis.factors import Factor, count_files, describe, few, find_factors
+from rltemplate.analysis.factors import Factor, count_files, describe, find_factors
 from rltemplate.analysis.runs import MISSING, PLANNED, Run
+from rltemplate.config.command_args import few
 from rltemplate.run.paths import PROJECT
 
 

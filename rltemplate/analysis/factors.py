@@ -33,6 +33,7 @@ from rltemplate.analysis.differences import (
     revision,
 )
 from rltemplate.analysis.runs import Run
+from rltemplate.config.command_args import few
 
 # Groups of the configuration that are chosen by name, and the key whose value is the choice. An experiment
 # comes after a recipe and replaces the usual one.
@@ -50,7 +51,6 @@ _GROUPS = (*_CHOICES, *_PRESETS, "logger")
 _FOLLOWS = "determinism.products"
 # Keys that determine settings and environment variables.
 _SETTING_KEYS = ("num_threads", "device", "compile", "determinism", "algo", "env", *_PRESETS)
-_NAMED = 4  # names in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,6 @@ def describe(factors: Sequence[Factor], most: int | None = None) -> str:
     if most is not None and len(texts) > most:
         texts = [*texts[:most], f"and {len(texts) - most} more"]
     return "; ".join(texts)
-
-
-def few(names: Sequence[str]) -> str:
-    """The first of many names, and the number of the others."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def count_files(files: Sequence[str]) -> str:

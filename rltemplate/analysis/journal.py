@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from rltemplate.analysis.report.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
+from rltemplate.run.sweep_record import SweepRecord
 from rltemplate.types import ConfigError
 
 _HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wherever you like.\n"
@@ -28,9 +29,9 @@ def write_run(run_dir: Path, runs_dir: Path, project: Path) -> None:
     _append(runs_dir, lambda: _run_entry(load_run(run_dir), runs_dir, project))
 
 
-def write_sweep(folder: Path, index: Mapping[str, Any], runs_dir: Path, project: Path) -> None:
+def write_sweep(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> None:
     """Add the entry of a sweep that has ended, unless its runs were to have none."""
-    _append(runs_dir, lambda: _sweep_entry(folder, index, runs_dir, project))
+    _append(runs_dir, lambda: _sweep_entry(folder, record, runs_dir, project))
 
 
 def _append(runs_dir: Path, entry: Callable[[], list[str]]) -> None:
@@ -69,16 +70,16 @@ def _run_entry(run: Run, runs_dir: Path, project: Path) -> list[str]:
     ]
 
 
-def _sweep_entry(folder: Path, index: Mapping[str, Any], runs_dir: Path, project: Path) -> list[str]:
-    there = [os.path.normpath(folder / job["run_dir"]) for job in index["jobs"] if job["run_dir"]]
-    runs, _ = load_runs(path for path in map(Path, there) if (path / paths.RECORD).exists())
+def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> list[str]:
+    there = [run_dir for job in record.jobs if (run_dir := job.run(folder)) is not None]
+    runs, _ = load_runs(path for path in there if (path / paths.RECORD).exists())
     if not any(run.config["logger"]["journal"] for run in runs):
         return []
     before = sorted((path.parent for path in runs[0].dir.parent.glob(f"*/{paths.RECORD}")), reverse=True)
-    others = load_runs(path for path in before[:_LOOKED_AT] if str(path) not in there)[0]
-    counts = Counter(str(job["status"]) for job in index["jobs"])
+    others = load_runs(path for path in before[:_LOOKED_AT] if path not in there)[0]
+    counts = Counter(job.status for job in record.jobs)
     return [
-        f"## {_time(index['start_time'])} · sweep `{' '.join(index['words'])}` · {index['status']}\n",
+        f"## {_time(record.start_time)} · sweep `{' '.join(record.words)}` · {record.status}\n",
         f"* **Jobs** {', '.join(f'{count} {status}' for status, count in counts.items())}, "
         f"{_link(folder.name, folder, runs_dir)}",
         *_why_and_change(runs[0], others, runs_dir, project),

@@ -206,6 +206,12 @@ def make_folder(key: str, folder: Path) -> None:
         raise ConfigError(f"{key}={folder}: cannot be made, {error.strerror}") from error
 
 
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of many names, and the number of the names left out."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def shown(text: str) -> str:
     """`text` on one line and shortened; quoted if it is not printable."""
     if not text.isprintable() or not text.strip():

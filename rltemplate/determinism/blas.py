@@ -126,8 +126,8 @@ def _arrays(parameters: Sequence[Tensor | None]) -> list[Any]:
 
 
 class _Layout(NamedTuple):
-    """How many columns hold a batch; and for each block its columns, those with rows in them, and which rows
-    these are.
+    """The number of columns that hold a batch, and for each block three slices: its columns, its columns with
+    rows in them, and these rows.
     """
 
     width: int

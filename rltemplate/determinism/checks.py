@@ -1,4 +1,4 @@
-"""What a level promises, tried on the run's own networks before the first step.
+"""The promises of a level, tried on the run's own networks before the first step.
 
 A check that fails stops the run and says what to use instead: a level is never silently less than its name.
 """
@@ -24,7 +24,7 @@ ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
 _THREADS = (1, 2)
 _REPETITIONS = 10
 _RACES = 100
-# Without deterministic algorithms a difference is only a matter of time: threads that share a core with another
+# Without deterministic algorithms a difference is a matter of time: threads that share a core with another
 # program seldom meet. The search ends with the first difference.
 _RACES_WITHOUT = 5000
 
@@ -70,7 +70,7 @@ def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> list[str]:
-    """Where a row's result depends on more than the row: empty if it never does.
+    """The batches in which a row's result depends on more than the row: empty if there are none.
 
     Each entry names a number of rows, and the threads: `8 rows on 1 thread`.
     """

@@ -1,4 +1,4 @@
-"""Whether this machine computes the bits of its profile, tried on fixed inputs before every run.
+"""Check that this machine computes the bits of its profile, on fixed inputs before every run.
 
 A profile names a class of machines, and holds one digest for each part of what a run computes with. The parts
 go from single functions to whole updates: the first that differs is the cause, and what comes after it only

@@ -1,4 +1,4 @@
-"""How matrix products and elementary functions are computed, chosen once for the process.
+"""Ways of computing matrix products and elementary functions, chosen once for the process.
 
 Which kernel a library picks depends on the shape of its input: an 8-row product and a 64-row product of the
 same rows may add in another order, and then the policy that acts is not the policy that learns. The levels

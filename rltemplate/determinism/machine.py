@@ -140,7 +140,7 @@ def cpu_identity() -> tuple[str | None, frozenset[str]]:
 
 
 def _first_core() -> dict[str, str]:
-    """What Linux says of the first core: a big machine needs long to describe them all."""
+    """The facts of Linux about the first core: describing all cores of a big machine takes long."""
     facts: dict[str, str] = {}
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as lines:
         for line in lines:
@@ -152,7 +152,7 @@ def _first_core() -> dict[str, str]:
 
 
 def _usable_cores() -> tuple[int | None, str | None]:
-    """How many cores this process may use and which, such as `0-3,8`; None where the system does not tell."""
+    """The number of cores that this process may use, and their list such as `0-3,8`; None if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     cores = sorted(os.sched_getaffinity(0))

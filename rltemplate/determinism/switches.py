@@ -216,7 +216,7 @@ def _wanted(switches: Switches, num_threads: int, products: str) -> dict[str, An
 
 
 def read_back() -> dict[str, Any]:
-    """What is in force, asked from the libraries and not from the configuration."""
+    """The settings in force, asked from the libraries and not from the configuration."""
     import torch
 
     from rltemplate.determinism import blas, kernels

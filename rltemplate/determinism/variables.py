@@ -52,5 +52,5 @@ def is_influential(name: str, compiles: bool = True) -> bool:
 
 
 def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[str, str]:
-    """Those of the variables that may change a run's bits."""
+    """The variables that may change a run's bits, with their values."""
     return {name: environment[name] for name in sorted(environment) if is_influential(name, compiles)}

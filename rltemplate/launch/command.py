@@ -85,7 +85,10 @@ def check_environments(configs: Sequence[Config]) -> None:
         warnings.simplefilter("ignore")  # the run gives them again
         for config in configs:
             spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-            codec = made.setdefault(f"{spec}", made.get(f"{spec}") or check_env(spec))
+            name = f"{spec}"
+            if name not in made:
+                made[name] = check_env(spec)
+            codec = made[name]
             check_actions(config.algo.name, codec)
             check_memory(config, usable_memory(), codec.obs_size, codec.action_size)
 

@@ -16,12 +16,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rltemplate.config.cli.preflight import Plan
+from rltemplate.config.command_args import few
 from rltemplate.config.loading import load_config
 from rltemplate.determinism.machine import package_versions
 from rltemplate.launch.launcher import ask, catch_signals, fork_launcher, stop_file, wait_for_launcher
@@ -32,7 +32,6 @@ from rltemplate.run.continuation import (
     changed_code,
     changed_libraries,
     deciding,
-    few,
     how_back,
 )
 from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
@@ -208,7 +207,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     record.write(folder)
     from rltemplate.analysis.journal import write_sweep
 
-    write_sweep(folder, asdict(record), folder.parent.parent, PROJECT)
+    write_sweep(folder, record, folder.parent.parent, PROJECT)
     _show(record, folder)
     return exit_status
 

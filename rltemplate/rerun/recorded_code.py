@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts
 from rltemplate.determinism.variables import influences, is_influential
 from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
@@ -26,7 +27,6 @@ from rltemplate.launch.subprocesses import Children, last_words, lines_of
 from rltemplate.rerun.recorded_run import RecordedRun
 from rltemplate.rerun.replay import FORM
 from rltemplate.run import paths
-from rltemplate.run.continuation import few
 from rltemplate.run.git import changes, checkout
 from rltemplate.run.git.command import GitError
 from rltemplate.run.influence import file_matters, package_matters, presence_matters

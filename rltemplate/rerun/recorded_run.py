@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from rltemplate.analysis import traces
+from rltemplate.config.command_args import few
 from rltemplate.config.loading import load_config
 from rltemplate.run import paths
-from rltemplate.run.continuation import few
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import attempt
 from rltemplate.run.lock import RunLock

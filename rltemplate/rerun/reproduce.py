@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import compare, traces
+from rltemplate.config.command_args import few
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import CodeTree, checked_out, with_packages
 from rltemplate.rerun.recorded_run import (
@@ -31,7 +32,6 @@ from rltemplate.rerun.recorded_run import (
     timeless_rows,
 )
 from rltemplate.run import paths
-from rltemplate.run.continuation import few
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT

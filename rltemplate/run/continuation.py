@@ -17,6 +17,7 @@ import xxhash
 import yaml
 
 from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.command_args import few
 from rltemplate.config.loading import (
     about_added,
     complete,
@@ -245,12 +246,6 @@ def _changed_machine(before: Mapping[str, Any]) -> dict[str, Any]:
     now = machine_facts(with_gpus=False)
     named = ("cpu", "python", "libc") if before else ()
     return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
-
-
-def few(names: Sequence[str]) -> str:
-    """The first of many names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:

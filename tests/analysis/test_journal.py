@@ -12,6 +12,7 @@ from conftest import run_train, write_run
 
 from rltemplate.analysis import journal
 from rltemplate.run import paths
+from rltemplate.run.sweep_record import SweepJob, SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
 
@@ -47,17 +48,28 @@ def test_an_entry_says_why_what_changed_and_what_came_of_it(tmp_path: Path) -> N
 
 
 def test_a_sweep_tells_each_setting_with_its_interval(tmp_path: Path) -> None:
-    jobs: list[dict[str, str | None]] = []
+    jobs: list[SweepJob] = []
     for gamma in (0.8, 0.95):
         for seed in (1, 2):
             config = {"algo": {"gamma": gamma}, "logger": {"journal": True}}
             run_dir = write_run(tmp_path, seed, [0.0, 10.0 * seed], tag=f"-{gamma}", config=config)
-            jobs.append({"status": "finished", "run_dir": f"../../{run_dir.relative_to(tmp_path)}"})
-    jobs.append({"status": "refused", "run_dir": None})
+            there = f"../../{run_dir.relative_to(tmp_path)}"
+            jobs.append(SweepJob(job=len(jobs), overrides=[], status="finished", run_dir=there))
+    jobs.append(SweepJob(job=len(jobs), overrides=[], status="refused"))
     folder = tmp_path / "sweeps" / "s1"
     folder.mkdir(parents=True)
-    index = {"jobs": jobs, "words": ["seed=1,2"], "status": "failed", "start_time": "2026-01-01T00:00"}
-    journal.write_sweep(folder, index, tmp_path, tmp_path)
+    record = SweepRecord(
+        id="s1",
+        words=["seed=1,2"],
+        num_jobs=len(jobs),
+        commands=[],
+        start_time="2026-01-01T00:00",
+        versions={},
+        snapshot={},
+        status="failed",
+        jobs=jobs,
+    )
+    journal.write_sweep(folder, record, tmp_path, tmp_path)
     assert "sweep `seed=1,2` · failed" in text(tmp_path)
     assert "**Jobs** 4 finished, 1 refused, [s1](sweeps/s1)" in text(tmp_path)
     assert (

@@ -19,7 +19,7 @@ SHORT = 200  # lines of a diff that is shown unasked
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """What was changed between two runs, counted: a=RUN b=RUN [code=full|names|none].
+    """Changes between two runs, counted: a=RUN b=RUN [code=full|names|none].
 
     Configuration, code, versions, hardware and settings that differ, the last metrics side by side, and the
     number of things that were changed; a warning if they are more than one. `code=full` shows the whole diff

@@ -213,7 +213,7 @@ def _check_sweep(configs: Sequence[Config]) -> None:
 
 
 def job_context() -> tuple[dict[str, Any], list[str], int | None, bool]:
-    """Of the job that Hydra is running: choices by group, overrides, number in the sweep, own console."""
+    """Facts of the job that Hydra runs: choices by group, overrides, number in the sweep, own console."""
     hydra = HydraConfig.get()
     number = None if hydra.mode is None or hydra.mode.name != "MULTIRUN" else int(hydra.job.num)
     console = str(hydra.launcher["_target_"]).endswith("BasicLauncher")

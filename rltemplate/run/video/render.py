@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
-RENDERERS = ("native", *GL_BACKENDS, "raycast")
 INSTALL_HINT = "`apt install libosmesa6` or `apt install libegl1 libgl1` gives MuJoCo a renderer"
 _PROBE_LIMIT_S = 20.0
 
