@@ -43,16 +43,21 @@ class Envs:
         self.spec = spec
         self.num_envs = num_envs
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
-        env = make_env(spec)  # refuses, as the codec does, before any worker starts
-        obs_space, action_space = env.observation_space, env.action_space
-        env.close()
-        self.codec = Codec(spec.id, obs_space, action_space)
+        first = make_env(spec)  # refuses, as the codec does, before any worker starts
+        obs_space, action_space = first.observation_space, first.action_space
+        try:
+            self.codec = Codec(spec.id, obs_space, action_space)
+        except BaseException:
+            first.close()
+            raise
         factory = EnvFactory(partial(make_env, spec), spec.id, num_envs, obs_space, action_space)
         self._vector: SerialEnvs | WorkerPool
         if num_workers:
+            first.close()  # forked workers share nothing with this process
             self._vector = WorkerPool(factory, num_workers, self._seeds)
         else:
-            self._vector = SerialEnvs([factory.make_env(i) for i in range(num_envs)], factory.arrays()[1])
+            envs = [factory.make_env(0, first), *map(factory.make_env, range(1, num_envs))]
+            self._vector = SerialEnvs(envs, factory.arrays()[1])
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 

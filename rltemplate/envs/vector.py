@@ -51,11 +51,11 @@ class EnvFactory:
             return f"{self.env_id}, environment {numbers[0] + 1} of {self.num_envs}"
         return f"{self.env_id}, environments {numbers[0] + 1} to {numbers[-1] + 1} of {self.num_envs}"
 
-    def make_env(self, number: int) -> ActionRecorder:
-        """The environment of this number."""
+    def make_env(self, number: int, made: gym.Env[Any, Any] | None = None) -> ActionRecorder:
+        """The environment of this number; `made` if it is there already."""
         name = self.name(range(number, number + 1))
         try:
-            env = self.make()
+            env = self.make() if made is None else made
         except Exception as error:
             if not isinstance(error, ConfigError):
                 error.add_note(f"{name}, when it was made")

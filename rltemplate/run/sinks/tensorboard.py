@@ -11,6 +11,9 @@ from rltemplate.run.paths import TENSORBOARD
 from rltemplate.run.read import rows_so_far
 from rltemplate.run.sinks.sink import RecordingSink, Row
 
+# Ends the names of event files of this sink; other files in the folder belong to the user.
+_SUFFIX = ".run"
+
 
 class TensorBoardSink(RecordingSink):
     """Scalars under the same names as in `metrics.jsonl`; the configuration and paths of videos as text."""
@@ -18,14 +21,14 @@ class TensorBoardSink(RecordingSink):
     _writer: Any = None
 
     def open(self) -> None:
-        """Begin an event file. In a resumed run it replaces the earlier ones, which may lack rows."""
+        """Begin an event file. In a resumed run it replaces the sink's earlier ones, which may lack rows."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self.facts.run_dir / TENSORBOARD
-        for earlier in folder.glob("events.out.tfevents.*"):
+        for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             earlier.unlink()
         # A TensorBoard that is open has the earlier rows: purge_step makes it drop them.
-        self._writer = SummaryWriter(str(folder), purge_step=0)
+        self._writer = SummaryWriter(str(folder), purge_step=0, filename_suffix=_SUFFIX)
         rows = rows_so_far(self.facts.run_dir)
         # Rows from before a resume are dated as they were written.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)

@@ -73,6 +73,20 @@ def test_a_resumed_run_has_each_row_once_at_its_place_in_time(tmp_path: Path, to
     assert [round(10 * (each - times[0])) for each in times] == [at - metrics[0] for at in metrics]
 
 
+def test_event_files_of_the_user_survive_a_resume(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path / paths.TENSORBOARD
+    train(tmp_path, 100, 300)
+    with SummaryWriter(str(folder)) as own:
+        own.add_scalar("mine", 1.0, 0)
+    before = set(folder.iterdir())
+    train(tmp_path, 300, 500, resumed_at=200)
+    (kept,) = before & set(folder.iterdir())  # the event file of the first part is replaced
+    assert [event.value for event in events(kept).Scalars("mine")] == [1.0]
+    assert len(scalars(folder)) == 5
+
+
 def test_the_reader_sees_a_changed_bit(tmp_path: Path) -> None:
     train(tmp_path, 100, 900)
     folder = tmp_path / paths.TENSORBOARD
