@@ -181,6 +181,12 @@ def test_a_note_is_prose(note: str) -> None:
     assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
 
 
+@pytest.mark.parametrize("name", ["9e5387", "1_2", "inf", "0x1f", "123456"])
+def test_a_name_that_looks_like_a_number_stays_a_name(name: str) -> None:
+    (config,) = preflight([f"baseline={name}", f"run_dir={name}", f"logger.wandb.project={name}"]).configs
+    assert (config.baseline, config.run_dir, config.logger.wandb.project) == (name, name, name)
+
+
 @pytest.mark.parametrize(
     "words", [["eval_every=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "eval_every=range(0,30)"]]
 )

@@ -13,7 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.cli.keys import known_keys, nearest_key
+from rltemplate.config.cli.keys import expected_value, known_keys, nearest_key
 from rltemplate.config.validation import choose
 from rltemplate.types import ConfigError
 
@@ -80,13 +80,28 @@ def pop_sweep_args(words: Sequence[str]) -> tuple[list[str], str | None, bool]:
     return rest, given.get("sweep"), accept is not None
 
 
-def quote_note(word: str) -> str:
-    """The word, with quotes around a note, whose commas and brackets are prose, and around ~folder."""
+def quote_text(word: str) -> str:
+    """The word with quotes where the override grammar would change its text.
+
+    That is: a note, whose commas and brackets are prose; ~folder; and a name like 9e5387, a number elsewhere.
+    """
     key, equals, text = word.partition("=")
-    if text.startswith("~") and equals:  # which the grammar of overrides has no place for
-        return f"{key}={QuotedString(text, Quote.double).with_quotes()}"
-    if key != "note" or not equals or text == "null" or re.fullmatch(r"""(["']).*\1""", text, re.DOTALL):
+    if not equals or text == "null" or re.fullmatch(r"""(["']).*\1""", text, re.DOTALL):
         return word
-    if "${" in text:
+    if key == "note" and "${" in text:
         raise ConfigError(f"{word}: '${{' would be taken for the name of another value; write it otherwise")
-    return f"{key}={QuotedString(text, Quote.double).with_quotes()}"
+    if (
+        key == "note"
+        or text.startswith("~")
+        or (_is_number(text) and "a text" in expected_value(key, text, []))
+    ):
+        return f"{key}={QuotedString(text, Quote.double).with_quotes()}"
+    return word
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

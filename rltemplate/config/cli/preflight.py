@@ -28,7 +28,7 @@ from rltemplate.config.cli.composition import (
     compose_job,
     compose_with_hydra,
 )
-from rltemplate.config.cli.flags import pop_sweep_args, quote_note, split_words
+from rltemplate.config.cli.flags import pop_sweep_args, quote_text, split_words
 from rltemplate.config.cli.keys import NONE, OPTIONAL
 from rltemplate.config.cli.overrides import check_overrides, parse_override
 from rltemplate.config.cli.secret_values import check_words
@@ -82,7 +82,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         ConfigStore.instance().store(group=group, name=NONE, node={}, package="_global_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        overrides = check_overrides([parse_override(quote_note(word), loader) for word in words], loader)
+        overrides = check_overrides([parse_override(quote_text(word), loader) for word in words], loader)
         sweep = arguments.multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
         if resume is not None and not sweep:
