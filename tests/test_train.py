@@ -22,7 +22,7 @@ from rltemplate.config.loading import load_config, to_dict
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.evaluate import Evaluator
-from rltemplate.run.git.snapshot import Snapshot
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.read import find_run
 from rltemplate.train import main, run
@@ -209,7 +209,7 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
         run_dir=str(run_dir),
         command=["train.py"],
         overrides=[],
-        snapshot=Snapshot(problem="no snapshot in this test").to_json(),
+        snapshot=GitRecord(problem="no snapshot in this test").to_json(),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import signal
@@ -18,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.command_args import few
@@ -34,7 +32,7 @@ from rltemplate.run.continuation import (
     deciding,
     how_back,
 )
-from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
+from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.job import PROJECT
 from rltemplate.run.sweep_record import SweepJob, SweepRecord
 from rltemplate.types import ConfigError
@@ -99,7 +97,7 @@ def _new_record(sweep_id: str, plan: Plan, command: Sequence[str]) -> SweepRecor
         commands=[list(command)],
         start_time=_now(),
         versions=package_versions(),
-        snapshot=json.loads(take_snapshot(PROJECT, keep_ref=sweep_id).to_json()),
+        snapshot=take_snapshot(PROJECT, keep_ref=sweep_id),
     )
 
 
@@ -108,9 +106,8 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan, command: Sequence[str
     _check_configs(folder, record, plan)
     snapshot = take_snapshot(PROJECT)
     record.changed = _check_changes(record, snapshot, plan.accept)
-    if snapshot.tree != record.snapshot["tree"]:
-        snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
-        record.snapshot = json.loads(snapshot.to_json())
+    if snapshot.tree != record.snapshot.tree:
+        record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
     # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
     ask(stop_file(folder, len(record.commands) - 1), signal.SIGTERM)
     for job in record.jobs:
@@ -174,10 +171,9 @@ def _check_configs(folder: Path, record: SweepRecord, plan: Plan) -> None:
                 )
 
 
-def _check_changes(record: SweepRecord, snapshot: Snapshot, accept: bool) -> dict[str, list[str]]:
+def _check_changes(record: SweepRecord, snapshot: GitRecord, accept: bool) -> dict[str, list[str]]:
     """Code and libraries that decide results and have changed; ConfigError unless that is accepted."""
-    facts: dict[str, Any] = {name: record.snapshot.get(name) for name in GitRecord.__dataclass_fields__}
-    before = GitRecord(**(facts | {"ref": record.snapshot["keep_ref"]}))
+    before = record.snapshot
     changed = {"code": changed_code(before, snapshot), "libraries": changed_libraries(record.versions)}
     for what, found in changed.items():
         if found and not accept:

@@ -50,7 +50,7 @@ from rltemplate.rerun.perturbations import (
 )
 from rltemplate.rerun.proof_config import ProofConfig
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord, Snapshot, take_snapshot
+from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.record import FINAL_STATUSES, FINISHED, RunRecord
 from rltemplate.types import ConfigError
@@ -71,7 +71,7 @@ class Proof:
         self.folder = Path(asked.config.runs_dir).expanduser().absolute() / FOLDER / self.id
         self._command, self._say = list(command), say
         self._children = Children()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: GitRecord | None = None
 
     def run(self) -> Certificate:
         """Do it, write the certificate and return it.

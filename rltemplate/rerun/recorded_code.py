@@ -135,9 +135,8 @@ def checked_out(project: Path, commit: str) -> Iterator[CodeTree]:
     """The code of a commit in a folder of its own while the block runs. Raises GitError."""
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # tracebacks are searched for this name
-        facts = checkout.read_tree(project, commit)
-        with checkout.worktree(project, commit, scratch / "tree") as top:
-            yield CodeTree(top / facts.prefix, (project, PROJECT), scratch)
+        with checkout.worktree(project, commit, scratch / "tree") as tree:
+            yield CodeTree(tree, (project, PROJECT), scratch)
 
 
 def find_code(project: Path, run: str, git: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -183,7 +183,7 @@ def _from_ref(run_id: str, project: Path, scratch: Path) -> RecordedRun:
         raise ConfigError(f"{ref} leads to no commit")
     folder = scratch / run_id
     folder.mkdir()
-    files = checkout.read_tree(project, commit, folder).files
+    files = checkout.read_run_files(project, commit, folder)
     if paths.CONFIG not in files:
         raise ConfigError(f"{ref}: holds the code of a sweep or a proof, and no run; give one of its runs")
     if checkout.OUTCOME not in files:

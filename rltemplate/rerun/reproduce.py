@@ -106,7 +106,7 @@ def reproduce(
         try:
             run = read_recorded(text, project, runs_dir, scratch)
             check_possible(run)
-            if submodules := checkout.read_tree(project, run.commit).submodules:
+            if submodules := checkout.submodules(project, run.commit):
                 run.notes.append(f"submodules are not checked out: {few(submodules)}; what needs them fails")
             with checked_out(project, run.commit) as tree:
                 tree = with_packages(tree, run, project, children, install, say)

@@ -33,7 +33,7 @@ from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
-from rltemplate.run.git.snapshot import GitRecord, Snapshot
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text
@@ -112,7 +112,7 @@ def take(lock: RunLock, run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} cannot be written: {error.strerror}") from error
 
 
-def find_continuation(job: Job, snapshot: Snapshot) -> Continuation:
+def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     """The newest whole checkpoint of a job's run, and all that has changed since the run began.
 
     Raises ConfigError if the run must not resume. Changes nothing.
@@ -215,12 +215,12 @@ def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in leaves(values) if key not in (*BOOKKEEPING_KEYS, *EXECUTION_KEYS))
 
 
-def changed_code(before: GitRecord, snapshot: Snapshot) -> list[str]:
+def changed_code(before: GitRecord, snapshot: GitRecord) -> list[str]:
     """Files that may change what a run computes and are not what they were."""
     if None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
         return []  # unknown without git
     now = {"tree": snapshot.tree}
-    changed = None if snapshot.top is None else files_between(Path(snapshot.top), asdict(before), now)
+    changed = files_between(paths.PROJECT, asdict(before), now)
     if changed is None:
         return ["what it was is not in this repository"]
     return [path for path in changed if file_matters(path)]

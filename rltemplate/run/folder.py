@@ -19,10 +19,8 @@ from rltemplate.run.continuation import (
 )
 from rltemplate.run.git.snapshot import (
     GitRecord,
-    Snapshot,
     commit_outcome,
     commit_run,
-    continue_run,
     ended_files,
     withdraw_run,
 )
@@ -42,20 +40,18 @@ class RunFolder:
         self.git: GitRecord | None = None
         self._job, self._config = job, from_dict(job.config)
         self._lock = RunLock(self.path)
-        self._snapshot = Snapshot()
         self._record: RunRecord | None = None
         self._began, self._earlier_s = time.monotonic(), 0.0
         self._made: list[Path] = []
 
     # --- A new run ---------------------------------------------------------------------------------------
 
-    def begin(self, snapshot: Snapshot, determinism: DeterminismFacts) -> None:
+    def begin(self, snapshot: GitRecord, determinism: DeterminismFacts) -> None:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
-        self._snapshot = snapshot
         self._make()
         try:
             text = to_yaml(self._config)
-            self.git = commit_run(snapshot, self._job.run_id, text)
+            self.git = commit_run(paths.PROJECT, snapshot, self._job.run_id, text)
             (self.path / paths.CONFIG).write_text(text)
             self._record = self._first_record(determinism)
             self._record.write(self.path)
@@ -66,7 +62,7 @@ class RunFolder:
     def rollback(self) -> None:
         """Remove everything of a run that could not begin; the lock guards its files."""
         if self.git is not None:
-            withdraw_run(self._snapshot, self.git)
+            withdraw_run(paths.PROJECT, self.git)
         self._remove()
 
     def _make(self) -> None:
@@ -135,12 +131,12 @@ class RunFolder:
         """Release the lock."""
         self._lock.release()
 
-    def resume(self, snapshot: Snapshot, continuation: Continuation) -> None:
+    def resume(self, snapshot: GitRecord, continuation: Continuation) -> None:
         """Add this part to the record, and remove all that lies beyond the checkpoint."""
-        self._snapshot = snapshot
         self._record = record = continuation.record
         before = record.git
-        self.git = git = continue_run(snapshot, before, self._job.run_id, to_yaml(self._config))
+        text = to_yaml(self._config)
+        self.git = git = commit_run(paths.PROJECT, snapshot, self._job.run_id, text, before)
         part = continuation.part()
         part.command_line, part.commit, part.git_problem = self._job.command, git.commit, git.problem
         part.config_digest = config_digest(to_dict(self._config))  # of the text that is written now
@@ -180,7 +176,7 @@ class RunFolder:
             self._write()
             files, left_out = ended_files(self.path)
             record.outcome_not_recorded = commit_outcome(
-                self._snapshot, self.git, record.outcome(left_out), files
+                paths.PROJECT, self.git, record.outcome(left_out), files
             )
             if record.outcome_not_recorded is not None:
                 self._write()

@@ -9,8 +9,8 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text
 from rltemplate.run.paths import SWEEP_INDEX
 
@@ -47,7 +47,7 @@ class SweepRecord:
     commands: list[list[str]]  # one for each time that it was started
     start_time: str
     versions: dict[str, str]  # of packages, at the last start
-    snapshot: dict[str, Any]  # of the code, at the last start
+    snapshot: GitRecord  # of the code, at the last start
     accept: bool = False  # runs may go on with changed code and libraries
     changed: dict[str, list[str]] = field(default_factory=dict)  # what was accepted at the last start
     status: str = "running"
@@ -58,6 +58,7 @@ class SweepRecord:
     def read(cls, folder: Path) -> SweepRecord:
         """The record of the sweep in `folder`. Raises ValueError or TypeError for one of another version."""
         values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
+        values["snapshot"] = GitRecord(**values["snapshot"])
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
         values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
         return cls(**values)

@@ -15,7 +15,7 @@ from rltemplate.envs.envs import Envs
 from rltemplate.run import exits, paths
 from rltemplate.run.continuation import Continuation, find_continuation, restore
 from rltemplate.run.folder import RunFolder
-from rltemplate.run.git.snapshot import Snapshot, take_snapshot
+from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import LineFile, to_stderr
 from rltemplate.run.logger import Logger
@@ -36,7 +36,7 @@ class TrainingRun:
         self._job = job
         self._write_journal = write_journal
         self._folder = RunFolder(job)
-        self._snapshot: Snapshot | None = None
+        self._snapshot: GitRecord | None = None
         self._continuation: Continuation | None = None
         self._algorithm: Algorithm | None = None
         self._logger: Logger | None = None
@@ -126,9 +126,9 @@ class TrainingRun:
             for step in filter(None, reversed(steps)):
                 ending.callback(step)
 
-    def _take_snapshot(self) -> Snapshot:
+    def _take_snapshot(self) -> GitRecord:
         text = self._job.snapshot
-        return take_snapshot(PROJECT) if text is None else Snapshot.from_json(text)
+        return take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
 
     def _facts(self, standing: Standing) -> RunFacts:
         """The run as sinks show it."""

@@ -274,9 +274,9 @@ def repo(tmp_path: Path) -> Path:
 def recorded(repo: Path, run_id: str, config: str = "seed: 1\n") -> dict[str, Any]:
     """What the record of a run that began and ended now says of its code."""
     snapshot = take_snapshot(repo)
-    record = commit_run(snapshot, run_id, config)
+    record = commit_run(repo, snapshot, run_id, config)
     assert record.problem is None
-    assert commit_outcome(snapshot, record, "{}") is None
+    assert commit_outcome(repo, record, "{}") is None
     return asdict(record)
 
 

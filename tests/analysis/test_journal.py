@@ -12,6 +12,7 @@ from conftest import run_train, write_run
 
 from rltemplate.analysis import journal
 from rltemplate.run import paths
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.sweep_record import SweepJob, SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
@@ -65,7 +66,7 @@ def test_a_sweep_tells_each_setting_with_its_interval(tmp_path: Path) -> None:
         commands=[],
         start_time="2026-01-01T00:00",
         versions={},
-        snapshot={},
+        snapshot=GitRecord(),
         status="failed",
         jobs=jobs,
     )

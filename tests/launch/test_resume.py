@@ -27,7 +27,7 @@ from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import Continuation, config_digest, find_continuation, restore
-from rltemplate.run.git.snapshot import Snapshot, commit_run
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.trace import Trace
 from rltemplate.types import Algorithm, ConfigError
 
@@ -208,7 +208,7 @@ def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
 ) -> None:
     config = configure(*SETTINGS, *SHRUNK["ppo"])
     (tmp_path / paths.CONFIG).write_text(to_yaml(config))
-    git_record = asdict(commit_run(Snapshot(problem="there is none"), "a-run", ""))
+    git_record = asdict(GitRecord(problem="there is none"))
     record = {"schema": 1, "id": "a-run", "status": "interrupted", "git": git_record}
     record |= {"config_digest": config_digest(to_dict(config)), "resumed": []}
     (tmp_path / paths.RECORD).write_text(json.dumps(record))
@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
     def go_on_with(accept: bool) -> Continuation:
         job = resume_job(tmp_path, [], accept=accept)
         assert job is not None
-        return find_continuation(job, Snapshot())
+        return find_continuation(job, GitRecord())
 
     assert go_on_with(accept=False).changed == {}
     with_new_key = make_dataclass(

@@ -27,6 +27,7 @@ from rltemplate.config.schema import Config
 from rltemplate.launch import sweep_job
 from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
 from rltemplate.launch.sweep import find_sweep
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.sweep_record import SweepRecord
 from rltemplate.types import ConfigError
 
@@ -246,9 +247,9 @@ def test_a_failing_job_stops_nobody_and_is_named(project: Path, tmp_path: Path) 
     assert "its process ended with exit status 0 and its record is running" in out
     # One snapshot of the code for all jobs, which a ref keeps.
     tree = git(project, "rev-parse", f"refs/runs/{record.id}^{{tree}}").strip()
-    assert tree == record.snapshot["tree"]
+    assert tree == record.snapshot.tree
     (facts,) = starts_in(record.jobs[0].run(folder))
-    assert json.loads(facts["job"]["snapshot"]) == record.snapshot
+    assert GitRecord.from_json(facts["job"]["snapshot"]) == record.snapshot
     assert facts["job"]["sweep"] == {"id": record.id, "dir": str(folder), "job": 0}
 
 
@@ -495,7 +496,7 @@ def test_changed_code_and_configuration_stop_a_sweep_from_going_on(project: Path
     assert status == 0, err + out
     record = sweep_in(cwd)[1]
     assert record.changed == {"code": ["rltemplate/rng.py"]}
-    tree, kept = record.snapshot["tree"], before.snapshot["tree"]
+    tree, kept = record.snapshot.tree, before.snapshot.tree
     told = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
     assert [json.loads(each["snapshot"])["tree"] for each in told] == [kept, tree, tree]
     assert [(each["resume"], each["accept"]) for each in told] == [
@@ -505,7 +506,7 @@ def test_changed_code_and_configuration_stop_a_sweep_from_going_on(project: Path
     ]
     git(copy, "gc", "--quiet", "--prune=now")
     for each in (kept, tree):  # the code of each run can still be had
-        assert git(copy, "cat-file", "-t", each).strip() == "tree"
+        assert git(copy, "cat-file", "-t", f"{each}").strip() == "tree"
 
 
 # --- One process, many calls -----------------------------------------------------------------------------
@@ -534,7 +535,7 @@ def record(folder: Path, *words: str) -> None:
         commands=[["train.py"]],
         start_time="",
         versions={},
-        snapshot={},
+        snapshot=GitRecord(),
     ).write(folder)
 
 

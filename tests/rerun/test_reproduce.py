@@ -22,7 +22,7 @@ from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
-from rltemplate.run.git.snapshot import METRICS_PATH, OUTCOME_PATH, TRACE_PATH, Snapshot
+from rltemplate.run.git.snapshot import METRICS_PATH, OUTCOME_PATH, TRACE_PATH
 from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -105,7 +105,7 @@ class Place:
             if edit is not None:
                 held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
                 held[path].write_text(edit(self.file(path)))
-        done = snapshot.commit_outcome(Snapshot(top=str(self.clone)), record, json.dumps(outcome), held)
+        done = snapshot.commit_outcome(self.clone, record, json.dumps(outcome), held)
         assert done is None
         return name
 

@@ -6,41 +6,17 @@ Branch, index, files and other worktrees of the user stay as they are.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rltemplate.run import paths
 from rltemplate.run.git.command import Git, GitError, as_text, attempt
-from rltemplate.run.git.snapshot import CONFIG_PATH, METRICS_PATH, OUTCOME_PATH, TRACE_PATH
+from rltemplate.run.git.snapshot import CONFIG_PATH, ENDED_PATHS, OUTCOME_PATH, RESERVED
 
-OUTCOME = "outcome.json"
-
-# File names in a folder, by path in a run's commit.
-_NAMES = {
-    CONFIG_PATH: paths.CONFIG,
-    OUTCOME_PATH: OUTCOME,
-    TRACE_PATH: paths.TRACE,
-    METRICS_PATH: paths.METRICS,
-}
-_CHECKOUT_S = 1800.0  # a large tree on a slow disk
-
-
-@dataclass(slots=True)
-class Tree:
-    """A commit of which all objects are here.
-
-    `files` are those of its reserved files that were written to a folder, by their name there. `prefix` is
-    the project's folder in the repository: empty, or with a slash behind it.
-    """
-
-    commit: str
-    prefix: str
-    files: dict[str, Path] = field(default_factory=dict)
-    submodules: list[str] = field(default_factory=list)
+OUTCOME = OUTCOME_PATH.removeprefix(RESERVED)
+_CHECKOUT_LIMIT_S = 1800.0  # a large tree on a slow disk
 
 
 def fetch_command(run: str = "*") -> str:
@@ -54,60 +30,62 @@ def find_commit(project: Path, name: str) -> str | None:
 
     Raises GitError, as where there is no repository.
     """
-    words = ("rev-parse", "--quiet", "--verify", f"{name}^{{commit}}")
-    return attempt(project, lambda git: git.line(*words, fine=1)) or None
+    return attempt(project, lambda git: git.find(f"{name}^{{commit}}")) or None
 
 
-def read_tree(project: Path, commit: str, folder: Path | None = None) -> Tree:
-    """The content of a run's commit; its reserved files are written into `folder`, if one is given.
+def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
+    """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there.
 
     Raises GitError if an object is missing.
     """
 
-    def read(git: Git) -> Tree:
-        tree = Tree(git.line("rev-parse", f"{commit}^{{commit}}"), os.fsdecode(git.prefix))
-        for line in git.names("ls-tree", "-r", "-z", tree.commit):
-            facts, _, path = line.partition(b"\t")
-            mode, _, blob = facts.split()
-            name = _NAMES.get(as_text(path))
-            if mode == b"160000":
-                tree.submodules.append(as_text(path))
-            elif name is not None and folder is not None:
-                tree.files[name] = folder / name
-                tree.files[name].write_bytes(git("cat-file", "blob", blob.decode()))
-        return tree
+    def read(git: Git) -> dict[str, Path]:
+        found = {}
+        for path in (CONFIG_PATH, *ENDED_PATHS):
+            if (content := _content(git, f"{commit}:{path}")) is not None:
+                name = path.removeprefix(RESERVED)
+                found[name] = folder / name
+                found[name].write_bytes(content)
+        return found
 
     return attempt(project, read)
+
+
+def submodules(project: Path, commit: str) -> list[str]:
+    """Paths of the submodules in a commit. Raises GitError."""
+    entries = attempt(project, lambda git: git.names("ls-tree", "-r", "-z", commit))
+    return [as_text(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
 
 
 def read_file(project: Path, commit: str, path: str) -> bytes | None:
-    """A file of a commit, by its path in the project; None if the commit has none."""
+    """A file of a commit, by its path in the project; None if the commit has none. Raises GitError."""
+    return attempt(project, lambda git: _content(git, f"{commit}:{git.prefix}{path}"))
 
-    def read(git: Git) -> bytes | None:
-        name = f"{commit}:{os.fsdecode(git.prefix)}{path}"
-        found = git("rev-parse", "--quiet", "--verify", name, fine=1)
-        return git("cat-file", "blob", name) if found else None
 
-    return attempt(project, read)
+def _content(git: Git, name: str) -> bytes | None:
+    return git("cat-file", "blob", name) if git.find(name) else None
 
 
 @contextmanager
 def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
-    """The tree of a commit in `folder`, which must not exist, while the block runs. Raises GitError."""
+    """The tree of a commit in `folder`, which must not exist, while the block runs. Raises GitError.
 
-    def add(git: Git) -> None:
+    Yields the project's folder in it, which is not `folder` where the repository is larger than the project.
+    """
+
+    def add(git: Git) -> Path:
         # A worktree of a sparse checkout would be as sparse.
         words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
         try:
-            git("-c", "core.sparseCheckout=false", *words, timeout_s=_CHECKOUT_S)
+            git("-c", "core.sparseCheckout=false", *words, limit_s=_CHECKOUT_LIMIT_S)
         except GitError as error:  # a half made worktree would be in the way of another attempt
             raise GitError(str(error), final=True) from None
+        return folder / git.prefix
 
     try:
-        attempt(project, add)
-        yield folder
+        yield attempt(project, add)
     finally:
         words = ("worktree", "remove", "--force", "--force", str(folder))
         with suppress(GitError):
-            attempt(project, lambda git: git(*words, timeout_s=_CHECKOUT_S))
+            attempt(project, lambda git: git(*words, limit_s=_CHECKOUT_LIMIT_S))
         shutil.rmtree(folder, ignore_errors=True)

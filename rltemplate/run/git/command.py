@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-_TIMEOUT_S = 60.0
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
@@ -53,67 +51,54 @@ class GitError(Exception):
 class Git:
     """Git in the repository around `project`, with a private index in `scratch`.
 
-    `aside`: new objects are written to `scratch`, and nothing to the repository.
+    `prefix` is the project's folder in the repository: empty, or with a slash behind it. With `aside` new
+    objects are written to `scratch`, and nothing to the repository.
     """
 
     def __init__(self, project: Path, scratch: Path, aside: bool = False) -> None:
-        passed = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("GIT_") or key.startswith(_KEPT_VARIABLES)
-        }
-        self.scratch = scratch
+        given = os.environ.items()
+        passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
-        options = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir", "--show-prefix")
-        top, git_dir, common_dir, self.prefix, *_ = self("rev-parse", *options).split(b"\n")
-        self.top = Path(os.fsdecode(top))
-        self.git_dir = Path(os.fsdecode(git_dir))
-        self.common_dir = (project / os.fsdecode(common_dir)).resolve()
-        self.env["GIT_INDEX_FILE"] = str(scratch / "index")
+        words = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "objects")
+        found = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
+        self.top, self.prefix = Path(next(found)), next(found)
+        self.users_index, objects = ((project / path).resolve() for path in (next(found), next(found)))
+        self.index = scratch / "index"
+        self.env["GIT_INDEX_FILE"] = str(self.index)
         if aside:
-            (scratch / "objects" / "info").mkdir(parents=True)
-            alternates = scratch / "objects" / "info" / "alternates"
-            alternates.write_bytes(os.fsencode(self.common_dir / "objects") + b"\n")
+            (scratch / "objects").mkdir()
             self.env["GIT_OBJECT_DIRECTORY"] = str(scratch / "objects")
+            self.env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(objects)
 
-    def __call__(
-        self,
-        *args: str,
-        stdin: bytes = b"",
-        env: dict[str, str] | None = None,
-        fine: int = 0,
-        timeout_s: float = _TIMEOUT_S,
-    ) -> bytes:
+    def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0, limit_s: float = 60.0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
         settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
-        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # In a session of its own, which Ctrl-C does not reach.
         try:
-            # A session of its own, so that a filter of git that hangs ends with it.
-            with subprocess.Popen(command, env=env or self.env, start_new_session=True, **pipes) as process:
-                try:
-                    out: bytes
-                    out, told = process.communicate(stdin, timeout_s)
-                except BaseException:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    raise
+            streams: dict[str, Any] = {"input": stdin, "capture_output": True, "start_new_session": True}
+            done = subprocess.run(command, env=self.env, timeout=limit_s, check=False, **streams)
         except OSError as error:
             message = f"git cannot be started ({error.strerror}): install it to have code recorded"
             raise GitError(message, final=True) from None
         except subprocess.TimeoutExpired:
-            raise GitError(f"`git {args[0]}` took longer than {timeout_s:.0f} s", final=True) from None
-        if process.returncode not in (0, fine):
-            raise _explain(args[0], told.decode(errors="replace"), self.top)
-        return out
+            raise GitError(f"`git {args[0]}` took longer than {limit_s:.0f} s", final=True) from None
+        if done.returncode not in (0, fine):
+            raise _explain(args[0], done.stderr.decode(errors="replace"), self.top)
+        return bytes(done.stdout)
 
-    def line(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None, fine: int = 0) -> str:
+    def line(self, *args: str, stdin: bytes = b"", fine: int = 0) -> str:
         """Standard output as one line of text."""
-        return self(*args, stdin=stdin, env=env, fine=fine).decode().strip()
+        return self(*args, stdin=stdin, fine=fine).decode().strip()
 
-    def names(self, *args: str, stdin: bytes = b"") -> list[bytes]:
+    def names(self, *args: str) -> list[bytes]:
         """Standard output of a command with `-z`, as a list."""
-        return self(*args, stdin=stdin).split(b"\0")[:-1]
+        return self(*args).split(b"\0")[:-1]
+
+    def find(self, name: str) -> str:
+        """The full name of the object that a revision stands for; empty if there is none."""
+        return self.line("rev-parse", "--quiet", "--verify", name, fine=1)
 
 
 def attempt(project: Path, work: Callable[[Git], T], aside: bool = False) -> T:
@@ -136,15 +121,13 @@ def as_text(path: bytes) -> str:
 def _explain(command: str, stderr: str, folder: Path) -> GitError:
     """The cause of git's complaint and its cure, in one line."""
     told = stderr.lower()
-    if "dubious ownership" in told:
-        hint = re.search(r"git config --global --add safe\.directory .*", stderr)
-        advice = hint.group() if hint else "git config --global --add safe.directory FOLDER"
-        return GitError(f"{folder} belongs to another user, so git refuses it; to trust it: {advice}", True)
-    if "bad object head" in told or ("not a git repository" in told and (folder / ".git").exists()):
-        return GitError(f"{folder / '.git'} is damaged: look at its HEAD, and at `git fsck`", True)
-    if "not a git repository" in told:
+    if hint := re.search(r"git config --global --add safe\.directory .*", stderr):
+        return GitError(f"{folder} belongs to another user; to let git trust it: {hint.group()}", True)
+    if "not a git repository" in told and not (folder / ".git").exists():
         message = f"{folder} is in no git repository: `git init` and a commit let runs record their code"
         return GitError(message, True)
+    if "bad object head" in told or "not a git repository" in told:
+        return GitError(f"{folder / '.git'} is damaged: look at its HEAD, and at `git fsck`", True)
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:"))]
     lines = lines or [" ".join(stderr.split())]
     if re.search("permission denied|insufficient permission|read-only file system|no space left", told):
