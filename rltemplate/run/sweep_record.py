@@ -58,7 +58,7 @@ class SweepRecord:
     def read(cls, folder: Path) -> SweepRecord:
         """The record of the sweep in `folder`. Raises ValueError or TypeError for one of another version."""
         values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
-        values["snapshot"] = GitRecord(**values["snapshot"])
+        values["snapshot"] = GitRecord(**values.get("snapshot", {}))
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
         values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
         return cls(**values)
