@@ -1,12 +1,13 @@
-"""`make train`: check the command, then become the process of a run, or look after a sweep."""
+"""`make train`: check the command, then become the process of a run, or supervise a sweep."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from omegaconf import DictConfig
 
@@ -15,11 +16,11 @@ from rltemplate.config.cli.composition import typed
 from rltemplate.config.cli.preflight import Plan, job_context, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.config.validation import check_memory
+from rltemplate.config.validation import check_folder, check_memory
 from rltemplate.determinism.machine import usable_memory
-from rltemplate.launch.process import SWEEP_VARIABLE, run_single
+from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
 from rltemplate.run import exits
-from rltemplate.run.job import PROJECT
+from rltemplate.run.job import PROJECT, new_job
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
 
             return run_sweep(plan, command, start_jobs)
         if plan.alone is not None:
-            config, choices, overrides, _ = plan.alone
-            here = run_here if choices.get("debug") == HERE else None
-            run_single(config, command, env_name=choices["env"], overrides=overrides, run_here=here)
+            _run_alone(plan.alone.config, plan.alone.choices, plan.alone.overrides, command, run_here)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -61,16 +60,32 @@ def start_job(composed: DictConfig, command: Sequence[str], run_here: Callable[[
     """Run one job as Hydra composed it: a single run in its own process, or a job of a sweep."""
     choices, overrides, number, console = job_context()
     if number is not None and SWEEP_VARIABLE in os.environ:
-        from rltemplate.launch.sweep_job import run_job
+        from rltemplate.launch.sweep import run_job
 
         return run_job(lambda: typed(composed, choices), choices["env"], overrides, number, console)
     try:
-        config = typed(composed, choices)
-        here = run_here if choices.get("debug") == HERE else None
-        run_single(config, command, env_name=choices["env"], overrides=overrides, run_here=here)
+        _run_alone(typed(composed, choices), choices, overrides, command, run_here)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _run_alone(
+    config: Config,
+    choices: Mapping[str, Any],
+    overrides: Sequence[str],
+    command: Sequence[str],
+    run_here: Callable[[], int],
+) -> NoReturn:
+    """Become the process of a run, or train in this one."""
+    check_folder(config)
+    job = new_job(config, command, env_name=choices["env"], overrides=overrides, journal=True)
+    if choices.get("debug") != HERE:
+        become(job)
+    environment = worker_environment(job, config, os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(run_here())
 
 
 def check_environments(configs: Sequence[Config]) -> None:
@@ -85,22 +100,18 @@ def check_environments(configs: Sequence[Config]) -> None:
         warnings.simplefilter("ignore")  # the run gives them again
         for config in configs:
             spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-            name = f"{spec}"
-            if name not in made:
-                made[name] = check_env(spec)
-            codec = made[name]
+            if f"{spec}" not in made:
+                made[f"{spec}"] = check_env(spec)
+            codec = made[f"{spec}"]
             check_actions(config.algo.name, codec)
             check_memory(config, usable_memory(), codec.obs_size, codec.action_size)
 
 
 def _check(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
-    if not plan.configs:
-        return
-    memory = usable_memory()
     for config in plan.configs:
-        check_memory(config, memory)
-    if not _is_known(plan, memory):
+        check_memory(config, usable_memory())
+    if plan.configs and not _is_known(plan):
         with exits.seen():
             check_environments(plan.configs)
     if plan.resume is None and any(config.baseline is not None for config in plan.configs):
@@ -114,10 +125,10 @@ def _check(plan: Plan) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _is_known(plan: Plan, memory: int | None) -> bool:
+def _is_known(plan: Plan) -> bool:
     """True if the environment need not be made: a single run with the recipe of its pair, unchanged.
 
-    What the machine may lack for it is found by the run's own process, a second later in the same words.
+    The run's own process refuses what the machine may lack for it, a second later in the same words.
     """
     if plan.alone is None:
         return False
@@ -127,8 +138,7 @@ def _is_known(plan: Plan, memory: int | None) -> bool:
     touched = any(word.lstrip("+~").startswith(("env.kwargs", "env.id", "env.max_")) for word in overrides)
     if config.recipe != f"{choices['algo']}-{choices['env']}" or config.experiment is not None or touched:
         return False
-    try:
-        check_memory(config, memory, *_LARGE)
-    except ConfigError:
-        return False  # the need depends on what is observed
-    return True
+    with contextlib.suppress(ConfigError):  # which depends on the observations
+        check_memory(config, usable_memory(), *_LARGE)
+        return True
+    return False

@@ -10,7 +10,6 @@ from rltemplate.config.command_args import program, whole, word
 from rltemplate.config.loading import to_dict
 from rltemplate.config.validation import check
 from rltemplate.launch.process import become
-from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT, recorded_config, take
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
@@ -44,24 +43,12 @@ class Args:
 
 def main(args: Args) -> int:
     """Check, then become the process of the run."""
-    run_dir = _find(args.run, args.runs_dir)
+    run_dir = find_run(args.run, args.runs_dir)
     job = resume_job(run_dir, program(), args.total_env_steps, args.accept, args.num_workers)
     if job is not None:
         become(job)
     print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
     return 0
-
-
-def _find(text: str, runs_dir: Path) -> Path:
-    """The folder of a run; `ConfigError` says what to do for a sweep."""
-    try:
-        return find_run(text, runs_dir)
-    except ConfigError:
-        if paths.safe_name(text) != text or any(runs_dir.glob(f"*/*{text}*/{paths.RECORD}")):
-            raise  # no name, or part of several
-        if any((runs_dir / paths.SWEEPS).glob(f"*{text}*/{paths.SWEEP_INDEX}")):
-            raise ConfigError(f"run={text}: is a sweep; give its command again, with sweep=resume") from None
-        raise
 
 
 def resume_job(
@@ -71,22 +58,23 @@ def resume_job(
     accept: bool = False,
     num_workers: int | None = None,
 ) -> Job | None:
-    """The job that goes on with the run of a folder; None if it has finished and no more is wanted.
+    """The job that resumes the run of a folder; None if it has finished and no more is wanted.
 
-    Raises ConfigError in a line for whatever can be known before anything starts. Changes nothing.
+    Raises ConfigError for all that can be known before anything starts. Changes nothing.
     """
     record, config = RunRecord.read(run_dir), recorded_config(run_dir)
-    recorded = config.total_env_steps
-    if total_env_steps is not None:
-        if total_env_steps < config.total_env_steps:
-            raise ConfigError(
-                f"total_env_steps={total_env_steps}: can only grow, and the run has {config.total_env_steps}"
-            )
-        config = replace(config, total_env_steps=total_env_steps)
-    if num_workers is not None:
-        config = replace(config, env=replace(config.env, num_workers=num_workers))
+    recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
+    if total < recorded:
+        raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")
+    workers = config.env.num_workers if num_workers is None else num_workers
+    config = replace(config, total_env_steps=total, env=replace(config.env, num_workers=workers))
     check(config)
-    job = Job(
+    if record.status == "finished" and total == recorded:
+        return None
+    lock = RunLock(run_dir)
+    take(lock, run_dir)
+    lock.release()
+    return Job(
         config=to_dict(config),
         run_id=record.id,
         run_dir=str(run_dir.absolute()),
@@ -96,9 +84,3 @@ def resume_job(
         accept=accept,
         journal=True,
     )
-    if record.status == "finished" and total_env_steps in (None, recorded):
-        return None
-    lock = RunLock(run_dir)
-    take(lock, run_dir)
-    lock.release()
-    return job

@@ -1,43 +1,58 @@
-"""A sweep: one process looks after it, another one is Hydra's launcher, and each job starts a run of its own.
+"""A sweep: a supervisor, Hydra's launcher in a process of its own, and a fresh process for each run.
 
-A job is known by its overrides: they and the id of the sweep make the id of its run. So a job finds its run
-again without an index, in a sweep that is resumed as well as in a job that a scheduler calls a second time:
-a run that has finished is not repeated, one that ended early goes on, and one that is missing is started.
+The id of a run follows from the sweep, the number of the job and the digest of its configuration, the id of
+a sweep from its words. So a sweep that is resumed finds its runs again, as does a job that a scheduler calls
+a second time: a finished run is not repeated, one that ended early is resumed, a missing one is started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.command_args import few
-from rltemplate.config.loading import load_config
+from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import package_versions
-from rltemplate.launch.launcher import ask, catch_signals, fork_launcher, stop_file, wait_for_launcher
-from rltemplate.launch.sweep_job import close, meaning
-from rltemplate.run import paths
-from rltemplate.run.continuation import (
-    ACCEPT,
-    changed_code,
-    changed_libraries,
-    deciding,
-    how_back,
+from rltemplate.launch.process import (
+    COMMAND_VARIABLE,
+    STOP_VARIABLE,
+    SWEEP_VARIABLE,
+    worker_command,
+    worker_environment,
 )
+from rltemplate.launch.resume import resume_job
+from rltemplate.run import paths
+from rltemplate.run.continuation import ACCEPT, changed_code, changed_libraries, how_back
 from rltemplate.run.git.snapshot import GitRecord, take_snapshot
-from rltemplate.run.job import PROJECT
+from rltemplate.run.job import PROJECT, Job, new_job, run_folder
+from rltemplate.run.lock import RunLock
+from rltemplate.run.read import leaves
+from rltemplate.run.record import FINISHED, RunRecord, SweepMembership
 from rltemplate.run.sweep_record import SweepJob, SweepRecord
-from rltemplate.types import ConfigError
+from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError, affects_results
 
 NEWEST = "resume"
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+# --- The supervisor ---------------------------------------------------------------------------------------
 
 
 def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]) -> int:
@@ -46,81 +61,44 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     Raises ConfigError, before anything has started, if the sweep cannot be resumed.
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
-    if plan.resume is None:
-        folder = root / paths.new_id("sweep")
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
-        _lock(folder)
-        record = _new_record(folder.name, plan, command)
-    else:
-        folder = find_sweep(root, plan.resume, plan.words)
-        _lock(folder)
-        record = SweepRecord.read(folder)
-        if record.status == "finished":
-            print("every job has finished already; nothing is started")
-            _show(record, folder)
-            return 0
-        _resume(record, folder, plan, command)
+    folder = find_sweep(root, plan.resume, plan.words) if plan.resume else root / new_id(plan.words)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        RunLock(folder).acquire()
+    except OSError as error:
+        raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
+    record = _new_record(folder.name, plan) if plan.resume is None else SweepRecord.read(folder)
+    if record.status == "finished":
+        print("every job has finished already; nothing is started")
+        _show(record, folder)
+        return 0
+    if plan.resume is not None:
+        _resume(record, folder, plan)
+    record.commands.append(list(command))
     record.write(folder)
+    # Jobs are numbered in the order of the words that the sweep was first started with.
     place = {word: i for i, word in enumerate(record.words)}
     sys.argv[1:] = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
-    session = len(record.commands) - 1
-    received = catch_signals()
-    launcher = fork_launcher(folder, session)
+    received: list[int] = []
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: received.append(number))
+    stop = _stop_file(folder, record)
+    launcher = _fork_launcher(stop)
     if launcher == 0:
         start_jobs()
         return 0
-    launched = wait_for_launcher(launcher, received, stop_file(folder, session))
+    launched = _wait_for(launcher, received, stop)
     return _finish(folder, launched, received)
 
 
-def _lock(folder: Path) -> None:
-    """Take the lock of the sweep until this process ends; ConfigError if another process holds it.
-
-    The launcher inherits the lock, and may outlive a supervisor that was killed. Runs do not.
-    """
-    fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"sweep {folder.name} is still running; wait, or end that first") from None
+def new_id(words: Sequence[str]) -> str:
+    """An id for a sweep with these words, in any order."""
+    return paths.new_id(f"sweep-{_digest(sorted(words))}")
 
 
-def _new_record(sweep_id: str, plan: Plan, command: Sequence[str]) -> SweepRecord:
-    """Record the code as it is now: the last job may start in days."""
-    return SweepRecord(
-        id=sweep_id,
-        words=plan.words,
-        num_jobs=plan.num_jobs,
-        commands=[list(command)],
-        start_time=_now(),
-        versions=package_versions(),
-        snapshot=take_snapshot(PROJECT, keep_ref=sweep_id),
-    )
-
-
-def _resume(record: SweepRecord, folder: Path, plan: Plan, command: Sequence[str]) -> None:
-    """Check that the sweep may go on, and make its record that of a new start; see `run_sweep`."""
-    _check_configs(folder, record, plan)
-    snapshot = take_snapshot(PROJECT)
-    record.changed = _check_changes(record, snapshot, plan.accept)
-    if snapshot.tree != record.snapshot.tree:
-        record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
-    # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
-    ask(stop_file(folder, len(record.commands) - 1), signal.SIGTERM)
-    for job in record.jobs:
-        _settle(job, folder, "failed")
-    counted = Counter(job.status for job in record.jobs)
-    counted["not started"] += max(0, (plan.num_jobs or 0) - len(record.jobs))
-    summary = ", ".join(f"{number} {status}" for status, number in counted.items() if number)
-    print(f"sweep {record.id} goes on: {summary or 'no job yet'}", flush=True)
-    for path in folder.glob("job_*.json"):
-        path.unlink()
-    record.status, record.end_time, record.jobs = "running", None, []
-    record.versions, record.num_jobs, record.accept = package_versions(), plan.num_jobs, plan.accept
-    record.commands.append(list(command))
+def _digest(values: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())[:8]
 
 
 def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
@@ -128,51 +106,43 @@ def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
 
     `text` is `resume`, or a part of the id of the sweep that is meant. Raises ConfigError.
     """
-    known: dict[str, list[str]] = {}
-    for path in sorted(root.glob(f"*/{paths.SWEEP_INDEX}")):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # damaged, or of an earlier version
-            known[path.parent.name] = SweepRecord.read(path.parent).words
-    meant = [name for name in known if text == NEWEST or text in name]
-    if not meant:
-        newest = f", such as {max(known)}" if known else ""
-        raise ConfigError(
-            f"sweep={text}: no such sweep in {root}; allowed: {NEWEST}, or the id of a sweep{newest}"
-        )
-    same = [name for name in meant if sorted(known[name]) == sorted(words)]
-    if len(same) > 1:
-        print(f"note: {len(same)} sweeps have these words; {same[-1]} goes on", file=sys.stderr)
+    known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
+    meant = [folder for folder in known if text == NEWEST or text in folder.name]
+    same = [folder for folder in meant if f"-sweep-{_digest(sorted(words))}-" in folder.name]
     if same:
-        return root / same[-1]
-    nearest = min(reversed(meant), key=lambda name: len(set(known[name]) ^ set(words)))
-    theirs, ours = (
-        " ".join(word for word in some if word not in others) or "nothing"
-        for some, others in ((known[nearest], words), (words, known[nearest]))
-    )
-    raise ConfigError(
-        f"sweep={text}: no sweep in {root} was started with these words\n"
-        f"the nearest is {nearest}, which has {theirs} where this command has {ours}"
+        return same[-1]
+    last = f"; the words of the last one are in {meant[-1] / paths.SWEEP_INDEX}" if meant else ""
+    raise ConfigError(f"sweep={text}: no such sweep in {root} was started with these words{last}")
+
+
+def _new_record(sweep_id: str, plan: Plan) -> SweepRecord:
+    """Record the code as it is now: the last job may start in days."""
+    return SweepRecord(
+        id=sweep_id,
+        words=plan.words,
+        num_jobs=plan.num_jobs,
+        commands=[],
+        start_time=_now(),
+        versions=package_versions(),
+        snapshot=take_snapshot(PROJECT, keep_ref=sweep_id),
     )
 
 
-def _check_configs(folder: Path, record: SweepRecord, plan: Plan) -> None:
-    """Raise ConfigError if a job would now have another configuration than its run was started with."""
-    now = {meaning(words): deciding(c) for words, c in zip(plan.overrides, plan.configs, strict=True)}
-    for job in record.jobs:
-        run_dir, expected = job.run(folder), now.get(meaning(job.overrides))
-        if run_dir is None or expected is None or not (run_dir / paths.CONFIG).is_file():
-            continue
-        before = deciding(load_config(run_dir / paths.CONFIG))
-        for key, value in expected.items():
-            if value not in (before.get(key), "auto"):  # which has got a value since the run began
-                raise ConfigError(
-                    f"{key}={value}: {run_dir.name} ({' '.join(job.overrides)}) was started with "
-                    f"{before.get(key)}\na sweep goes on with the configuration that it had: "
-                    "bring conf/ back, or start another sweep"
-                )
+def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
+    """Check that a sweep may be resumed, and make its record that of a new start."""
+    snapshot = take_snapshot(PROJECT)
+    record.changed = _check_changes(record, snapshot, plan.accept)
+    if snapshot.tree != record.snapshot.tree:
+        record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
+    # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
+    _send(_stop_file(folder, record), signal.SIGTERM)
+    record.status, record.end_time, record.versions = "running", None, package_versions()
+    record.num_jobs, record.accept = plan.num_jobs, plan.accept
+    print(f"sweep {record.id} goes on", flush=True)
 
 
 def _check_changes(record: SweepRecord, snapshot: GitRecord, accept: bool) -> dict[str, list[str]]:
-    """Code and libraries that decide results and have changed; ConfigError unless that is accepted."""
+    """Code and libraries that affect results and have changed; ConfigError unless that is accepted."""
     before = record.snapshot
     changed = {"code": changed_code(before, snapshot), "libraries": changed_libraries(record.versions)}
     for what, found in changed.items():
@@ -184,37 +154,89 @@ def _check_changes(record: SweepRecord, snapshot: GitRecord, accept: bool) -> di
     return {what: found for what, found in changed.items() if found}
 
 
+def _stop_file(folder: Path, record: SweepRecord) -> Path:
+    """The signals that jobs of the last start pass on, one a line. With it, none of them starts a run."""
+    return folder / f"stop-{len(record.commands)}"
+
+
+def _send(stop: Path, number: int) -> None:
+    """Ask the jobs to pass on a signal. A run knows more of them, but only two ways to say what it was."""
+    with stop.open("a") as file:
+        file.write(f"{signal.SIGINT if number == signal.SIGINT else signal.SIGTERM:d}\n")
+
+
+def _fork_launcher(stop: Path) -> int:
+    """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
+
+    It leaves the process group of the terminal with its workers and runs: Ctrl-C would otherwise kill the
+    workers that wait for the runs. Only the supervisor hears it, and asks the runs to end.
+    """
+    supervisor, environment = os.getpid(), json.dumps(dict(os.environ))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+
+    def end_without_supervisor() -> None:
+        while os.getppid() == supervisor:
+            time.sleep(0.1)
+        print("the sweep has lost its supervisor: its runs are ended", file=sys.stderr)
+        _send(stop, signal.SIGTERM)
+
+    threading.Thread(target=end_without_supervisor, daemon=True).start()
+    os.environ |= {SWEEP_VARIABLE: str(stop.parent), STOP_VARIABLE: str(stop), COMMAND_VARIABLE: environment}
+    # Workers import this package to find the function that they are to call.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
+    return 0
+
+
+def _wait_for(launcher: int, received: Sequence[int], stop: Path) -> bool:
+    """Wait for the launcher and pass signals on to the jobs; True if it came to its end.
+
+    The first signal asks the runs to end, which may take them an iteration; the second one reaches them
+    again; the third one kills everything.
+    """
+    # Needed at the end, when the files may hold other code than what runs here.
+    import rltemplate.analysis.journal  # noqa: F401
+
+    passed = 0
+    while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
+        for number in received[passed:]:
+            passed += 1
+            if passed > 2:
+                os.killpg(launcher, signal.SIGKILL)
+            else:
+                _send(stop, number)
+        time.sleep(0.05)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    return os.waitstatus_to_exitcode(ended[1]) == 0
+
+
 def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     """Close the record, print the table of jobs and return the exit status of the command."""
     record = SweepRecord.read(folder)
     for job in record.jobs:
-        _settle(job, folder, "interrupted" if received else "failed")
-    record.status, record.end_time = "failed", _now()
-    exit_status = 1
+        if job.status == "running":
+            job.problem = "the process that waited for its run is gone"
+            _close(job, folder, 128 + signal.SIGTERM if received else 1)
+    statuses = {job.status for job in record.jobs}
+    record.status, record.end_time, exit_status = "failed", _now(), 1
     if received:
         record.status = "interrupted"
         exit_status = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
-    elif launched and len(record.jobs) >= (record.num_jobs or 1):
-        statuses = {job.status for job in record.jobs}
-        if statuses == {"finished"}:
-            record.status, exit_status = "finished", 0
-        elif statuses == {"refused"}:
-            exit_status = 2
+    elif statuses == {"finished"} and launched and len(record.jobs) >= (record.num_jobs or 1):
+        record.status, exit_status = "finished", 0
+    elif statuses == {"refused"}:
+        exit_status = 2
     record.write(folder)
     from rltemplate.analysis.journal import write_sweep
 
     write_sweep(folder, record, folder.parent.parent, PROJECT)
     _show(record, folder)
     return exit_status
-
-
-def _settle(job: SweepJob, folder: Path, instead: str) -> None:
-    """Correct the status of a job whose process had no time to say how it ended."""
-    if job.status == "running":
-        close(job, folder, None)
-        if job.status != "finished":
-            job.status = instead
-            job.write(folder)
 
 
 def _show(record: SweepRecord, folder: Path) -> None:
@@ -228,7 +250,108 @@ def _show(record: SweepRecord, folder: Path) -> None:
             where = log if log.exists() else job.run(folder) or "above"
             print(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
     print(folder / paths.SWEEP_INDEX)
+    if record.status != "finished":
+        print("next: the same command with sweep=resume")
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# --- A job, in a process of Hydra's launcher --------------------------------------------------------------
+
+
+def run_job(
+    compose: Callable[[], Config], env_name: str, overrides: list[str], number: int, console: bool
+) -> float | None:
+    """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+
+    Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
+    """
+    stop = Path(os.environ[STOP_VARIABLE])
+    if stop.exists():
+        return None
+    folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
+    title, log = f"#{number} {' '.join(overrides)}", None if console else folder / f"job_{number}.log"
+    exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
+    try:
+        job = _find_run(entry, folder, compose(), env_name)
+        if job is not None:
+            resumed = f", resumed in {job.run_dir}" if job.resume else ""
+            print(f"{title}{resumed}{f', output in {log}' if log else ''}", flush=True)
+            entry.status = "running"
+            entry.write(folder)
+        exit_status = 0 if job is None else _run(job, log, stop)
+    except ConfigError as error:
+        exit_status, entry.problem = 2, str(error)
+    except Exception as error:
+        exit_status, entry.problem = 1, str(error)
+        traceback.print_exc()
+    finally:
+        _close(entry, folder, exit_status)
+    print(f"#{number}: {entry.status}", flush=True)
+    return entry.final_return
+
+
+def _find_run(entry: SweepJob, folder: Path, config: Config, env_name: str) -> Job | None:
+    """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
+    record = SweepRecord.read(folder)
+    # A sweeper that draws may ask for other values under a number when the sweep is resumed.
+    number = None if record.num_jobs is None else entry.job
+    values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
+    for key in BOOKKEEPING_KEYS:
+        del values[key]
+    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{_digest([record.id, number, values])}"
+    run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", env_name)
+    there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
+    run_dir = run_dir if there is None else there.parent
+    entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
+    command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
+    if there is not None:
+        job = resume_job(run_dir, command, accept=record.accept)
+        return job and replace(job, sweep=sweep, journal=False)
+    job = new_job(config, command, env_name=env_name, overrides=entry.overrides, sweep=sweep)
+    return replace(job, run_id=run_dir.name, run_dir=str(run_dir))
+
+
+def _run(job: Job, log: Path | None, stop: Path) -> int:
+    """Run a job to its end, and pass on signals; its exit status, as a shell gives it.
+
+    The run does not outlive an exception.
+    """
+    environment: Mapping[str, str] = json.loads(os.environ[COMMAND_VARIABLE])
+    if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
+        environment = os.environ  # the scheduler says which devices a job may use
+    environment = worker_environment(job, from_dict(job.config), environment)
+    with contextlib.nullcontext() if log is None else log.open("ab") as out:
+        process = subprocess.Popen(
+            worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    passed = 0
+    try:
+        while process.poll() is None:
+            for number in stop.read_text().split()[passed:] if stop.exists() else []:
+                process.send_signal(int(number))
+                passed += 1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            process.wait()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _close(job: SweepJob, folder: Path, exit_status: int) -> None:
+    """Write the end of a job. Only a run whose record says so is `finished`."""
+    run_dir, record = job.run(folder), None
+    with contextlib.suppress(ConfigError):
+        record = None if run_dir is None else RunRecord.read(run_dir)
+    job.exit_status = exit_status
+    if record is not None and record.status == FINISHED:
+        job.status, job.final_return = FINISHED, record.final_metrics.get("eval/return")
+    elif exit_status in _INTERRUPTED:
+        job.status = "interrupted"
+    else:
+        job.status = "refused" if exit_status == 2 else "failed"
+    job.write(folder)

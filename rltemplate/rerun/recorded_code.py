@@ -22,7 +22,7 @@ from typing import Any
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts
 from rltemplate.determinism.variables import influences, is_influential
-from rltemplate.launch.process import INHERITED_VARIABLE, SESSION_VARIABLE, SWEEP_VARIABLE
+from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children, last_words, lines_of
 from rltemplate.rerun.recorded_run import RecordedRun
 from rltemplate.rerun.replay import FORM
@@ -41,7 +41,7 @@ _REPLAY = "rltemplate/rerun/replay.py"
 # Paths and choices of one machine, which another one need not have.
 _OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
 # These lead to another interpreter or to another run.
-_MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", SWEEP_VARIABLE, SESSION_VARIABLE, INHERITED_VARIABLE)
+_MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
 
 # Facts of an interpreter; its arguments are the package and the device.
 _PROBE = """

@@ -206,11 +206,6 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
         )
 
 
-def deciding(config: Config) -> dict[str, Any]:
-    """The values of a configuration by dotted key, without bookkeeping and execution keys."""
-    return dict(_deciding(to_dict(config)))
-
-
 def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in leaves(values) if key not in (*BOOKKEEPING_KEYS, *EXECUTION_KEYS))
 

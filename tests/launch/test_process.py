@@ -13,7 +13,7 @@ from conftest import ROOT, SHRUNK, Configure
 
 from rltemplate.config.loading import to_dict
 from rltemplate.launch import process
-from rltemplate.launch.process import SWEEP_VARIABLE, run_single, worker_environment
+from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
 from rltemplate.run.job import JOB_VARIABLE, Job, run_folder
 from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
@@ -63,11 +63,11 @@ def test_folders_are_named_after_what_the_user_chose(
 
 
 def test_a_process_that_cannot_start_is_told(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
     with pytest.raises(ConfigError, match="could not be started"):
-        run_single(configure(f"runs_dir={tmp_path}"), ["train.py"])
+        become(job)
 
 
 WORDS = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
