@@ -14,7 +14,8 @@ from typing import Any
 
 from rltemplate.analysis.diff import RunDiff, compare_records
 from rltemplate.analysis.factors import describe
-from rltemplate.analysis.runs import PLANNED, Run, load_run, text_of
+from rltemplate.analysis.runs import PLANNED, Run, load_run
+from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import GitRecord
@@ -36,24 +37,22 @@ def find_baseline(text: str, runs_dir: Path) -> Run:
 
 
 def check_baseline(
-    project: Path,
-    configs: Sequence[Mapping[str, Any]],
-    overrides: Sequence[Sequence[str]],
-    every_job: bool = True,
+    project: Path, configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]
 ) -> list[str]:
     """Lines about the changes of a command's jobs against their baseline; none without a baseline.
 
-    `configs` are the resolved configurations of the jobs, `overrides` the words of the command line for each,
-    `project` lies in the repository whose work tree is their code. Without `every_job` they are a part of the
-    jobs, in which each value occurs. Raises ConfigError if there is no such run, and, unless `baseline_check`
-    is `warn`, if a job differs from it in more than one thing.
+    `configs` are the resolved configurations of jobs in which each value of a sweep occurs, `overrides` the
+    words of the command line for each, `project` lies in the repository whose work tree is their code.
+    Raises ConfigError if there is no such run, and, unless `baseline_check` is `warn`, if the jobs differ
+    from it in more than one thing.
     """
     named = list(dict.fromkeys(config.get("baseline") for config in configs))
     if not any(named):
         return []
     if len(named) > 1:
-        listed = ",".join(map(text_of, named))
-        raise ConfigError(f"baseline={listed}: all jobs of a sweep have one baseline; start one for each")
+        raise ConfigError(
+            f"baseline={few([str(name) for name in named])}: all jobs of a sweep have one baseline"
+        )
     baseline = find_baseline(str(named[0]), Path(str(configs[0]["runs_dir"])))
     # Only torch knows the GPUs, and it takes seconds to ask.
     machine = {k: v for k, v in machine_facts(with_gpus=False).items() if k != "gpus"}
@@ -69,40 +68,21 @@ def check_baseline(
             machine=machine,
         )
         found.append(compare_records(baseline, Run.planned(planned, config), changed))
-    problem = _problem(found, overrides, every_job)
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
-    if not every_job:
-        lines.append(f"note: baseline: compared with {_jobs(len(found))}, and there are others")
-    if problem is None:
-        counts = Counter(_change(one) for one in found)
-        told = [f"{change}{f' ({_jobs(n)})' if len(found) > 1 else ''}" for change, n in counts.items()]
-        more = [f"and {len(told) - _LINES} more changes"] if len(told) > _LINES else []
-        return lines + [f"against {baseline.id}: {text}" for text in (*told[:_LINES], *more)]
-    if any(config.get("baseline_check") != "warn" for config in configs):
-        raise ConfigError(
-            f"baseline={named[0]}: {problem}\nchange one thing at a time, or start all the same with "
-            "baseline_check=warn"
-        )
-    warning = f"{problem}; what a difference of the returns comes from cannot be told"
-    return [*lines, f"warning: against {baseline.id}: {warning}"]
-
-
-def _problem(found: Sequence[RunDiff], overrides: Sequence[Sequence[str]], every_job: bool) -> str | None:
-    """The job that changes more than one thing; None if there is none."""
-    worst = max(found, key=lambda one: len(one.factors))
-    if len(worst.factors) > 1:
-        shared = set(overrides[0]).intersection(*overrides)
-        own = " ".join(word for word in overrides[found.index(worst)] if word not in shared)
-        where = f" (in the job {own})" if own else ""
-        return f"{len(worst.factors)} things differ{where}: {describe(worst.factors, _NAMED)}"
-    swept = list(dict.fromkeys(factor.name for one in found for factor in one.factors))
-    if not every_job and len(swept) > 1:  # each value is in one of these jobs, and another has two of them
-        return f"{len(swept)} things differ in some of the jobs: {', '.join(swept[:_NAMED])}"
-    return None
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'' if count == 1 else 's'}"
+    factors = {factor.name: factor for one in found for factor in one.factors}
+    if len(factors) > 1:  # a sweep has a job for each combination
+        problem = f"{len(factors)} things differ: {describe([*factors.values()], _NAMED)}"
+        if any(config.get("baseline_check") != "warn" for config in configs):
+            raise ConfigError(
+                f"baseline={named[0]}: {problem}\nchange one thing at a time, or start all the same with "
+                "baseline_check=warn"
+            )
+        unclear = "what a difference of the returns comes from cannot be told"
+        return [*lines, f"warning: against {baseline.id}: {problem}; {unclear}"]
+    counts = Counter(map(_change, found))
+    told = [f"{change}{f' ({count} jobs)' if len(found) > 1 else ''}" for change, count in counts.items()]
+    more = [f"and {len(told) - _LINES} more changes"] if len(told) > _LINES else []
+    return lines + [f"against {baseline.id}: {text}" for text in (*told[:_LINES], *more)]
 
 
 def _change(one: RunDiff) -> str:

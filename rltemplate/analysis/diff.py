@@ -57,57 +57,37 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     return RunDiff(a.id, b.id, factors, found, list(_metrics(a, b)), files, list(_notes(a, b, found, files)))
 
 
-# --- Metrics and notes -----------------------------------------------------------------------------------
-
-
 def _metrics(a: Run, b: Run) -> Iterator[tuple[str, Any, Any]]:
     known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
-    first = [name for name in ("eval/return", "episode/return") if name in known]
-    names = [name for name in dict.fromkeys([*first, *known]) if name not in ("env_steps", "wall_time_s")]
-    for name in ("steps", *names, "duration"):
-        x, y = (run.value(name) for run in (a, b))
-        yield name, None if x is MISSING else x, None if y is MISSING else y
+    names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
+    for name in dict.fromkeys(("steps", *names, "duration")):
+        x, y = (None if run.value(name) is MISSING else run.value(name) for run in (a, b))
+        if (x, y) != (None, None):
+            yield name, x, y
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
-    if a.dir == b.dir and a.id == b.id:
-        yield "a and b are the same run"
-    for run in (a, b):
-        if run.record.status not in ("finished", PLANNED):
-            running = run.record.status == "running"
-            yield f"{run.id} {'is still running' if running else f'ended {run.record.status}'}"
-        for part in run.record.resumed:
-            if part.changed:
-                yield f"{run.id} was resumed with other {', '.join(part.changed)} than before"
     if files is None:
-        yield f"the code cannot be compared: {_why_unknown(a, b)}"
+        yield (
+            "the code cannot be compared: this repository does not have both snapshots "
+            "(`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
+        )
     elif files and not any(one.section == CODE and one.affects_results for one in found):
         yield f"only files differ that cannot change a run: {few(files)}"
     for run in (a, b):
-        git = run.record.git
-        skipped = [str(each["path"]) for each in git.skipped]
-        for names, why in (
-            (skipped, "left out of the snapshot"),
-            (git.dirty_submodules, "changed submodules"),
-        ):
-            if names:
-                yield f"not compared, {why} of {run.id}: {few(names)}"
-    for what, lacking in (
-        ("versions", [run.id for run in (a, b) if not run.record.versions]),
-        ("hardware", [run.id for run in (a, b) if not run.record.machine]),
-    ):
-        if lacking:
-            yield f"{what} cannot be compared: there are none in the record of {' and of '.join(lacking)}"
-    if any(run.record.status == PLANNED and run.config.get("device", "cpu") != "cpu" for run in (a, b)):
+        git, status = run.record.git, run.record.status
+        if status not in ("finished", PLANNED):
+            yield f"{run.id} {'is still running' if status == 'running' else f'ended {status}'}"
+        if changed := [key for part in run.record.resumed for key in part.changed]:
+            yield f"{run.id} was resumed with other {', '.join(changed)} than before"
+        if git.problem:
+            yield f"{run.id} has no snapshot of its code ({git.problem})"
+        if left_out := [*(str(each["path"]) for each in git.skipped), *git.dirty_submodules]:
+            yield f"not in the snapshot of {run.id}, so not compared: {few(left_out)}"
+        if not (run.record.versions and run.record.machine):
+            yield f"{run.id} has no versions or no hardware in its record, so they are not compared"
+    if PLANNED in (a.record.status, b.record.status) and b.config.get("device", "cpu") != "cpu":
         yield "GPUs cannot be compared before a run has begun"
-
-
-def _why_unknown(a: Run, b: Run) -> str:
-    for run in (a, b):
-        git = run.record.git
-        if not git.tree and not git.commit:
-            return f"{run.id} has no snapshot{f' ({git.problem})' if git.problem else ''}"
-    return "this repository does not have both snapshots (`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
 
 
 # --- As text ---------------------------------------------------------------------------------------------
@@ -115,16 +95,14 @@ def _why_unknown(a: Run, b: Run) -> str:
 
 def verdict(found: RunDiff) -> str:
     """The changes in a line; a warning if there is more than one, or the code is unknown."""
-    factors, known = found.factors, describe(found.factors)
-    unclear = "; what a difference of the returns comes from cannot be told"
-    unknown = found.changed_files is None
-    if len(factors) > 1:
-        more = ", and the code cannot be compared" if unknown else ""
-        return f"warning: {len(factors)} things differ{more}: {known}{unclear}"
-    if unknown:
-        what = f"1 thing differs, {known}" if factors else "nothing else differs"
-        return f"warning: {what}, but the code cannot be compared{unclear}"
-    if factors:
+    count, known = len(found.factors), describe(found.factors)
+    if count > 1 or found.changed_files is None:
+        told = (
+            f"{count} thing{'s differ' if count > 1 else ' differs'}: {known}" if count else "nothing differs"
+        )
+        unknown = ", and the code cannot be compared" if found.changed_files is None else ""
+        return f"warning: {told}{unknown}; what a difference of the returns comes from cannot be told"
+    if count:
         return f"1 thing differs: {known}"
     if found.seeds is not None:
         return f"same experiment: only the seed differs, {found.seeds[0]} -> {found.seeds[1]}"
@@ -133,40 +111,27 @@ def verdict(found: RunDiff) -> str:
 
 def report(found: RunDiff, code: str | None = None) -> str:
     """The differences for a terminal, the verdict last; `code` is shown in place of the names of files."""
-    lines = [f"a  {found.a}", f"b  {found.b}", "", *_section(found, CONFIGURATION), ""]
     files = found.changed_files
-    if files is None:
-        lines.append("code: cannot be compared")
-    elif not files:
-        lines.append("code: equal")
+    lines = [f"a  {found.a}", f"b  {found.b}", "", *_section(found, CONFIGURATION), ""]
+    if not files:
+        lines.append("code: cannot be compared" if files is None else "code: equal")
     else:
-        counted = next((len(factor.detail) for factor in found.factors if factor.kind == "code"), 0)
-        some = "" if counted == len(files) else f", {counted or 'none'} of which can change a run"
-        lines += [f"code: {count_files(files)}{some}", file_names(found) if code is None else code]
+        idle = {one.key for one in found.differences if one.section == CODE and not one.affects_results}
+        named = [f"  {name}{'  (no factor)' if name in idle else ''}" for name in files]
+        some = f", {len(files) - len(idle)} of which can change a run" if idle else ""
+        lines += [f"code: {count_files(files)}{some}", *(named if code is None else [code])]
     for section in SECTIONS[2:]:
         lines += ["", *_section(found, section)]
-    lines += ["", "metrics at the end", *_metric_lines(found.metrics)]
-    if found.notes:
-        lines += ["", *(f"note: {note}" for note in found.notes)]
-    return "\n".join([*lines, "", verdict(found)])
-
-
-def file_names(found: RunDiff) -> str:
-    """The files that differ, a line for each."""
-    files = (one for one in found.differences if one.section == CODE)
-    return "\n".join(f"  {one.key}{'' if one.affects_results else '  (no factor)'}" for one in files)
+    rows = [("", "a", "b"), *((name, _number(a), _number(b)) for name, a, b in found.metrics)]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines += ["", "metrics at the end"]
+    lines += [f"  {name:{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}" for name, a, b in rows]
+    return "\n".join([*lines, "", *(f"note: {note}" for note in found.notes), verdict(found)])
 
 
 def _section(found: RunDiff, section: str) -> list[str]:
     lines = list(listed(found.differences, section))
     return [section, *lines] if lines else [f"{section}: equal"]
-
-
-def _metric_lines(metrics: Sequence[tuple[str, Any, Any]]) -> Iterator[str]:
-    rows = [("", "a", "b"), *((name, _number(a), _number(b)) for name, a, b in metrics)]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for name, a, b in rows:
-        yield f"  {name:{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}"
 
 
 def _number(value: Any) -> str:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.runs import Run, text_of
+from rltemplate.config.command_args import few
 from rltemplate.run.git import changes
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
 from rltemplate.types import BOOKKEEPING_KEYS, affects_results
 
-SECTIONS = ("code", "configuration", "versions", "machine", "settings", "environment")
-CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS, ENVIRONMENT = SECTIONS
+# Settings are read back from the libraries, or set in the process environment.
+SECTIONS = ("code", "configuration", "versions", "machine", "settings")
+CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS = SECTIONS
 ABSENT = "(absent)"  # stands for the value that one of the runs does not have
 REVISION = "revision"  # the key where the files that differ are unknown
 SEED = "seed"
@@ -54,19 +56,20 @@ class Difference:
         if self.section == CONFIGURATION:
             return self.key != SEED and affects_results(self.key)
         if self.section == VERSIONS:
-            one_sided = ABSENT in (self.a, self.b)
-            return presence_matters(self.key) if one_sided else package_matters(self.key)
+            return presence_matters(self.key) if self.one_sided else package_matters(self.key)
         if self.section == MACHINE:
-            return self.key in _COUNTED_MACHINE and not any(
-                value in (None, ABSENT) for value in (self.a, self.b)
-            )
+            return self.key in _COUNTED_MACHINE and None not in (self.a, self.b) and not self.one_sided
         return self.key != _RESUMED
+
+    @property
+    def one_sided(self) -> bool:
+        """True if one of the runs has no such value."""
+        return ABSENT in (self.a, self.b)
 
     def shown(self) -> tuple[str, str]:
         """Both values as text; of two lists of names only the names that the other lacks."""
-        lists = [value for value in (self.a, self.b) if isinstance(value, list)]
-        if len(lists) == 2 and all(isinstance(each, str) for value in lists for each in value):
-            return _without(*lists), _without(*lists[::-1])
+        if isinstance(self.a, list) and isinstance(self.b, list) and isinstance([*self.a, *self.b][0], str):
+            return _without(self.a, self.b), _without(self.b, self.a)
         return text_of(self.a), text_of(self.b)
 
     def __str__(self) -> str:
@@ -97,22 +100,16 @@ def differences(a: Run, b: Run, files: list[str] | None) -> list[Difference]:
 
     A section that was not recorded of one of the runs is left out.
     """
-    revisions = revision(a), revision(b)
-    found = [Difference(CODE, name, *revisions) for name in ([REVISION] if files is None else files)]
+    names = [REVISION] if files is None else files
+    found = [Difference(CODE, name, revision(a), revision(b)) for name in names]
     facts_a, facts_b = _facts(a), _facts(b)
     for section in SECTIONS[1:]:
-        ours, theirs = facts_a[section], facts_b[section]
-        if ours is not None and theirs is not None:
-            unequal = [Difference(section, *pair) for pair in differing(ours, theirs)]
-            if section == VERSIONS:  # the interpreter first, then packages that compute
-                unequal.sort(
-                    key=lambda one: (one.key not in _SOFTWARE, not presence_matters(one.key), one.key)
-                )
-            found += unequal
+        if facts_a[section] and facts_b[section]:
+            found += [Difference(section, *pair) for pair in _differing(facts_a[section], facts_b[section])]
     return found
 
 
-def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Dotted keys of two nested mappings whose values differ, with both values."""
     flat_a, flat_b = dict(leaves(a)), dict(leaves(b))
     for key in {**flat_a, **flat_b}:
@@ -128,21 +125,16 @@ def revision(run: Run) -> str:
     return "(not recorded)" if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
 
 
-def _changed(keys: Iterable[str]) -> str:
-    return f", changed: {', '.join(keys)}" if keys else ""
-
-
-def _facts(run: Run) -> dict[str, Mapping[str, Any] | None]:
-    """Facts by section; None where nothing was recorded."""
+def _facts(run: Run) -> dict[str, dict[str, Any]]:
+    """Facts by section; empty where nothing was recorded."""
     record, settings = run.record, run.record.determinism.settings
     software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
     on_gpu = run.config.get("device", "cpu") != "cpu"
     idle = (*_SOFTWARE, *_IDLE_MACHINE, *(() if on_gpu else _GPU))
-    resumed = [f"after {part.env_steps:,} steps{_changed(part.changed)}" for part in record.resumed]
+    resumed = [f"after {part.env_steps:,} steps, changed: {few([*part.changed])}" for part in record.resumed]
     return {
         CONFIGURATION: {key: value for key, value in run.config.items() if key not in BOOKKEEPING_KEYS},
-        VERSIONS: software | record.versions if record.versions else None,
-        MACHINE: {key: value for key, value in leaves(record.machine) if key not in idle} or None,
-        SETTINGS: settings | {_RESUMED: resumed} if settings else None,
-        ENVIRONMENT: record.environment if settings else None,  # they are recorded together
+        VERSIONS: software | record.versions if record.versions else {},
+        MACHINE: {key: value for key, value in leaves(record.machine) if key not in idle},
+        SETTINGS: settings | record.environment | {_RESUMED: resumed} if settings else {},
     }

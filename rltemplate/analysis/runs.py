@@ -1,4 +1,4 @@
-"""Recorded runs as values with names, without torch and without reading files that are not asked for.
+"""Recorded runs as values with names, without torch.
 
 `Run.value` takes the first of these that has the name:
 
@@ -12,20 +12,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rltemplate.run import paths
-from rltemplate.run.read import leaves, read_config, read_metrics
+from rltemplate.run.read import leaves, nearest_key, parse_row, read_config, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
 MISSING = object()  # no such value; None is a value
 PLANNED = "planned"  # the status of a run that has not begun
-_TAIL_BYTES = 16_384  # no last row of a run is longer
+_TAIL_BYTES = 16_384  # more than the last row of `metrics.jsonl`
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,11 @@ class Run:
         """The last whole row of `metrics.jsonl`, read from its end; empty if there is none."""
         try:
             with (self.dir / paths.METRICS).open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL_BYTES))
+                file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
                 lines = file.read().split(b"\n")[:-1]
         except OSError:
             return {}
-        for line in reversed(lines):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                return row
-        return {}
+        return next((row for row in map(parse_row, reversed(lines)) if row is not None), {})
 
     @property
     def env(self) -> str:
@@ -89,15 +81,6 @@ class Run:
         if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
             return recipe.removeprefix(f"{algo}-")
         return str(self.config["env"]["id"])
-
-    @property
-    def curve(self) -> list[tuple[int, float]]:
-        """Environment steps and mean return of every evaluation."""
-        return [
-            (int(row["env_steps"]), float(row["eval/return"]))
-            for row in self.rows
-            if row.get("eval/return") is not None and row.get("env_steps") is not None
-        ]
 
     def value(self, key: str) -> Any:
         """The value under a name, MISSING if there is none."""
@@ -146,38 +129,45 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     return found
 
 
+def check_name(runs: Sequence[Run], name: str, word: str) -> None:
+    """Raise ConfigError about `word`, with the nearest name, unless a run has a single value of that name."""
+    found = (run.value(name) for run in runs)
+    if not runs or any(value is not MISSING and not isinstance(value, Mapping) for value in found):
+        return
+    near = nearest_key(name, dict.fromkeys(key for run in runs for key in run.keys()))  # noqa: SIM118
+    hint = f"did you mean {near}? " if near else ""
+    raise ConfigError(
+        f"{word}: no run has a single value {name}; {hint}allowed: {', '.join(COLUMNS)}, any key of a "
+        "configuration or a record, or a metric"
+    )
+
+
 # Keys that may differ between runs of one experiment: the seed, and keys that neither affect results nor the
 # steps and the precision of evaluations.
 _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 
-def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that all runs of one experiment share."""
-    shared = {key: value for key, value in config.items() if key not in _NO_EXPERIMENT}
-    for group, _, name in (key.partition(".") for key in EXECUTION_KEYS):
-        if isinstance(shared.get(group), Mapping):
-            shared[group] = {key: value for key, value in shared[group].items() if key != name}
-    return shared
+def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The part of a configuration that all runs of one experiment share, as text by dotted key."""
+    flat = {key: text_of(value) for key, value in leaves(config)}
+    return {
+        key: text
+        for key, text in flat.items()
+        if key.partition(".")[0] not in _NO_EXPERIMENT and key not in EXECUTION_KEYS
+    }
 
 
 def text_of(value: Any) -> str:
-    """A value of a configuration or a record in YAML, on one line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {text_of(each)}' for name, each in value.items())}}}"
-    return f"[{', '.join(map(text_of, value))}]" if isinstance(value, list) else str(value)
+    """A value of a configuration or a record on one line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def load_run(run_dir: Path) -> Run:
     """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
     run = Run(run_dir, RunRecord.read(run_dir))
-    config = run.config
-    for key in ("algo.name", "env.id", "determinism.level", "seed"):
-        if _at(config, key) is MISSING:
+    for key, kind in (("algo.name", str), ("env.id", str), ("determinism.level", str), ("seed", int)):
+        if not isinstance(_at(run.config, key), kind):
             raise ConfigError(f"{run.id}: {paths.CONFIG} has no {key}")
-    if not isinstance(config["seed"], int) or not isinstance(config["env"].get("kwargs") or {}, Mapping):
-        raise ConfigError(f"{run.id}: {paths.CONFIG} is damaged: seed or env.kwargs has another type")
     return run
 
 

@@ -126,22 +126,9 @@ def probability_of_improvement(a: Sequence[float], b: Sequence[float], confidenc
     return Interval(value, low, high)
 
 
-def mean_probability(each: Sequence[Interval]) -> Interval:
-    """The mean of independent probabilities (Zou and Donner 2008, Statistics in Medicine 27:1693)."""
-    value = sum(one.value for one in each) / len(each)
-    below = math.hypot(*(one.value - one.low for one in each)) / len(each)
-    above = math.hypot(*(one.high - one.value for one in each)) / len(each)
-    return Interval(value, max(0.0, value - below), min(1.0, value + above))
-
-
 def caution(*counts: int) -> list[str]:
-    """The warning about so few seeds, if there is one."""
-    if min(counts) == 1:
-        return ["one seed shows no spread at all, so nothing can be told from it"]
-    if min(counts) < FEW:
-        seeds = " against ".join(f"{n} seeds" for n in counts)
-        return [
-            f"{seeds}: too few to tell; with fewer than {FEW} the spread itself is little more than a guess, "
-            "and seeds that fail one time in five are easily missed"
-        ]
-    return []
+    """The warning about too few seeds, if there is one."""
+    if min(counts) >= FEW:
+        return []
+    seeds = " against ".join(f"{n} seed{'s' * (n != 1)}" for n in counts)
+    return [f"{seeds}: too few to tell; with fewer than {FEW} the spread itself is little more than a guess"]

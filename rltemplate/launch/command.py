@@ -118,7 +118,7 @@ def _check(plan: Plan) -> None:
         from rltemplate.analysis.baseline import check_baseline
 
         configs = [to_dict(config) for config in plan.configs]
-        for line in check_baseline(PROJECT, configs, plan.overrides, len(configs) == plan.num_jobs):
+        for line in check_baseline(PROJECT, configs, plan.overrides):
             print(line, file=sys.stderr)
     notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
     for note in dict.fromkeys(notes):

@@ -15,7 +15,8 @@ from scipy import stats as scipy_stats
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import seeds, stats
-from rltemplate.analysis.runs import load_runs
+from rltemplate.analysis.experiments import ChangedFiles, Experiment, find_experiments
+from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
@@ -94,9 +95,6 @@ def test_complete_separation_of_few_seeds_is_not_certainty() -> None:
     assert found.value == found.high == 1.0
     assert 0.3 < found.low < 0.7
     assert stats.probability_of_improvement([1.0, 2.0], [1.0, 2.0]).value == 0.5  # ties count half
-    both = stats.mean_probability([found, found])
-    assert both.value == 1.0
-    assert found.low < both.low < 1.0
 
 
 def test_intervals_are_repeated_and_touch_no_global_generator() -> None:
@@ -125,8 +123,14 @@ def write_group(root: Path, finals: Sequence[float], tag: str = "", **kinds: Any
         write_run(root, seed, [0.0, final], tag=tag, **kinds)
 
 
-def groups_in(root: Path, by: str | None = None) -> list[seeds.Group]:
-    return seeds.group_runs(load_runs(sorted(root.glob("*/*")))[0], by)[0]
+def same_code(a: Run, b: Run) -> list[str]:
+    return []
+
+
+def found_in(root: Path, by: str | None = None, changed_files: ChangedFiles = same_code) -> list[Experiment]:
+    runs, problems = load_runs(sorted(root.glob("*/*")))
+    assert problems == []
+    return find_experiments(runs, changed_files, by)
 
 
 def test_the_command_says_seeds_intervals_target_and_verdict(
@@ -145,16 +149,16 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
         "ppo on Hopper: 5 seeds, return after 200 steps",
         "IQM     2,600 (2,",
         "range   2,000 to 3,000",
-        "random 17, published for PPO at",
+        "target  mean 2,560; random 17",
         "sac is better than ppo: IQM higher by 783.3 (",
         "P(ppo > sac) 0.00 (0.00 to",
     ):
         assert text in said.out
     assert "too few" not in said.out
     assert said.err.count("left out: ") == 3
-    assert "is interrupted, not finished" in said.err
-    assert "has no evaluation at its end" in said.err
+    assert "run-9: is interrupted" in said.err
     assert main(["stats", "runs=none/*"]) == 2
+    assert main(["stats", "runs=run-9"]) == 2
     assert main(["stats", "statistic=mean", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     ppo = document["groups"][0]
@@ -175,69 +179,70 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     }
     for name, returns in scores.items():
         write_group(tmp_path, returns, algo=name)
-    found = {group.name: group for group in groups_in(tmp_path)}
+    found = {each.name: each for each in found_in(tmp_path)}
     told = seeds.compare(found["y"], found["x"])
     assert (told.better, told.cautions) == ("a", [])
-    assert str(told.verdict).startswith("y is better than x: IQM higher by 10 (")
     turned = seeds.compare(found["x"], found["y"])
     assert turned.better == "b"
-    assert str(turned.verdict).startswith("y is better than x: IQM higher by 10 (")
+    assert all(one.verdict.startswith("y is better than x: IQM higher by 10 (") for one in (told, turned))
     luck = seeds.compare(found["x"], found["luck"])
     assert luck.better is None
-    assert "cannot be told: IQM of x minus that of luck is" in str(luck.verdict)
-    assert "the intervals overlap" in luck.cautions[-1]
+    assert "cannot be told: IQM of x minus that of luck is" in luck.verdict
     few = seeds.compare(found["x"], found["few"])
-    assert str(few.verdict).startswith("few looks better than x: ")
-    assert str(few.verdict).endswith("a hint and no proof with so few seeds")
+    assert few.verdict.startswith("few looks better than x: ")
+    assert few.verdict.endswith("a hint and no proof")
     assert "5 seeds against 3 seeds: too few" in few.cautions[0]
-    assert "single seed" in str(seeds.compare(found["single"], found["x"]).verdict)
-    assert "same score" in str(seeds.compare(found["same"], found["same"]).verdict)
+    assert "single seed" in seeds.compare(found["single"], found["x"]).verdict
+    assert "same score" in seeds.compare(found["same"], found["same"]).verdict
 
 
-def test_groups_by_a_key_and_runs_that_are_no_group(tmp_path: Path) -> None:
+def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_path: Path) -> None:
     write_group(tmp_path, [1.0, 2.0])
+    write_run(tmp_path, 3, config={"note": "another", "logger": {"console": False}, "trace": "step"})
     write_group(tmp_path, [3.0, 4.0], tag="-b", config={"algo": {"gamma": 0.9}})
-    groups = groups_in(tmp_path, "algo.gamma")
-    assert [(group.name, group.returns) for group in groups] == [
+    assert [(each.name, each.returns) for each in found_in(tmp_path)] == [
+        ("ppo", [1.0, 2.0, 1.0]),
         ("ppo gamma=0.9", [3.0, 4.0]),
-        ("ppo gamma=0.99", [1.0, 2.0]),
     ]
-    (pair,) = seeds.pairs(groups, "mean")
-    assert pair.difference is not None
-    assert pair.difference.value == 2.0
-    with pytest.raises(ConfigError, match=r"differ in algo\.gamma"):
-        groups_in(tmp_path)
-    with pytest.raises(ConfigError, match=r"by=algo\.gama: no such key.*did you mean algo\.gamma"):
-        groups_in(tmp_path, "algo.gama")
+    assert [each.name for each in found_in(tmp_path, "algo.gamma")] == ["ppo gamma=0.99", "ppo gamma=0.9"]
+    (pair,) = seeds.pairs(found_in(tmp_path, "algo.gamma"), "mean")
+    assert pair.difference.value == pytest.approx(4 / 3 - 3.5)
+    with pytest.raises(ConfigError, match=r"by=algo\.gama: no run has .*did you mean algo\.gamma"):
+        found_in(tmp_path, "algo.gama")
 
 
-def test_the_newest_run_of_a_seed_counts_and_other_code_is_named(tmp_path: Path) -> None:
-    code = {"ref": "r", "tree": "c" * 40, "base_commit": "c" * 40, "dirty": False}
+def test_other_code_is_another_experiment_unless_it_computes_the_same(tmp_path: Path) -> None:
+    for seed, tree in ((1, "a"), (2, "c"), (3, "d")):
+        write_run(tmp_path, seed, git={"tree": tree * 40, "base_commit": tree * 40, "dirty": False})
+
+    def changed(a: Run, b: Run) -> list[str]:
+        trees = {run.value("git.tree")[0] for run in (a, b)}
+        return ["README.md"] if trees == {"a", "c"} else ["rltemplate/algos/ppo.py"]
+
+    found = found_in(tmp_path, None, changed)
+    assert [[run.id for run in each.runs] for each in found] == [["run-1", "run-2"], ["run-3"]]
+    assert [each.by for each in found] == ["code aaaaaaaaaa", "code dddddddddd"]
+    assert len(found_in(tmp_path, None, lambda a, b: None)) == 3  # unknown code is other code
+
+
+def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     write_group(tmp_path, [1.0, 2.0])
-    write_run(tmp_path, 2, [0.0, 5.0], tag="-again", git=code, started_at="2026-01-02T00:00:00.000Z")
-    groups, left = seeds.group_runs(load_runs(sorted(tmp_path.glob("*/*")))[0])
-    assert groups[0].returns == [1.0, 5.0]
-    assert "made from several states of the code" in list(groups[0].cautions())[-1]
-    assert "with seed 2 was run again as run-2-again from other code; by=git.tree" in left[0]
+    write_run(tmp_path, 2, [0.0, 5.0], tag="-again", started_at="2026-01-02T00:00:00.000Z")
+    write_run(tmp_path, 3, [1e6, 1e6], status="failed")
+    (found,) = found_in(tmp_path)
+    assert found.returns == [1.0, 5.0]
+    assert found.curve == [(100, (0.0, 0.0, 0.0)), (200, stats.interval([1.0, 5.0]))]
+    assert list(found.left_out()) == ["run-2: has no return, or its seed was run again", "run-3: is failed"]
+    record: dict[str, Any] = {"final_metrics": {"episode/return": 4.5}}
+    write_run(tmp_path, 4, [], config={"total_env_steps": 200}, **record)
+    (found,) = found_in(tmp_path)
+    assert found.score == "episode/return"
+    assert "returns of training episodes" in list(found.cautions())[-1]
 
 
-def test_of_many_groups_each_is_compared_with_the_first(tmp_path: Path) -> None:
+def test_of_many_experiments_each_is_compared_with_the_first(tmp_path: Path) -> None:
     for nr in range(seeds.MOST_PAIRED + 1):
         write_group(tmp_path, [1.0, 2.0], tag=f"-{nr}", config={"algo": {"gamma": 0.9 + nr / 100}})
-    groups = groups_in(tmp_path, "algo.gamma")
-    assert len(seeds.pairs(groups[:4])) == 6
-    compared = seeds.pairs(groups)
-    assert [pair.a for pair in compared] == ["ppo gamma=0.9"] * seeds.MOST_PAIRED
-    assert all("only compared with the first" in " ".join(pair.cautions) for pair in compared)
-
-
-def test_several_environments_are_put_together_by_the_probability(tmp_path: Path) -> None:
-    for env in ("Hopper", "Ant"):
-        write_group(tmp_path, [1.0, 2.0, 3.0], env=env)
-        write_group(tmp_path, [2.5, 3.5, 0.5], env=env, algo="sac")
-    *each, together = seeds.pairs(groups_in(tmp_path))
-    assert [pair.envs for pair in each] == [["Ant"], ["Hopper"]]
-    assert all("2 comparisons" in pair.cautions[-1] for pair in each)
-    # 1, 2 and 3 against 0.5, 2.5 and 3.5: four of nine, on both
-    assert together.improvement.value == pytest.approx(4 / 9)
-    assert together.improvement.low > each[0].improvement.low
+    found = found_in(tmp_path)
+    assert len(list(seeds.pairs(found[:4]))) == 6
+    assert [pair.a for pair in seeds.pairs(found)] == [found[0].name] * seeds.MOST_PAIRED

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from rltemplate.analysis.differences import changed_files
-from rltemplate.analysis.report import export
-from rltemplate.analysis.report.page import make_report
+from rltemplate.analysis.report import figures
+from rltemplate.analysis.report.page import make_report, write_tables
 from rltemplate.config.command_args import file, folder, make_folder, word
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
@@ -47,9 +47,9 @@ def main(args: Args) -> int:
     for problem in report.problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
     print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
-    if (figures := args.figures) is not None:
-        make_folder("figures", figures)
-        export.write_figures(report.charts, figures)
-        export.write_tables(report.experiments, figures)
-        print(f"written: {len(report.charts)} figures in {figures}, each as PNG and SVG, and 2 tables as CSV")
+    if args.figures is not None:
+        make_folder("figures", args.figures)
+        figures.write(report.charts, args.figures)
+        write_tables(report.experiments, args.figures)
+        print(f"written: {len(report.charts)} figures as PNG and SVG, and 2 tables as CSV, in {args.figures}")
     return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis import run_table
-from rltemplate.analysis.runs import Run
+from rltemplate.analysis.runs import check_name
 from rltemplate.config.command_args import flag, rest, whole, word
 from rltemplate.types import ConfigError
 
@@ -27,29 +27,32 @@ class Args:
     sort: str | None = word(default=None)
     show: str = word(default="")
     last: int | None = word(whole(1), None)
-    runs_dir: Path | None = word(Path, None)
+    runs_dir: Path = word(Path, Path("runs"))
     json: bool = flag()
     filters: list[str] = rest()
 
 
 def main(args: Args) -> int:
     """Print the table."""
-    runs_dir = args.runs_dir or Path("runs")
-    filters = [_filter(text) for text in args.filters]
-    all_runs, problems = _find(runs_dir, asked=args.runs_dir is not None)
+    if args.runs_dir != Path("runs") and not args.runs_dir.expanduser().is_dir():
+        raise ConfigError(f"runs_dir={args.runs_dir}: there is no such folder")
+    every, problems = run_table.find_runs(args.runs_dir.expanduser())
     for problem in problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
-    names = run_table.columns(all_runs, [name for name in args.show.split(",") if name])
-    runs = run_table.select(all_runs, filters)[-(args.last or len(all_runs) or 1) :]
+    more = [name for name in args.show.split(",") if name]
+    for name in more:
+        check_name(every, name, f"show={name}")
+    names = list(dict.fromkeys([*run_table.SHOWN, *more]))
+    runs = run_table.select(every, [_filter(text) for text in args.filters])[-(args.last or 0) :]
     if args.sort is not None:
         chosen = {run.dir for run in runs}
-        runs = [run for run in run_table.order(all_runs, args.sort) if run.dir in chosen]
+        runs = [run for run in run_table.order(every, args.sort) if run.dir in chosen]
     if args.json:
         print(json.dumps(run_table.objects(runs, names), default=str))
-    elif not all_runs:
-        print(f"no runs under {runs_dir} yet")
+    elif not every:
+        print(f"no runs under {args.runs_dir} yet")
     elif not runs:
-        print(f"no run fits {' '.join(args.filters)}; there are {len(all_runs)} under {runs_dir}")
+        print(f"no run fits {' '.join(args.filters)}; there are {len(every)} under {args.runs_dir}")
     else:
         print("\n".join(run_table.lines(runs, names, sys.stdout.isatty())))
     return 0
@@ -60,15 +63,3 @@ def _filter(text: str) -> tuple[str, str]:
     if not value.strip():
         raise ConfigError(f"{text}: a value is missing after '='")
     return key.strip(), value.strip()
-
-
-def _find(runs_dir: Path, asked: bool) -> tuple[list[Run], list[str]]:
-    try:
-        folder = runs_dir.expanduser()
-        if folder.is_dir():
-            return run_table.find_runs(folder)
-    except (OSError, RuntimeError):  # longer than any name, or ~somebody whom this machine does not know
-        pass
-    if asked:
-        raise ConfigError(f"runs_dir={runs_dir}: there is no such folder")
-    return [], []

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from rltemplate.analysis import seeds, stats
+from rltemplate.analysis.differences import changed_files
+from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import load_runs
 from rltemplate.config.command_args import flag, one_of, word
 from rltemplate.run.read import find_run_dirs
@@ -17,7 +19,8 @@ from rltemplate.types import ConfigError
 class Args:
     """Statistics over seeds: [runs='runs/*/*'] [by=KEY] [statistic=iqm|mean|median].
 
-    Final returns by algorithm and environment, and whether two groups on one environment differ.
+    Final returns of each experiment, which is all runs that differ only in the seed, and whether two
+    experiments in one environment differ. `by=KEY` shows the value of a key, and keeps its values apart.
     """
 
     runs: str = word(default="runs/*/*")
@@ -27,16 +30,18 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print groups and comparisons."""
-    runs, damaged = load_runs(find_run_dirs(args.runs))
-    if not runs:
-        raise ConfigError(f"no run can be read: {damaged[0]}")
-    groups, left = seeds.group_runs(runs, args.by)
-    compared = seeds.pairs(groups, args.statistic)
-    for line in (*damaged, *left):
+    """Print experiments and comparisons."""
+    runs, left = load_runs(find_run_dirs(args.runs))
+    every = find_experiments(runs, changed_files, args.by)
+    left += [line for each in every for line in each.left_out()]
+    experiments = [each for each in every if each.counted]
+    if not experiments:
+        raise ConfigError(f"runs={args.runs}: no finished run with a return; {left[0]}")
+    compared = list(seeds.pairs(experiments, args.statistic))
+    for line in left:
         print(f"left out: {line}", file=sys.stderr)
     if args.json:
-        print(json.dumps(seeds.as_json(groups, compared, [*damaged, *left])))
+        print(json.dumps(seeds.as_json(experiments, compared, left)))
     else:
-        print(seeds.report(groups, compared, args.statistic))
+        print(seeds.report(experiments, compared, args.statistic))
     return 0

@@ -1,28 +1,42 @@
-"""The figures of a report, made once with Plotly: the page shows them, `export` writes them as PNG and SVG.
+"""The figures of a report: lines in panels, which Plotly draws in the page and matplotlib in files.
 
-Colours are those of Okabe and Ito (2008, Color Universal Design), which people with any common colour
-blindness tell apart; experiments in one figure also differ in their dashes.
+Matplotlib writes PNG and SVG because Plotly needs a browser to do so. Colours are those of Okabe and Ito
+(2008, Color Universal Design), which people with any common colour blindness tell apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from rltemplate.analysis.report.experiments import Experiment, Points
-from rltemplate.analysis.targets import show
+from rltemplate.analysis.experiments import Experiment, Points, points
+from rltemplate.analysis.runs import Run
 from rltemplate.run import paths
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 _GREY = "#5c6570"
-_THICK = 2.5
+_COLUMNS = 4
 _MOST_POINTS = 200  # of one line
-_MOST_PANELS = 24
+_STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
+
+
+class Line(NamedTuple):
+    """A curve. A line with a band of low and high ends is drawn thick."""
+
+    name: str
+    points: Points
+    color: str
+    band: list[tuple[float, float]] | None = None
+
+
+class Panel(NamedTuple):
+    """Lines with common axes, and levels: the low and the high end of each range of reference returns."""
+
+    title: str
+    lines: list[Line]
+    levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
 
 
 class Chart(NamedTuple):
@@ -30,171 +44,88 @@ class Chart(NamedTuple):
 
     key: str
     caption: str
-    figure: Figure
+    panels: list[Panel]
 
     @property
-    def summary(self) -> str:
-        """The caption and the last values of thick lines, for people who do not see the figure."""
-        thick = [trace for trace in self.figure.data if trace.line.width == _THICK]
-        return "; ".join([self.caption, *(f"{line.name} ends at {show(line.y[-1])}" for line in thick)])
+    def rows(self) -> int:
+        """The number of rows of panels."""
+        return -(-len(self.panels) // _COLUMNS)
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return 400 if len(self.panels) == 1 else 200 * self.rows + 60
 
 
-def of_experiment(experiment: Experiment) -> Iterator[Chart]:
-    """The returns of an experiment, and all other metrics that its runs logged."""
-    group = experiment.group
-    figure = _returns(group.score, "seed")
-    figure.add_traces(list(_seeds(experiment, group.score)), rows=1, cols=1)
-    if len(group.runs) > 1:
-        _add_middle(figure, experiment, 0, f"IQM of {len(group.runs)} seeds", "IQM")
-    for run, value in zip(group.runs, group.returns, strict=True):
-        _add_value(figure, str(run.config["seed"]), value, COLORS[0], size=7, opacity=0.6)
-    _add_levels(figure, [experiment])
-    yield Chart(experiment.key, f"{group.score} of {experiment.title}", figure)
-    names = sorted({name for columns in experiment.metrics.values() for name in columns} - {group.score})
-    if names:
-        grid = _grid(names, lambda name: _seeds(experiment, name))
-        yield Chart(f"{experiment.key}-metrics", f"All that was logged: {experiment.title}", grid)
+def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
+    """Charts by number of the experiment; under 0 those of environments with several experiments."""
+    found: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
+    for each in experiments:
+        key = paths.safe_name(f"{each.number:03d}-{each.algo}-{each.env}")
+        metrics = sorted({name for run in each.runs for row in run.rows for name in row})
+        lines = list(_seeds(each, each.score))
+        if len(each.counted) > 1 and each.curve:
+            lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
+        first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
+        panels = [
+            Panel(name, list(_seeds(each, name)))
+            for name in metrics
+            if name not in (each.score, "env_steps", "wall_time_s")
+        ]
+        found[each.number] = [first]
+        if panels:
+            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
+    return found
 
 
-def overview(experiments: Sequence[Experiment]) -> Iterator[Chart]:
-    """The learning curves of all experiments, a panel for each."""
-    shown = {f"{each.name}, {each.group.env}": each for each in experiments if each.curve}
-
-    def traces(title: str) -> Iterator[Any]:
-        yield from _seeds(shown[title], shown[title].group.score)
-        yield from _middle(shown[title], 0, title)
-
-    titles = list(shown)[:_MOST_PANELS]
-    if len(titles) > 1:
-        left = f"; {len(shown) - len(titles)} more are left out" if len(shown) > len(titles) else ""
-        yield Chart("overview", f"Learning curves, IQM over seeds{left}", _grid(titles, traces))
-
-
-def by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
-    """For each environment with several experiments, their curves and last returns in one figure."""
+def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     kinds: dict[tuple[str, str], list[Experiment]] = {}
     for each in experiments:
         if each.curve:
-            kinds.setdefault((each.group.env, each.group.score), []).append(each)
+            kinds.setdefault((each.env, each.score), []).append(each)
     for (env, score), here in kinds.items():
         shown = here[-len(COLORS) :]
         if len(shown) > 1:
-            figure = _returns(score, "experiment")
-            for style, each in enumerate(shown):
-                _add_middle(figure, each, style, f"{each.name} (n={len(each.group.runs)})", str(each.number))
-            _add_levels(figure, shown)
-            left = (
-                f"; the {len(here) - len(shown)} before them are left out" if len(here) > len(shown) else ""
-            )
-            caption = f"{env}: {score} of {len(shown)} experiments, IQM over seeds{left}"
-            yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, figure)
+            names = [f"{each.number}. {each.name} (n={len(each.counted)})" for each in shown]
+            lines = [_middle(*line) for line in zip(shown, COLORS, names, strict=False)]
+            caption = f"{env}: {score} of {len(shown)} of {len(here)} experiments, IQM over seeds"
+            panel = Panel(score, lines, _levels(shown))
+            yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, [panel])
 
 
-def _returns(score: str, over: str) -> Figure:
-    """Curves over environment steps on the left, last returns on the right, with one axis of returns."""
-    from plotly.subplots import make_subplots
-
-    widths = {"column_widths": [0.72, 0.28], "horizontal_spacing": 0.02}
-    figure = make_subplots(1, 2, shared_yaxes=True, **widths)
-    margin = {"l": 70, "r": 15, "t": 30, "b": 50}
-    figure.update_layout(height=380, width=900, margin=margin, template="plotly_white")
-    figure.update_layout(legend={"orientation": "h", "y": -0.2})
-    figure.update_xaxes(title_text="environment steps", tickformat="~s", row=1, col=1)
-    figure.update_xaxes(title_text=f"last return, by {over}", type="category", row=1, col=2)
-    figure.update_yaxes(title_text=score, row=1, col=1)
-    return figure
+def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
+    """A line for each run that logged the metric, grey for runs that are in no statistic."""
+    for number, run in enumerate(experiment.runs):
+        found = thinned(points(run, metric), _MOST_POINTS)
+        if found:
+            color = COLORS[number % (len(COLORS) - 1)] if run in experiment.counted else _GREY
+            yield Line(_run_name(experiment, run), found, color)
 
 
-def _grid(titles: Sequence[str], traces: Callable[[str], Iterator[Any]]) -> Figure:
-    """Small panels, four in a row."""
-    from plotly.subplots import make_subplots
-
-    rows = -(-len(titles) // 4)
-    spacing = {"vertical_spacing": 0.3 / rows, "horizontal_spacing": 0.06}
-    figure = make_subplots(rows, 4, subplot_titles=[_plain(title) for title in titles], **spacing)
-    for place, title in enumerate(titles):
-        drawn = [trace.update(showlegend=False) for trace in traces(title)]
-        figure.add_traces(drawn, rows=place // 4 + 1, cols=place % 4 + 1)
-    margin = {"l": 45, "r": 10, "t": 50, "b": 30}
-    figure.update_layout(height=190 * rows + 60, width=900, margin=margin, template="plotly_white")
-    figure.update_annotations(font_size=11)
-    figure.update_xaxes(tickformat="~s", tickfont_size=9, nticks=4)
-    figure.update_yaxes(tickformat=".4~g", tickfont_size=9, nticks=4)
-    return figure
+def _run_name(experiment: Experiment, run: Run) -> str:
+    name, status = f"seed {run.config['seed']}", run.value("status")
+    if run in experiment.counted:
+        return name
+    return f"{name}, {status if status != 'finished' else f'not counted ({run.id[-6:]})'}"
 
 
-def _line(points: Points, name: str, color: str, dash: str, width: float) -> Any:
-    from plotly.graph_objects import Scatter
-
-    steps, values = zip(*points, strict=True)
-    mode = "lines" if len(points) > 1 else "lines+markers"
-    hover = f"%{{x:,}} steps: %{{y:.5~g}}<extra>{_plain(name)}</extra>"
-    line = {"color": color, "width": width, "dash": dash}
-    opacity = 1 if width == _THICK else 0.55
-    return Scatter(
-        x=steps, y=values, name=_plain(name), mode=mode, line=line, opacity=opacity, hovertemplate=hover
-    )
+def _middle(experiment: Experiment, color: str, name: str) -> Line:
+    """The IQM over seeds, with its interval."""
+    curve = experiment.curve
+    band = [(each.low, each.high) for _, each in curve]
+    return Line(name, [(step, each.value) for step, each in curve], color, band)
 
 
-def _seeds(experiment: Experiment, metric: str) -> Iterator[Any]:
-    """A thin line for each run that logged the metric; grey and dotted for runs that are in no statistic."""
-    for nr, run in enumerate(experiment.runs):
-        points = thinned(experiment.metrics.get(run.id, {}).get(metric, []), _MOST_POINTS)
-        if points:
-            counted = run in experiment.group.runs
-            look = (COLORS[nr % len(COLORS)], "solid") if counted else (_GREY, "dot")
-            yield _line(points, experiment.run_name(run), *look, 1)
-
-
-def _middle(experiment: Experiment, style: int, name: str) -> Iterator[Any]:
-    """The IQM over seeds, thick, with the band of its interval."""
-    from plotly.graph_objects import Scatter
-
-    color, curve = COLORS[style], experiment.curve
-    if len(experiment.group.runs) > 1:
-        steps = [step for step, _ in curve]
-        ends = [each.high for _, each in curve] + [each.low for _, each in reversed(curve)]
-        fill = {"fill": "toself", "fillcolor": color, "opacity": 0.16, "line_width": 0}
-        yield Scatter(x=steps + steps[::-1], y=ends, hoverinfo="skip", showlegend=False, **fill)
-    yield _line([(step, each.value) for step, each in curve], name, color, DASHES[style], _THICK)
-
-
-def _add_middle(figure: Figure, experiment: Experiment, style: int, name: str, place: str) -> None:
-    """The IQM as a curve on the left, and its last interval on the right."""
-    if experiment.curve:
-        figure.add_traces(list(_middle(experiment, style, name)), rows=1, cols=1)
-    value, low, high = experiment.group.interval()
-    ends = {"symmetric": False, "array": [high - value], "arrayminus": [value - low]}
-    _add_value(figure, place, value, COLORS[style], error_y=ends, size=11)
-
-
-def _add_value(figure: Figure, place: str, value: float, color: str, size: int, **look: Any) -> None:
-    hover, marker = "%{x}: %{y:.6~g}<extra></extra>", {"color": color, "size": size}
-    look |= {"mode": "markers", "marker": marker, "hovertemplate": hover, "showlegend": False}
-    figure.add_scatter(x=[place], y=[value], row=1, col=2, **look)
-
-
-def _add_levels(figure: Figure, experiments: Sequence[Experiment]) -> None:
-    """The range of published returns at as many steps as a band, and the random policy as a dotted line."""
-    found = {each.group.algo: each.group.standing for each in experiments if each.group.runs}
+def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]:
+    """Returns of the random policy and the range of published ones at as many steps."""
     levels = {}
-    for algo, standing in found.items():
-        if standing is not None and standing.published and standing.same_steps:
-            low, high = min(standing.returns), max(standing.returns)
-            figure.add_hrect(low, high, fillcolor=_GREY, opacity=0.13, line_width=0, layer="below")
-            levels[f"published, {algo.upper()}"] = high
+    for each in experiments:
+        standing = each.standing
+        if standing is not None and standing.published:
+            levels[f"published, {each.algo.upper()}"] = min(standing.published), max(standing.published)
         if standing is not None and standing.random is not None:
-            levels["random policy"] = standing.random
-    if "random policy" in levels:
-        figure.add_hline(levels["random policy"], line={"color": _GREY, "dash": "dot", "width": 1.2})
-    place = {"x": 0, "xref": "x domain", "xanchor": "left", "yref": "y", "yanchor": "bottom"}
-    for text, value in levels.items():
-        figure.add_annotation(text=text, y=value, showarrow=False, font_size=10, font_color=_GREY, **place)
-
-
-def _plain(text: str) -> str:
-    """Text in which Plotly finds no HTML."""
-    return escape("".join(letter if letter.isprintable() else " " for letter in text), quote=False)
+            levels["random policy"] = standing.random, standing.random
+    return levels
 
 
 def thinned(points: Points, most: int) -> Points:
@@ -207,3 +138,86 @@ def thinned(points: Points, most: int) -> Points:
         here = range(part * count // parts, (part + 1) * count // parts)
         kept |= {min(here, key=lambda i: points[i][1]), max(here, key=lambda i: points[i][1])}
     return [points[i] for i in sorted(kept)]
+
+
+def as_plotly(chart: Chart) -> Any:
+    """The chart as a figure of Plotly."""
+    from plotly.subplots import make_subplots
+
+    titles = [_plain(panel.title) for panel in chart.panels]
+    spacing = {"vertical_spacing": 0.3 / chart.rows, "horizontal_spacing": 0.06}
+    figure = make_subplots(chart.rows, min(_COLUMNS, len(titles)), subplot_titles=titles, **spacing)
+    for number, panel in enumerate(chart.panels):
+        at: Any = {"row": number // _COLUMNS + 1, "col": number % _COLUMNS + 1}
+        for line in panel.lines:
+            steps, values = map(list, zip(*line.points, strict=True))
+            if line.band:
+                lows, highs = map(list, zip(*line.band, strict=True))
+                look = {"fill": "toself", "fillcolor": line.color, "opacity": 0.16, "line": {"width": 0}}
+                ends = {"x": steps + steps[::-1], "y": highs + lows[::-1]}
+                figure.add_scatter(**ends, **look, hoverinfo="skip", showlegend=False, **at)
+            figure.add_scatter(
+                x=steps,
+                y=values,
+                name=_plain(line.name),
+                mode="lines" if len(steps) > 1 else "markers",
+                line={"color": line.color, "width": 2.5 if line.band else 1},
+                showlegend=len(titles) == 1,
+                hovertemplate=f"%{{x:,}} steps: %{{y:.5~g}}<extra>{_plain(line.name)}</extra>",
+                **at,
+            )
+        # Plotly draws no rectangle into a panel without lines, so the levels come last.
+        for name, (low, high) in panel.levels.items():
+            note = {"annotation_text": name, "annotation_position": "top left", "layer": "below"}
+            look = {"fillcolor": _GREY, "opacity": 0.15, "line": {"width": 1, "color": _GREY}}
+            figure.add_hrect(low, high, **look, **note, **at)
+    margin = {"l": 60, "r": 15, "t": 40, "b": 40}
+    figure.update_layout(height=chart.height, margin=margin, template="plotly_white")
+    figure.update_annotations(font_size=11)
+    figure.update_xaxes(tickformat="~s")
+    return figure
+
+
+def write(charts: Iterable[Chart], folder: Path) -> None:
+    """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and `<key>.svg`.
+
+    Equal charts give equal bytes with the same matplotlib.
+    """
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        for chart in charts:
+            page = _as_matplotlib(chart)
+            page.savefig(folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
+            page.savefig(folder / f"{chart.key}.svg", metadata={"Date": None, "Creator": None})
+
+
+def _as_matplotlib(chart: Chart) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    columns = min(_COLUMNS, len(chart.panels))
+    figure = Figure(figsize=(9, chart.height / 100), layout="constrained")
+    for number, panel in enumerate(chart.panels, start=1):
+        axes = figure.add_subplot(chart.rows, columns, number)
+        axes.set_title(panel.title, fontsize=8, parse_math=False)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        for name, (low, high) in panel.levels.items():
+            axes.axhspan(low, high, color=_GREY, alpha=0.15)
+            axes.text(0, high, name, fontsize=6, transform=axes.get_yaxis_transform())
+        for line in panel.lines:
+            steps, values = zip(*line.points, strict=True)
+            if line.band:
+                lows, highs = zip(*line.band, strict=True)
+                axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
+            width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 else "o"
+            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name)
+    if len(chart.panels) == 1 and chart.panels[0].lines:
+        for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Text in which Plotly finds no HTML."""
+    return escape("".join(letter if letter.isprintable() else " " for letter in text), quote=False)

@@ -1,0 +1,201 @@
+"""Experiments: runs that differ only in the seed, and statistics of their returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rltemplate.analysis import stats, targets
+from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
+from rltemplate.analysis.stats import Interval
+from rltemplate.run.influence import file_matters
+from rltemplate.types import ConfigError
+
+# The names of the files that differ between the code of two runs; None if that cannot be told.
+ChangedFiles = Callable[[Run, Run], list[str] | None]
+Points = list[tuple[int, float]]  # environment steps and value
+
+_MOST_INTERVALS = 100  # along a curve; each is a bootstrap
+_LABEL_KEYS = 3
+
+
+@dataclass
+class Experiment:
+    """All runs of one configuration and code, in the order of their starts.
+
+    `by` names the differences from the other experiments of the algorithm in the environment.
+    """
+
+    number: int
+    runs: list[Run]
+    by: str | None
+
+    @property
+    def algo(self) -> str:
+        """The algorithm."""
+        return str(self.runs[0].value("algo"))
+
+    @property
+    def env(self) -> str:
+        """The name of the environment."""
+        return self.runs[0].env
+
+    @property
+    def name(self) -> str:
+        """The algorithm and the differences."""
+        return self.algo if self.by is None else f"{self.algo} {self.by}"
+
+    @property
+    def title(self) -> str:
+        """Algorithm, environment and differences."""
+        return f"{self.algo.upper()} on {self.env}{'' if self.by is None else f', {self.by}'}"
+
+    @cached_property
+    def counted(self) -> list[Run]:
+        """The runs behind the statistics: the newest finished run of each seed that logged a return."""
+        newest = {
+            run.config["seed"]: run
+            for run in self.runs
+            if run.value("status") == "finished" and is_usable(run.value("return"))
+        }
+        return [newest[seed] for seed in sorted(newest)]
+
+    @cached_property
+    def score(self) -> str:
+        """The metric that says how good a policy is: the one of evaluations if all runs have it."""
+        evaluated = all("eval/return" in run.record.final_metrics for run in self.counted)
+        return "eval/return" if evaluated else "episode/return"
+
+    @cached_property
+    def returns(self) -> list[float]:
+        """The last return of each counted run."""
+        return [float(run.value("return")) for run in self.counted]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of the longest counted run."""
+        return max(int(run.value("steps") or 0) for run in self.counted)
+
+    def interval(self, statistic: str = "iqm") -> Interval:
+        """A statistic of the returns."""
+        return stats.interval(self.returns, statistic)
+
+    @property
+    def standing(self) -> targets.Standing | None:
+        """The standing of the mean return of evaluations, which is what others publish."""
+        if not self.counted or self.score != "eval/return":
+            return None
+        mean = sum(self.returns) / len(self.returns)
+        return targets.standing_of(self.counted[0].config, self.steps, mean)
+
+    @cached_property
+    def curve(self) -> list[tuple[int, Interval]]:
+        """The IQM over seeds at steps that all counted runs share."""
+        found = [dict(points(run, self.score)) for run in self.counted]
+        shared = sorted(set.intersection(*map(set, found))) if found else []
+        last = len(shared) - 1
+        if last >= _MOST_INTERVALS:
+            shared = [shared[i * last // (_MOST_INTERVALS - 1)] for i in range(_MOST_INTERVALS)]
+        return [(step, stats.interval([each[step] for each in found])) for step in shared]
+
+    def cautions(self) -> Iterator[str]:
+        """Reasons to doubt the statistics."""
+        if not self.counted:
+            yield "no run of it has finished with a return, so there are no statistics"
+            return
+        yield from stats.caution(len(self.counted))
+        ends = sorted({int(run.value("steps") or 0) for run in self.counted})
+        if len(ends) > 1:
+            yield f"the seeds ended at different steps: {', '.join(f'{end:,}' for end in ends)}"
+        if self.score != "eval/return":
+            yield "no evaluations, so these are returns of training episodes, with exploration"
+
+    def left_out(self) -> Iterator[str]:
+        """A line about each run that is in no statistic."""
+        for run in self.runs:
+            if run not in self.counted:
+                status = run.value("status")
+                why = "has no return, or its seed was run again" if status == "finished" else f"is {status}"
+                yield f"{run.id}: {why}"
+
+
+def find_experiments(
+    runs: Sequence[Run], changed_files: ChangedFiles, by: str | None = None
+) -> list[Experiment]:
+    """Runs that differ only in the seed put together; by environment, algorithm and first start.
+
+    `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are kept apart and shown.
+    Raises ConfigError if no run has it.
+    """
+    if by is not None:
+        check_name(runs, by, f"by={by}")
+    parts: list[tuple[dict[str, str], list[Run]]] = []
+    for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
+        values = experiment_of(run.config)
+        if by is not None:
+            values[by] = text_of(run.value(by))
+        alike = (part for known, part in parts if known == values)
+        same = next((part for part in alike if _same_code(part[0], run, changed_files)), None)
+        if same is None:
+            parts.append((values, [run]))
+        else:
+            same.append(run)
+    parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
+    return [
+        Experiment(number, part, _label(values, part[0], parts, by))
+        for number, (values, part) in enumerate(parts, start=1)
+    ]
+
+
+def _same_code(a: Run, b: Run, changed_files: ChangedFiles) -> bool:
+    if a.value("git.tree") == b.value("git.tree"):
+        return True
+    changed = changed_files(a, b)
+    return changed is not None and not any(map(file_matters, changed))
+
+
+def _label(
+    values: dict[str, str], run: Run, parts: Iterable[tuple[dict[str, str], list[Run]]], by: str | None
+) -> str | None:
+    """The values by which an experiment differs from most of its algorithm and environment."""
+    kind = run.value("algo"), run.env
+    others = [known for known, part in parts if (part[0].value("algo"), part[0].env) == kind]
+    words = []
+    for key in sorted({key for each in others for key in each}, key=lambda key: (key != by, key)):
+        usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
+        if key == by or values.get(key) != usual:
+            words.append(f"{key.rpartition('.')[2]}={values.get(key, 'none')[:40]}")
+    if len(words) > _LABEL_KEYS:
+        words[_LABEL_KEYS:] = [f"and {len(words) - _LABEL_KEYS} more"]
+    if others.count(values) > 1:  # the same values with other code
+        words.append(f"code {run.value('commit') or 'unknown'}{'*' if run.value('dirty') else ''}")
+    return ", ".join(words) or None
+
+
+def with_metrics(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """The runs whose metrics can be read, and a line for each other one."""
+    whole, problems = [], []
+    for run in runs:
+        try:
+            run.rows  # noqa: B018 - reads the file
+            whole.append(run)
+        except ConfigError as error:
+            problems.append(str(error))
+    return whole, problems
+
+
+def points(run: Run, metric: str) -> Points:
+    """The curve of a metric that the run logged."""
+    return [
+        (int(row["env_steps"]), float(row[metric]))
+        for row in run.rows
+        if is_usable(row.get("env_steps")) and is_usable(row.get(metric))
+    ]
+
+
+def is_usable(value: Any) -> bool:
+    """True for a number that can be averaged and drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
