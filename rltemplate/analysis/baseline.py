@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.diff import RunDiff, compare_records
-from rltemplate.analysis.factors import describe
+from rltemplate.analysis.factors import Factor, describe
 from rltemplate.analysis.runs import PLANNED, Run, load_run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -69,7 +69,9 @@ def check_baseline(
         )
         found.append(compare_records(baseline, Run.planned(planned, config), changed))
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
-    factors = {factor.name: factor for one in found for factor in one.factors}
+    factors: dict[str, Factor] = {}
+    for factor in (factor for one in found for factor in one.factors):
+        factors.setdefault(factor.name, factor)
     if len(factors) > 1:  # a sweep has a job for each combination
         problem = f"{len(factors)} things differ: {describe([*factors.values()], _NAMED)}"
         if any(config.get("baseline_check") != "warn" for config in configs):

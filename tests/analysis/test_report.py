@@ -117,7 +117,7 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
         figures.write(report.charts, folder)
         write_tables(report.experiments, folder)
     files = sorted(path.name for path in folders[0].iterdir())
-    name = "001--x-Thing"
+    name = "001--x-Thing-v0"
     assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "experiments.csv", "curves.csv"} <= set(
         files
     )
