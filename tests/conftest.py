@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FAULTS, os.environ.get(
 sys.path.append(FAULTS)
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from hydra import compose, initialize_config_dir
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_config
 from rltemplate.config.schema import Config, register_schemas
+from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.sinks.sink import RunFacts
 
@@ -236,8 +238,36 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Re
 
 
 def newest_state(run_dir: Path) -> dict[str, Any]:
-    """What the newest checkpoint of a run holds."""
+    """The state in the newest checkpoint of a run."""
     return load_checkpoint(list_checkpoints(run_dir)[-1]).state
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl without times."""
+    read = map(json.loads, (run_dir / paths.METRICS).read_text().splitlines())
+    return [{name: value for name, value in row.items() if "time" not in name} for row in read]
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """Files of two ended runs and places in their newest checkpoints that are not the same, but for times."""
+    files: dict[str, Callable[[Path], Any]] = {paths.TRACE: Path.read_bytes}
+    files[paths.METRICS] = lambda path: rows(path.parent)
+    found = [name for name, read in files.items() if read(a / name) != read(b / name)]
+    states = newest_state(a), newest_state(b)
+    for state in states:
+        del state["run"]["training_s"], state["run"]["logger"]  # clocks
+    return found + list(_unequal(*states, "checkpoint"))
+
+
+def _unequal(a: Any, b: Any, place: str) -> Iterator[str]:
+    if isinstance(a, dict):
+        for key in {**a, **b}:
+            yield from _unequal(a.get(key), b.get(key), f"{place}/{key}")
+    elif isinstance(a, list):
+        for number, pair in enumerate(itertools.zip_longest(a, b)):
+            yield from _unequal(*pair, f"{place}/{number}")
+    elif not (a.equal(b) if hasattr(a, "equal") else a == b):  # a tensor has the method
+        yield place
 
 
 class Scripted(gym.Env[np.ndarray, Any]):

@@ -7,6 +7,7 @@ what the child has left behind can be ended as one group.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from rltemplate.types import STOP_SIGNALS
 
@@ -49,20 +49,14 @@ class Children:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Collect signals that ask a process to end while the block runs, in the main thread.
-
-        Ignored signals stay ignored.
-        """
+        """Collect signals that ask a process to end while the block runs; ignored signals stay ignored."""
         numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._hear) for number in numbers}
+        before = {number: signal.signal(number, lambda n, _: self._heard.append(n)) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._heard.append(number)
 
     def check(self) -> None:
         """Raise `Interrupted` if there was a signal."""
@@ -81,29 +75,29 @@ class Children:
     ) -> int:
         """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
-        Its output goes to `log`, and its standard output to `out` where that is given. Raises `Interrupted`
-        after a signal.
+        Its output goes to `log`, and its standard output to `out` where that is given. The first signal asks
+        it to end, another one kills it; then this raises `Interrupted`.
         """
         self.check()
-        with contextlib.ExitStack() as files:
-            errors = files.enter_context(log.open("wb"))
+        with log.open("wb") as errors, (out or log).open("ab") as output:
             process = subprocess.Popen(
                 command,
                 env=environment,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=errors if out is None else files.enter_context(out.open("wb")),
+                stdout=errors if out is None else output,
                 stderr=errors,
                 start_new_session=True,
             )
+        asked = math.inf  # when it was asked to end
         try:
-            while process.poll() is None and not self._heard:
-                if enough():
-                    self._end(process, _PATIENCE_S)
+            while process.poll() is None and len(self._heard) < 2:
+                if asked == math.inf and (self._heard or enough()):
+                    process.terminate()
+                    asked = time.monotonic()
+                if time.monotonic() - asked > (_GRACE_S if self._heard else _PATIENCE_S):
                     break
                 time.sleep(_POLL_EVERY_S)
-            if self._heard:
-                self._end(process, _GRACE_S)
         finally:
             # Also processes that it has left behind, such as workers of its environments.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -111,13 +105,6 @@ class Children:
             code = process.wait()
         self.check()
         return code if code >= 0 else 128 - code
-
-    def _end(self, process: subprocess.Popen[bytes], patience_s: float) -> None:
-        """Ask once, and wait; another signal cuts that short."""
-        process.terminate()
-        until, heard = time.monotonic() + patience_s, len(self._heard)
-        while process.poll() is None and time.monotonic() < until and len(self._heard) == heard:
-            time.sleep(_POLL_EVERY_S)
 
 
 @contextlib.contextmanager

@@ -7,21 +7,17 @@ of a start (interpreter, libraries, checkpoint, replay of episodes), the others 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from conftest import newest_state, program
+from conftest import differences, program
 
 from rltemplate.run import paths
 
@@ -65,7 +61,7 @@ def test_killed_and_resumed_runs_are_identical(work: str, fork: Path, tmp_path: 
             if train(fork, work, run_dir, moment if kills < KILLS else None) >= 0:
                 break
             kills += 1
-        assert list(differences(straight, run_dir)) == [], f"after {kills} kills"
+        assert differences(straight, run_dir) == [], f"after {kills} kills"
         shutil.rmtree(run_dir)
         if kills >= KILLS:
             break
@@ -108,35 +104,3 @@ def train(fork: Path, work: str, run_dir: Path, kill_after_s: float | None, *mor
 def iterations(run_dir: Path) -> int:
     trace = run_dir / paths.TRACE
     return trace.read_bytes().count(b'\n["iteration"') if trace.exists() else 0
-
-
-def differences(a: Path, b: Path) -> Iterator[str]:
-    """Files of two ended runs and places in their newest checkpoints that are not the same."""
-    if (a / paths.TRACE).read_bytes() != (b / paths.TRACE).read_bytes():
-        yield paths.TRACE
-    if rows(a) != rows(b):
-        yield paths.METRICS
-    one, two = newest_state(a), newest_state(b)
-    for state in (one, two):
-        del state["run"]["training_s"], state["run"]["logger"]  # clocks
-    yield from unequal(one, two, "checkpoint")
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Rows of metrics without times."""
-    read = map(json.loads, (run_dir / paths.METRICS).read_text().splitlines())
-    return [{name: value for name, value in row.items() if "time" not in name} for row in read]
-
-
-def unequal(a: Any, b: Any, place: str) -> Iterator[str]:
-    if isinstance(a, torch.Tensor):
-        if not torch.equal(a, b):
-            yield place
-    elif isinstance(a, dict):
-        for key in {**a, **b}:
-            yield from unequal(a.get(key), b.get(key), f"{place}/{key}")
-    elif isinstance(a, list):
-        for number, pair in enumerate(itertools.zip_longest(a, b)):
-            yield from unequal(*pair, f"{place}/{number}")
-    elif a != b:
-        yield place
