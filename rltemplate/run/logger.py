@@ -150,7 +150,7 @@ class Logger:
         self._to_sinks(lambda sink: sink.video(path, env_steps))
 
     def message(self, text: str) -> None:
-        """A line for the user, above the progress bar where there is one, else on standard error."""
+        """A line for the user, above the line of progress on a terminal, else on standard error."""
         seen = [self._try(sink, lambda sink: sink.note(text)) for sink in list(self._sinks)]
         if not any(seen):
             to_stderr(text)

@@ -14,8 +14,7 @@ from rltemplate.run.sinks.wandb import WandbSink
 def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
     """The sinks that are switched on, in the order in which they get each row.
 
-    A new sink is a class beside these, two lines here, its key in `LoggerConfig` and its value in
-    conf/logger/local.yaml.
+    A new sink needs a class, two lines here, its key in `LoggerConfig`, its value in conf/logger/local.yaml.
     """
     sinks: list[Sink] = []
     if config.console:

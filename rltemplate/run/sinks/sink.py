@@ -6,7 +6,6 @@ Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run be
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,19 +25,15 @@ class Sink(Protocol):
 
     def write(self, row: Row) -> None:
         """One log point."""
-        ...
 
     def video(self, path: Path, env_steps: int) -> None:
         """A video of the policy after `env_steps` environment steps lies at `path`."""
-        ...
 
     def note(self, text: str) -> bool:
         """A line of plain text for the user. True if the user sees it here."""
-        ...
 
     def close(self, status: str, final_metrics: Row) -> None:
         """The run ended with `status` (`finished`, `failed`, `interrupted`). Called once, as the last."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +97,7 @@ class RecordingSink(ABC):
         self._opened = True
         self.open()
         rows = {(int(row["env_steps"]), 0): row for row in rows_so_far(self.facts.run_dir)}
-        videos = {(at, 1): path for at, path in videos_so_far(self.facts.run_dir).items()}
+        found = (self.facts.run_dir / VIDEOS).glob("step_*.mp4")
+        videos = {(int(path.stem[5:]), 1): path for path in found if path.stem[5:].isdigit()}
         for at in sorted(key for key in (*rows, *videos) if key < (env_steps, kind)):
             self.add_row(rows[at]) if at in rows else self.add_video(videos[at], at[0])
-
-
-def videos_so_far(run_dir: Path) -> dict[int, Path]:
-    """The videos in a run folder, by the number of environment steps after which they were taken."""
-    found = [(re.fullmatch(r"step_(\d+)\.mp4", path.name), path) for path in (run_dir / VIDEOS).glob("*.mp4")]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))

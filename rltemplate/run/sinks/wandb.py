@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rltemplate.config.schema import WandbConfig
-from rltemplate.run.paths import WANDB
 from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
 
 if TYPE_CHECKING:
@@ -50,39 +48,39 @@ class WandbSink(RecordingSink):
 
         wandb.setup(settings=wandb.Settings(silent=True))
         mode = os.environ.get("WANDB_MODE", "").strip().lower() or self._settings.mode.name
-        reason = ""
+        where = "offline"
         if mode not in ("offline", "dryrun"):
             if wandb.login(prompt=False, verify=False):
-                reason = self._go_online()
+                try:
+                    self._run = self._init("online")
+                    where = str(self._run.url)
+                except Exception as error:
+                    wandb.teardown()  # until then the id is in use
+                    where = f"offline, because {(str(error) or type(error).__name__).splitlines()[0]}"
             else:
-                reason = ", because no API key is configured (`wandb login` stores one)"
+                where = "offline, because no API key is configured (`wandb login` stores one)"
         if self._run is None:
             self._run = self._init("offline")
         self._known_steps = self._run.step  # once, because it is asked from the service process
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
-        where = f"offline{reason}" if self._run.offline else str(self._run.url)
         self.facts.notify(f"W&B: {'' if self.facts.resumed_at is None else 'resumed, '}{where}")
-
-    def _go_online(self) -> str:
-        """Try to start an online run; returns what prevented it, and leaves nothing of the attempt."""
-        import wandb
-
-        folder = self.facts.run_dir / WANDB
-        earlier = set(folder.glob("run-*"))
-        try:
-            self._run = self._init("online")
-        except Exception as error:
-            wandb.teardown()  # until then the id is in use
-            for attempt in set(folder.glob("run-*")) - earlier:
-                shutil.rmtree(attempt, ignore_errors=True)
-            return f", because {(str(error) or type(error).__name__).splitlines()[0]}"
-        return ""
 
     def _init(self, mode: Literal["online", "offline"]) -> wandb.Run:
         import wandb
 
         facts, settings = self.facts, self._settings
+        client = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,  # the run has its own snapshot
+            disable_code=True,
+            git_commit=facts.git.get("commit"),
+            init_timeout=_INIT_TIMEOUT_S,
+            finish_timeout=_FINISH_TIMEOUT_S,
+            finish_timeout_raises=True,
+            use_dot_wandb=False,
+        )
         return wandb.init(
             mode=mode,
             dir=facts.run_dir,
@@ -94,18 +92,7 @@ class WandbSink(RecordingSink):
             tags=[*facts.tags, *settings.tags],
             config={**facts.config, "git": dict(facts.git)},
             resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                disable_git=True,  # the run has its own snapshot
-                disable_code=True,
-                save_code=False,
-                git_commit=facts.git.get("commit"),
-                init_timeout=_INIT_TIMEOUT_S,
-                finish_timeout=_FINISH_TIMEOUT_S,
-                finish_timeout_raises=True,
-                use_dot_wandb=False,
-            ),
+            settings=client,
         )
 
     def add_row(self, row: Row) -> None:
@@ -128,18 +115,13 @@ class WandbSink(RecordingSink):
         run = self._run
         if run is None:
             return
-        folder, url = Path(run.dir).parent, None if run.offline else run.url
+        folder, url, option = Path(run.dir).parent, run.url, "" if run.offline else "--include-online "
         # A daemon, so that a client that hangs holds neither the run nor the interpreter.
         thread = threading.Thread(target=self._finish, args=(status, final_metrics), daemon=True)
         thread.start()
         thread.join(_INTERRUPTED_LIMIT_S if status == "interrupted" else _CLOSE_LIMIT_S)
-        if self._uploaded:
-            self.facts.notify(f"W&B: all uploaded, {url}")
-        else:
-            option = "" if run.offline else "--include-online "
-            self.facts.notify(
-                f"W&B: stored offline, upload with: wandb sync {option}{shlex.quote(str(folder))}"
-            )
+        stored = f"stored offline, upload with: wandb sync {option}{shlex.quote(str(folder))}"
+        self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")
 
     def _finish(self, status: str, final_metrics: Row) -> None:
         import wandb
