@@ -30,8 +30,8 @@ from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config import command_args
 from rltemplate.config.command_args import one_of, several, whole, word
+from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.determinism.switches import prepared
 from rltemplate.run.lines import replace_text
 from rltemplate.types import ConfigError
 

@@ -115,7 +115,6 @@ class DeterminismConfig:
     products: Products = field()
     profile: str | None = field()
     cpu_capability: str | None = field(metadata={"choices": ("default", "avx2", "avx512")})
-    onednn_isa: str | None = field()
     blas_kernels: str | None = field()
     numpy_without: str | None = field()
     golden: dict[str, str] = field()

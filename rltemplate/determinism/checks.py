@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rltemplate.determinism import golden
-from rltemplate.determinism.switches import Switches
+import torch
+from torch import Tensor
+
+from rltemplate.determinism import golden, kernels, libraries
+from rltemplate.determinism.levels import PROMISES, Switches
 from rltemplate.types import ConfigError, ForwardPass
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 # Numbers of rows around those at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
@@ -34,8 +33,6 @@ def check_repeats(passes: Mapping[str, ForwardPass], device: torch.device, level
 
     The gradient of indexing is where torch's fast kernels add in the order in which threads arrive.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(50, (50_000,), generator=generator).to(device)
     weight = torch.randn(50_000, generator=generator).to(device)
@@ -61,8 +58,6 @@ def check_repeats(passes: Mapping[str, ForwardPass], device: torch.device, level
 
 
 def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
-    import torch
-
     with torch.enable_grad():
         leaf = rows.clone().requires_grad_()
         out = each.network(leaf)
@@ -74,8 +69,6 @@ def differing_rows(each: ForwardPass, device: torch.device) -> list[str]:
 
     Each entry names a number of rows, and the threads: `8 rows on 1 thread`.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     sizes = sorted({*ROWS, *each.batches})
     rows = torch.randn(sizes[-1] + 37, each.size, generator=generator).to(device)
@@ -111,8 +104,6 @@ def check_rows(passes: Mapping[str, ForwardPass], device: torch.device, products
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -142,9 +133,7 @@ def choose_products(trial: Trial) -> tuple[str, str | None]:
     for many layers of odd width, products are left to numpy's BLAS. What is decided here depends neither on
     the number of threads nor on groups of rows, for neither is to change a bit.
     """
-    from rltemplate.determinism import blas, kernels
-
-    if trial.products != "padded" or blas.blas_library() is None:
+    if trial.products != "padded" or libraries.openblas() is None:
         return trial.products, None
     try:
         with kernels.grouped(0):
@@ -154,25 +143,11 @@ def choose_products(trial: Trial) -> tuple[str, str | None]:
     return trial.products, None
 
 
-def _golden(trial: Trial) -> dict[str, Any]:
-    found = golden.check(trial.switches, trial.device.type, trial.physics)
-    return {"profile": trial.switches.profile, "digests": found, "holds": True}
-
-
 # By name; each gives what it found, or raises `ConfigError`.
 CHECKS: dict[str, Callable[[Trial], dict[str, Any]]] = {
-    "golden": _golden,
+    "golden": lambda trial: golden.check(trial.switches, trial.device.type, trial.physics),
     "repeats": lambda trial: check_repeats(trial.passes, trial.device, trial.switches.level.name),
     "rows": lambda trial: check_rows(trial.passes, trial.device, trial.products),
-}
-
-
-# What the name of a level promises, whatever its switches have been set to.
-PROMISES: dict[str, tuple[str, ...]] = {
-    "fast": (),
-    "repeat": ("repeats",),
-    "invariant": ("repeats", "rows"),
-    "profile": ("golden", "repeats", "rows"),
 }
 
 

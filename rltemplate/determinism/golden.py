@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch.nn import functional as F
 
-from rltemplate.determinism.switches import Switches
+from rltemplate.determinism import kernels
+from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
+from rltemplate.determinism.levels import Switches
 from rltemplate.types import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +30,7 @@ Array = np.ndarray[Any, Any]
 _BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 
-def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict[str, str]:
+def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict[str, Any]:
     """The digest of every part here, after comparing it with the profile's.
 
     `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
@@ -41,31 +42,24 @@ def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict
         )
     found = digests(physics)
     for part, digest in found.items():
-        if part not in switches.golden:
-            raise ConfigError(
-                f"determinism.golden.{part}: no digest in the profile {switches.profile}; record it with "
-                f"`python -m rltemplate golden` on a machine of that class, or use determinism=invariant"
-            )
-        if digest != switches.golden[part]:
+        golden = switches.golden.get(part)
+        if digest != golden:
             raise ConfigError(
                 f"determinism=profile: this machine is not of the class {switches.profile}: {part} "
-                f"({PARTS[part][0]}) gives {digest} instead of {switches.golden[part]}; "
-                "use determinism=invariant"
+                f"({PARTS[part][0]}) gives {digest} instead of {golden}; use determinism=invariant"
             )
-    return found
+    return {"profile": switches.profile, "digests": found, "holds": True}
 
 
 def digests(physics: bool = True) -> dict[str, str]:
     """The digest of every part, in order. Physics only if asked for, and if MuJoCo is installed."""
-    import xxhash
-
     found = {}
     for name, (_, results) in PARTS.items():
         if name == "physics" and not (physics and importlib.util.find_spec("mujoco")):
             continue
         digest = xxhash.xxh3_64()
         for result in results():
-            digest.update(result if isinstance(result, bytes) else np.ascontiguousarray(result).tobytes())
+            digest.update(np.ascontiguousarray(result).tobytes())
         found[name] = digest.hexdigest()
     return found
 
@@ -80,16 +74,8 @@ def _numbers(count: int, low: float, high: float) -> Array:
 
 
 def _tensor(*shape: int, double: bool = False, low: float = -1.0, high: float = 1.0) -> Tensor:
-    import torch
-
     numbers = _numbers(math.prod(shape), low, high).reshape(shape)
     return torch.from_numpy(numbers if double else numbers.astype(np.float32))
-
-
-def _generator() -> torch.Generator:
-    import torch
-
-    return torch.Generator().manual_seed(20)
 
 
 # --- Parts -----------------------------------------------------------------------------------------------
@@ -98,15 +84,11 @@ Results = Iterable[Any]
 
 
 def _denormals() -> Results:
-    import torch
-
-    from rltemplate.determinism.layers import Linear
-
     patterns = np.arange(1, 101, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**23)
     for bits in (patterns.astype(np.uint32), patterns << np.uint64(29)):
         x: Array = bits.view(np.float32 if bits.itemsize == 4 else np.float64)
         yield from (x * x.dtype.type(0.75), x / x.dtype.type(3), x + x[::-1], x.sum())
-        yield struct.pack("<100d", *(0.5 * v for v in x.tolist()))
+        yield np.array([0.5 * v for v in x.tolist()])
         tensor = torch.from_numpy(x)
         yield from (tensor * 0.75, tensor / 3.0, tensor + tensor.flip(0), tensor.sum())
         layer = Linear(10, 3, bias=False, dtype=tensor.dtype)
@@ -115,21 +97,21 @@ def _denormals() -> Results:
             yield layer(tensor.view(10, 10))
 
 
+_LIBM: tuple[Callable[[float], float], ...] = (
+    *(math.sin, math.cos, math.tan, math.exp),
+    lambda v: math.log(abs(v) + 1e-3),
+    lambda v: math.pow(abs(v) + 0.1, 1.3),
+    lambda v: math.atan2(v, 0.7),
+    lambda v: math.acos(v / 7.0),
+    lambda v: math.asin(v / 7.0),
+    *(math.cbrt, math.tanh),
+    lambda v: math.log1p(abs(v)),
+)
+
+
 def _libm() -> Results:
-    two: dict[str, Callable[[float], float]] = {
-        "atan2": lambda v: math.atan2(v, 0.7),
-        "pow": lambda v: math.pow(abs(v) + 0.1, 1.3),
-        "log": lambda v: math.log(abs(v) + 1e-3),
-        "acos": lambda v: math.acos(v / 7.0),
-        "asin": lambda v: math.asin(v / 7.0),
-    }
     numbers = _numbers(500, -6.0, 6.0).tolist()
-    for name in ("sin", "cos", "tan", "exp", "log", "pow", "atan2", "acos", "asin", "cbrt", "tanh", "log1p"):
-        if name == "log1p":
-            values = [math.log1p(abs(v)) for v in numbers]
-        else:
-            values = list(map(two.get(name) or getattr(math, name), numbers))
-        yield struct.pack(f"<{len(values)}d", *values)
+    return (np.array([function(v) for v in numbers]) for function in _LIBM)
 
 
 def _numpy_functions() -> Results:
@@ -153,9 +135,6 @@ def _numpy_draws() -> Results:
 
 
 def _torch_functions() -> Results:
-    import torch
-    from torch.nn import functional as F
-
     for double in (False, True):
         x = _tensor(37, 18, double=double, low=-6.0, high=6.0)
         yield from (torch.log1p(x.abs()), torch.expm1(x), torch.pow(0.9, x.abs()), x.square(), 1.0 / x)
@@ -175,9 +154,7 @@ def _torch_sums() -> Results:
 
 
 def _torch_draws() -> Results:
-    import torch
-
-    generator = _generator()
+    generator = torch.Generator().manual_seed(20)
     for size in (3, 15, 16, 24, 1000):
         yield torch.randn(size, generator=generator)
         yield torch.randn(size, generator=generator, dtype=torch.float64)
@@ -190,10 +167,6 @@ def _torch_draws() -> Results:
 
 def _elementary(name: str) -> Callable[[], Results]:
     def results() -> Results:
-        import torch
-
-        from rltemplate.determinism import kernels
-
         function: Callable[[Tensor], Tensor] = getattr(kernels, name)
         low, high = (1e-3, 9.0) if name in ("log", "sqrt") else (-9.0, 9.0)
         for double in (False, True):
@@ -210,10 +183,6 @@ def _products(*shapes: tuple[int, int, int], double: bool = False) -> Callable[[
     """Forward and backward of a linear layer: rows, inputs, outputs."""
 
     def results() -> Results:
-        import torch
-
-        from rltemplate.determinism.layers import Linear
-
         for rows, size_in, size_out in shapes:
             layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
             layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
@@ -231,11 +200,6 @@ def _products(*shapes: tuple[int, int, int], double: bool = False) -> Callable[[
 
 def _update() -> Results:
     """Three steps of Adam on the squared error of a small network of each activation."""
-    import torch
-
-    from rltemplate.determinism import kernels
-    from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
-
     for activation in (Tanh, torch.nn.ReLU, Elu):
         layers = [Linear(11, 32), activation(), Linear(32, 32), activation()]
         network = Rows(*layers, Linear(32, 3))

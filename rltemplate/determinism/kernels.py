@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rltemplate.determinism import blas
+from rltemplate.determinism import blas, libraries
 
 PRODUCTS = ("plain", "strict", "padded", "tiled", "blas")
 # Torch splits a sum over its threads from this many elements on; shorter ones have one order.
@@ -46,7 +46,7 @@ def use(products: str) -> None:
     chosen.products = products
     if products == "blas":
         # Threads divide a product where it suits them, and another kernel computes what lies at the seams.
-        blas.use_blas_threads(1)
+        libraries.use_blas_threads(1)
 
 
 def group_rows(rows: int) -> None:

@@ -26,15 +26,12 @@ class Rows(nn.Sequential):
     def _forward(self, x: Tensor) -> Tensor:
         products, rows = kernels.chosen.products, x.shape[0]
         network: Callable[[Tensor], Tensor] = super().forward
-        if products == "blas":
-            chain = _chain(self)
-            return network(x) if chain is None else blas.through(*chain, x)
         if products == "padded" and rows % _ROWS_PADDED:
             return network(F.pad(x, (0, 0, 0, -rows % _ROWS_PADDED)))[:rows]
         if products == "tiled":
             tiles = F.pad(x, (0, 0, 0, -rows % _ROWS_TILED)).split(_ROWS_TILED)
             return torch.cat([network(tile) for tile in tiles])[:rows]
-        return network(x)
+        return network(x).contiguous()
 
 
 class Tanh(nn.Module):
@@ -42,7 +39,7 @@ class Tanh(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape."""
-        return kernels.tanh(x)
+        return blas.tanh(x) if kernels.chosen.products == "blas" else kernels.tanh(x)
 
 
 class Elu(nn.Module):
@@ -64,23 +61,5 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b, (B, in) to (B, out)."""
         if kernels.chosen.products == "blas":
-            return blas.through((None,), [self.weight, self.bias], x)
+            return blas.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
-
-
-_ACTIVATIONS: dict[type[nn.Module], str] = {Tanh: "tanh", nn.ReLU: "relu", Elu: "elu"}
-
-
-def _chain(layers: nn.Sequential) -> tuple[tuple[str | None, ...], list[Tensor | None]] | None:
-    """Activation, weight and bias of each linear layer, or None where there are layers of another kind."""
-    activations: list[str | None] = []
-    parameters: list[Tensor | None] = []
-    for layer in layers._modules.values():
-        if type(layer) is Linear:
-            activations.append(None)
-            parameters += layer._parameters.values()  # weight and bias; as attributes they cost 1 us each
-        elif type(layer) in _ACTIVATIONS and activations and activations[-1] is None:
-            activations[-1] = _ACTIVATIONS[type(layer)]
-        else:
-            return None
-    return (tuple(activations), parameters) if activations else None

@@ -20,23 +20,18 @@ REMOVED = (
     *("KMP_TEAMS_THREAD_LIMIT", "KMP_DYNAMIC_MODE", "KMP_LIBRARY", "KMP_HW_SUBSET", "KMP_SCHEDULE"),
     *("MKL_DYNAMIC", "MKL_DOMAIN_NUM_THREADS"),
 )
+# Of libraries that compute, then of torch's compiler and the compilers behind it, which only some runs use.
 _FAMILIES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NPY_", "ATEN_", "ONEDNN_", "DNNL_", "CUBLAS", "CUDNN_"),
 )
-# Of torch's compiler and the compilers behind it, which only some runs use.
 _COMPILERS = (
-    "TORCHINDUCTOR_",
-    "TORCHDYNAMO_",
-    "TORCH_COMPILE_",
-    "TRITON_",
-    "CXX",
-    *("CPATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
-    "CPLUS_INCLUDE_PATH",
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "CXX", "CPATH", "CPLUS_INCLUDE_PATH"),
+    *("LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
 )
 _OTHERS = (
     *("PYTHONHASHSEED", "NUMEXPR_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH"),
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
-    *("MUJOCO_GL", "RLTEMPLATE_FAULT", ROW_GROUPS),
+    *("MUJOCO_GL", ROW_GROUPS),
 )
 # Members of a family that print something, or say how long a thread waits awake, or where something is kept.
 _IDLE = (

@@ -23,8 +23,6 @@ class Codec:
         self.obs_space = obs_space
         self.action_space = action_space
         self.obs_size = _obs_size(env_id, obs_space)
-        _check_size(env_id, "observation", obs_space)
-        _check_size(env_id, "action", action_space)
         self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
         self.bounded = False  # actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
@@ -93,16 +91,3 @@ def _obs_size(env_id: str, space: spaces.Space[Any]) -> int:
             "use an environment with vector observations, such as the -ram variant where there is one"
         )
     return int(np.prod(space.shape))
-
-
-def _check_size(env_id: str, what: str, space: spaces.Space[Any]) -> None:
-    """Refuse a space without numbers in it, and actions that leave nothing to choose."""
-    problem = None
-    if 0 in (space.shape or ()):
-        problem = "holds no numbers"
-    elif isinstance(space, spaces.Discrete) and space.n == 1 and what == "action":
-        problem = "has one action only"
-    elif what == "action" and isinstance(space, spaces.Box) and (space.low == space.high).all():
-        problem = "leaves nothing to choose: all lower bounds equal the upper ones"
-    if problem is not None:
-        raise ConfigError(f"env.id={env_id}: its {what} space {space} {problem}")

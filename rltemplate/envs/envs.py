@@ -7,14 +7,13 @@ From the inside out: gymnasium.make with its time limit, `ActionRecorder`, `Seri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import EnvSpec, make_env
-from rltemplate.envs.vector import EnvFactory, SerialEnvs
+from rltemplate.envs.vector import EnvFactory, SerialEnvs, step_dtype
 from rltemplate.envs.workers import WorkerPool
 from rltemplate.types import ConfigError, Episode
 
@@ -43,21 +42,17 @@ class Envs:
         self.spec = spec
         self.num_envs = num_envs
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
-        first = make_env(spec)  # refuses, as the codec does, before any worker starts
-        obs_space, action_space = first.observation_space, first.action_space
+        tried = make_env(spec)  # refuses, as the codec does, before any worker starts
         try:
-            self.codec = Codec(spec.id, obs_space, action_space)
-        except BaseException:
-            first.close()
-            raise
-        factory = EnvFactory(partial(make_env, spec), spec.id, num_envs, obs_space, action_space)
+            self.codec = Codec(spec.id, tried.observation_space, tried.action_space)
+        finally:
+            tried.close()
+        factory, dtype = EnvFactory(spec, num_envs), step_dtype(self.codec.obs_space, self.codec.action_space)
         self._vector: SerialEnvs | WorkerPool
         if num_workers:
-            first.close()  # forked workers share nothing with this process
-            self._vector = WorkerPool(factory, num_workers, self._seeds)
+            self._vector = WorkerPool(factory, num_workers, self._seeds, dtype)
         else:
-            envs = [factory.make_env(0, first), *map(factory.make_env, range(1, num_envs))]
-            self._vector = SerialEnvs(envs, factory.arrays()[1])
+            self._vector = SerialEnvs(list(map(factory.make_env, range(num_envs))), np.zeros(num_envs, dtype))
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 

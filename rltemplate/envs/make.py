@@ -17,7 +17,6 @@ from rltemplate.envs.codec import Codec
 from rltemplate.types import ConfigError
 
 _log = logging.getLogger(__name__)
-_AGAIN = " was raised from the environment creator"  # words that Gymnasium adds to a TypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,22 @@ class EnvSpec:
     id: str
     max_episode_steps: int | None
     kwargs: Mapping[str, Any]
+
+
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """BipedalWalker with a new Box2D world in each episode, as LunarLander has.
+
+    The memory of a world shows in the last bits of later episodes, which then could not be replayed alone.
+    """
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begin an episode."""
+        import Box2D
+
+        walker: Any = self.unwrapped
+        walker._destroy()
+        walker.world = Box2D.b2World()
+        return super().reset(**kwargs)
 
 
 def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym.Env[Any, Any]:
@@ -44,17 +59,18 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
             disable_env_checker=True,
             **{**spec.kwargs, **extra},
         )
-    except (gym.error.UnregisteredEnv, ModuleNotFoundError) as error:
-        near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
     except (gym.error.Error, ImportError) as error:
-        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}") from error
+        near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)
+        unknown = isinstance(error, gym.error.UnregisteredEnv | ModuleNotFoundError)
+        hint = f"; did you mean {near[0]}?" if near and unknown else ""
+        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         if not spec.kwargs:
             raise
         kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
         raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{_first_line(error)}") from error
+    if type(env.unwrapped).__name__ == "BipedalWalker":
+        env = FreshWorld(env)
     denormals.keep()
     return env
 
@@ -68,9 +84,7 @@ def check_env(spec: EnvSpec) -> Codec:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        # Gymnasium raises a TypeError of the environment again, with more words.
-        origin = error.__context__ if _AGAIN in str(error) and error.__context__ is not None else error
-        frames = traceback.extract_tb(origin.__traceback__)
+        frames = traceback.extract_tb((error.__context__ or error).__traceback__)
         at = [frame for frame in frames if not frame.filename.endswith("run/exits.py")][-1]
         raise ConfigError(
             f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
@@ -85,7 +99,9 @@ def uses_mujoco(env_id: str) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].partition(_AGAIN)[0].strip("'\" ")
+    # Gymnasium raises a TypeError of the environment again, with more words.
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.partition(" was raised from the environment creator")[0].strip("'\" ")
 
 
 def _quiet_mujoco() -> None:

@@ -7,91 +7,70 @@ copies than small environments take for a step.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rltemplate.envs.make import EnvSpec, make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.types import ConfigError, RunError
+from rltemplate.types import ConfigError
 
 
 class StepResult(NamedTuple):
     """The results of one step of N environments, in arrays that the next call overwrites."""
 
     obs: np.ndarray  # (N, ...) as the environment's space has them, before any reset
-    reward: np.ndarray  # (N,) float64
+    reward: np.ndarray  # (N,) float64, as the environment gives it
     terminated: np.ndarray  # (N,) bool
     truncated: np.ndarray  # (N,) bool
-
-    def rows(self, numbers: range) -> StepResult:
-        """The results of some of the environments."""
-        return StepResult(*(array[numbers.start : numbers.stop] for array in self))
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
     """Makes the copies of one environment, by their numbers from 0."""
 
-    make: Callable[[], gym.Env[Any, Any]]  # can be pickled, for processes that are not forked
-    env_id: str
+    spec: EnvSpec
     num_envs: int
-    obs_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
 
-    def name(self, numbers: range) -> str:
-        """The environments of these numbers in messages."""
+    def name(self, first: int, last: int) -> str:
+        """Some of the environments in messages."""
         if self.num_envs == 1:
-            return self.env_id
-        if len(numbers) == 1:
-            return f"{self.env_id}, environment {numbers[0] + 1} of {self.num_envs}"
-        return f"{self.env_id}, environments {numbers[0] + 1} to {numbers[-1] + 1} of {self.num_envs}"
+            return self.spec.id
+        which = f"environment {first + 1}" if first == last else f"environments {first + 1} to {last + 1}"
+        return f"{self.spec.id}, {which} of {self.num_envs}"
 
-    def make_env(self, number: int, made: gym.Env[Any, Any] | None = None) -> ActionRecorder:
-        """The environment of this number; `made` if it is there already."""
-        name = self.name(range(number, number + 1))
+    def make_env(self, number: int) -> ActionRecorder:
+        """The environment of this number."""
+        name = self.name(number, number)
         try:
-            env = self.make() if made is None else made
+            return ActionRecorder(make_env(self.spec), name)
         except Exception as error:
             if not isinstance(error, ConfigError):
                 error.add_note(f"{name}, when it was made")
             raise
-        if (env.observation_space, env.action_space) != (self.obs_space, self.action_space):
-            raise RunError(f"{name}: its spaces are not those of the first one")
-        return ActionRecorder(env, name)
 
-    def allocate(self, raw_array: Callable[[Any, int], Any]) -> list[Any]:
-        """Memory for the actions and results of all environments, from `raw_array(type, size)`."""
-        forms = self._forms()
-        return [raw_array(ctypes.c_char, int(np.prod(shape)) * dtype.itemsize or 1) for shape, dtype in forms]
 
-    def arrays(self, memory: Sequence[Any] | None = None) -> tuple[np.ndarray, StepResult]:
-        """Arrays for the actions and results of all environments, in that memory or in their own."""
-        buffers = memory or [None] * len(self._forms())
-        forms = zip(self._forms(), buffers, strict=True)
-        action, *results = (np.ndarray(shape, dtype, buffer) for (shape, dtype), buffer in forms)
-        return action, StepResult(*results)
-
-    def _forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        num, action, obs = self.num_envs, self.action_space, self.obs_space
-        kind = np.dtype(action.dtype if isinstance(action, spaces.Box) else np.int64)
-        per_env = [((num,), np.dtype(each)) for each in (np.float64, np.bool_, np.bool_)]
-        return [((num, *action.shape), kind), ((num, *obs.shape), np.dtype(obs.dtype)), *per_env]  # type: ignore[misc]
+def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.dtype[Any]:
+    """The action and the results of one environment in one step, for a structured array of all."""
+    action = np.dtype(action_space.dtype if isinstance(action_space, spaces.Box) else np.int64)
+    fields: list[Any] = [("action", action, action_space.shape), ("obs", obs_space.dtype, obs_space.shape)]
+    fields += [("reward", np.float64), ("terminated", np.bool_), ("truncated", np.bool_)]
+    return np.dtype(fields, align=True)
 
 
 class SerialEnvs:
     """Environments in this process, one after the other. The first one that fails ends the step.
 
-    Methods raise `RunError` where an environment returns an invalid value; exceptions of an environment
-    pass. Only `close` may follow either.
+    `table` (N,) of `step_dtype` holds their results. Methods raise `RunError` where an environment returns an
+    invalid value; exceptions of an environment pass. Only `close` may follow either.
     """
 
-    def __init__(self, envs: Sequence[ActionRecorder], results: StepResult) -> None:
-        self._envs, self._results = envs, results
+    def __init__(self, envs: Sequence[ActionRecorder], table: np.ndarray) -> None:
+        self._envs = envs
+        self._results = StepResult(*(table[name] for name in StepResult._fields))
         self._steps = [env.step for env in envs]
 
     def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
@@ -109,10 +88,8 @@ class SerialEnvs:
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """The results of a method of each environment, in order, called with one argument each or none."""
-        if arguments is None:
-            return [getattr(env, name)() for env in self._envs]
-        pairs = zip(self._envs, arguments, strict=True)
-        return [getattr(env, name)(argument) for env, argument in pairs]
+        given = [()] * len(self._envs) if arguments is None else [(argument,) for argument in arguments]
+        return [getattr(env, name)(*each) for env, each in zip(self._envs, given, strict=True)]
 
     def close(self) -> None:
         """Close the environments; one that raises leaves none of the others open."""

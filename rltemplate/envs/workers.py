@@ -7,22 +7,18 @@ leaves its workers to signals that are meant for the run.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from multiprocessing.connection import Connection, wait
-from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,18 +26,7 @@ from rltemplate.envs.vector import EnvFactory, SerialEnvs, StepResult
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 
 _GRACE_S = 5.0  # for workers to close their environments
-_LOOK_AFTER_S = 1.0  # between two looks at workers that do not answer
-_PR_SET_PDEATHSIG = 1
-
-
-class WorkerSpec(NamedTuple):
-    """The work of one worker."""
-
-    factory: EnvFactory
-    numbers: range  # of its environments
-    memory: Sequence[Any]  # for actions and results, shared by all
-    seed: int  # of the global generators
-    parent: int | None  # the process whose end is to kill the worker, on systems that do so
+_LOOK_AFTER_S = 0.5  # between two looks of a worker at the run's process
 
 
 class WorkerPool:
@@ -51,23 +36,22 @@ class WorkerPool:
     as many workers as environments none is left for this process. Methods are those of `SerialEnvs`; all
     groups work at the same time.
 
-    An exception of an environment is raised here with the worker's traceback as its cause, and `RunError` if
-    a worker has died. Of several failures that of the first environment is raised. Workers ignore signals
-    that are meant for the run, and none outlives it.
+    `RunError` if a worker has died. An exception of an environment in a worker is raised here as RuntimeError
+    with the traceback as a note. Of several failures that of the first environment is raised. Workers ignore
+    signals that are meant for the run, and none outlives it.
     """
 
-    def __init__(self, factory: EnvFactory, num_workers: int, seeds: Sequence[int]) -> None:
+    def __init__(
+        self, factory: EnvFactory, num_workers: int, seeds: Sequence[int], dtype: np.dtype[Any]
+    ) -> None:
         """Global generators of a worker start from the seed of its first environment.
 
         After a fork they would all start from the same numbers.
         """
-        if not 1 <= num_workers <= factory.num_envs:
-            raise ValueError(f"{num_workers} workers for {factory.num_envs} environments")
-        small, larger = divmod(factory.num_envs, num_workers + 1)
-        starts = [number * small + min(number, larger) for number in range(num_workers + 2)]
-        self._groups = [range(start, stop) for start, stop in pairwise(starts)]
+        num_envs, groups = factory.num_envs, num_workers + 1
+        bounds = [-(-number * num_envs // groups) for number in range(groups + 1)]
+        self._groups = [slice(bounds[number], bounds[number + 1]) for number in range(groups)]
         self._factory = factory
-        self._died: RunError | None = None
         self._own: SerialEnvs | None = None
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -75,53 +59,44 @@ class WorkerPool:
         self._end = Finalize(self, _end_workers, (self._pipes, self._processes), exitpriority=10)
         # A fork knows all environments that are registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        memory = factory.allocate(context.RawArray)  # without a name that could be left in a file system
-        self._action, self._results = factory.arrays(memory)
-        # Linux goes by the thread that started the child: another one than the main thread may end earlier.
-        main = threading.current_thread() is threading.main_thread()
-        parent = os.getpid() if main and sys.platform == "linux" else None
-        here = self._groups[-1]
+        # Shared by all, without a name that could be left in a file system.
+        memory = context.RawArray("b", num_envs * dtype.itemsize)
+        table: np.ndarray = np.frombuffer(memory, dtype)
+        self._actions = table["action"]
+        self._results = StepResult(*(table[name] for name in StepResult._fields))
         try:
-            for numbers in self._groups[:-1]:
-                self._start(context, WorkerSpec(factory, numbers, memory, seeds[numbers.start], parent))
-            *_, self._own = self._finish(range(num_workers), lambda: _group(factory, here, self._results))
+            for group in self._groups[:-1]:
+                pipe, other = context.Pipe()
+                work = (other, factory, group, memory, dtype, seeds[group.start], os.getpid())
+                name = factory.name(group.start, group.stop - 1)
+                process = context.Process(target=_work, args=work, name=name, daemon=True)
+                process.start()
+                other.close()
+                self._pipes.append(pipe)
+                self._processes.append(process)
+            *_, self._own = self._finish(
+                range(num_workers), lambda: _make_group(factory, self._groups[-1], table)
+            )
         except BaseException:
             self.close()
             raise
 
-    def _start(self, context: Any, spec: WorkerSpec) -> None:
-        pipe, other = context.Pipe()
-        self._pipes.append(pipe)
-        name = spec.factory.name(spec.numbers)
-        process = context.Process(target=_work, args=(spec, other), name=name, daemon=True)
-        # Requests to the run are held back until the child ignores them: none is lost here meanwhile.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._processes.append(process)
-        other.close()
-
     def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
         """Begin an episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
-        slices = [slice(group.start, group.stop) for group in self._groups]
-        self._do("reset", [(mask[part], seeds[part]) if mask[part].any() else None for part in slices])
+        self._do(
+            "reset", [(mask[group], seeds[group]) if mask[group].any() else None for group in self._groups]
+        )
         return self._results.obs
 
     def step(self, actions: np.ndarray) -> StepResult:
         """Step with `actions` (N, ...)."""
-        here = self._groups[-1]
-        self._action[:] = actions
-        self._do("step", [*((None,) for _ in self._pipes), (actions[here.start :],)])
+        self._actions[:] = actions
+        self._do("step", [*((None,) for _ in self._pipes), (actions[self._groups[-1]],)])
         return self._results
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """The results of a method of each environment, in order, called with one argument each or none."""
-        parts: list[tuple[Any, ...]] = [
-            (name,) if arguments is None else (name, arguments[group.start : group.stop])
-            for group in self._groups
-        ]
+        parts = [(name, None if arguments is None else arguments[group]) for group in self._groups]
         return [result for results in self._do("call", parts) for result in results]
 
     def close(self) -> None:
@@ -132,15 +107,12 @@ class WorkerPool:
 
     def _do(self, method: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
         """The results of a method of all groups that have arguments, in order."""
-        if self._died is not None:  # answers that were not read would be taken for later ones
-            raise self._died
-        own = self._own
         *theirs, mine = arguments
         asked = [number for number, given in enumerate(theirs) if given is not None]
         for number in asked:
             with contextlib.suppress(ConnectionError):  # of a death, which shows where its answer is missing
                 self._pipes[number].send((method, theirs[number]))
-        return self._finish(asked, lambda: None if mine is None else getattr(own, method)(*mine))
+        return self._finish(asked, lambda: None if mine is None else getattr(self._own, method)(*mine))
 
     def _finish(self, asked: Sequence[int], own: Callable[[], Any]) -> list[Any]:
         """The answers of the workers `asked`, and the result of `own`, called while they work."""
@@ -148,42 +120,22 @@ class WorkerPool:
             mine = own()
         except Exception as error:
             mine = error
-        results = [*self._answers(asked), mine]
+        results = [*map(self._answer, asked), mine]
         for result in results:
-            if isinstance(result, ConfigError | RunError):
-                raise result from None  # whose message says all
             if isinstance(result, Exception):
                 raise result
         return results
 
-    def _answers(self, asked: Sequence[int]) -> list[Any]:
-        answers: dict[int, Any] = {}
-        waiting: dict[Any, int] = {self._pipes[number]: number for number in asked}
-        while waiting:
-            ready: list[Any] = wait(list(waiting), _LOOK_AFTER_S)
-            for pipe in ready:
-                try:
-                    answers[waiting[pipe]] = pipe.recv()
-                except (EOFError, OSError):
-                    raise self._death(waiting[pipe]) from None
-                del waiting[pipe]
-            # A dead worker's pipe stays open where a process that it started has inherited it.
-            for number in asked if not ready else ():
-                silent = number in answers or not self._pipes[number].poll()
-                if silent and not self._processes[number].is_alive():
-                    raise self._death(number)
-        return [answers[number] for number in asked]
-
-    def _death(self, number: int) -> RunError:
-        process, numbers = self._processes[number], self._groups[number]
-        process.join(1.0)  # its pipe closes a moment before
-        code = process.exitcode
-        how = "closed its connection"
-        if code is not None:
-            how = f"died ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
-        whose = "its" if len(numbers) == 1 else "their"
-        self._died = RunError(f"{self._factory.name(numbers)}: {whose} worker process {how}")
-        return self._died
+    def _answer(self, number: int) -> Any:
+        try:
+            return self._pipes[number].recv()
+        except (EOFError, OSError):
+            process, group = self._processes[number], self._groups[number]
+            process.join(1.0)  # its pipe closes a moment before
+            code = process.exitcode or 0
+            how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+            name = self._factory.name(group.start, group.stop - 1)
+            raise RunError(f"{name}: its worker process died ({how})") from None
 
 
 def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
@@ -202,63 +154,55 @@ def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
 # --- In a worker -------------------------------------------------------------------------------------------
 
 
-def _work(spec: WorkerSpec, pipe: Connection) -> None:
+def _work(
+    pipe: Connection,
+    factory: EnvFactory,
+    group: slice,
+    memory: Any,
+    dtype: np.dtype[Any],
+    seed: int,
+    run: int,
+) -> None:
     """Make a group of environments and call its methods as asked, until there is nothing more to do."""
     for request in STOP_SIGNALS:
         signal.signal(request, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    if spec.parent is not None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != spec.parent:  # it died before
-            os._exit(1)
-    run = multiprocessing.parent_process()
-    assert run is not None
-    action, results = spec.factory.arrays(spec.memory)
-    action = action[spec.numbers.start : spec.numbers.stop]
-    group: SerialEnvs | None = None
+    threading.Thread(target=_end_with, args=(run,), daemon=True).start()
+    from rltemplate.envs.global_rng import seed_global_rng  # imports torch, too long for a check
+
+    table: np.ndarray = np.frombuffer(memory, dtype)
+    envs: SerialEnvs | None = None
+    task: Any = ("", ())
     # The run may end without a word.
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        task: Any = ("", ())
+    with contextlib.suppress(EOFError, ConnectionError):
         while task is not None:
             method, arguments = task
             answer: Any = None
             try:
-                if group is None:
-                    _seed(spec.seed)
-                    group = _group(spec.factory, spec.numbers, results)
+                if envs is None:
+                    seed_global_rng(seed)
+                    envs = _make_group(factory, group, table)
                 elif method == "step":
-                    group.step(action.copy())  # an environment may keep its action
+                    envs.step(table["action"][group].copy())  # an environment may keep its action
                 else:
-                    answer = getattr(group, method)(*arguments)
+                    answer = getattr(envs, method)(*arguments)
+            except (ConfigError, RunError) as error:
+                answer = error
             except Exception as error:
-                answer = _portable(error)
-            pipe.send(answer if method == "call" or isinstance(answer, ExceptionWithTraceback) else None)
-            task = pipe.recv() if pipe in wait([pipe, run.sentinel]) else None
-    if group is not None:
-        group.close()
+                # Some exceptions do not come out of a pickle as they went in.
+                answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
+                answer.add_note("".join(traceback.format_exception(error)))
+            pipe.send(answer)
+            task = pipe.recv()
+    if envs is not None:
+        envs.close()
 
 
-def _seed(seed: int) -> None:
-    # Imports torch, which would be too long for a check of the configuration.
-    from rltemplate.envs.global_rng import seed_global_rng
-
-    seed_global_rng(seed)
+def _make_group(factory: EnvFactory, group: slice, table: np.ndarray) -> SerialEnvs:
+    return SerialEnvs([factory.make_env(number) for number in range(group.start, group.stop)], table[group])
 
 
-def _group(factory: EnvFactory, numbers: range, results: StepResult) -> SerialEnvs:
-    return SerialEnvs([factory.make_env(number) for number in numbers], results.rows(numbers))
-
-
-def _portable(error: Exception) -> Any:
-    """An exception with its traceback as its cause, in a form that comes out of a pickle as it went in.
-
-    Some exceptions do not, such as those that make their message of several arguments: RuntimeError then
-    says their kind and message.
-    """
-    with contextlib.suppress(Exception):
-        whole = ExceptionWithTraceback(error, error.__traceback__)
-        if str(pickle.loads(pickle.dumps(whole))) == str(error):
-            return whole
-    plain = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
-    plain.__notes__ = getattr(error, "__notes__", [])
-    return ExceptionWithTraceback(plain, error.__traceback__)
+def _end_with(run: int) -> None:
+    """End this process, whatever it does, when that of the run is gone."""
+    while os.getppid() == run:
+        time.sleep(_LOOK_AFTER_S)
+    os._exit(1)

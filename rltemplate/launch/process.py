@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from rltemplate.config.loading import from_dict
 from rltemplate.config.schema import Config
-from rltemplate.determinism.switches import prepared
+from rltemplate.determinism.levels import prepared
 from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job
 from rltemplate.types import ConfigError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rltemplate.config.cli.keys import option_names
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.schema import Config, Level, TraceDetail
-from rltemplate.determinism.checks import PROMISES
+from rltemplate.determinism.levels import PROMISES
 from rltemplate.launch.command import check_environments
 from rltemplate.rerun.perturbations import WITHOUT, changed, with_changes
 from rltemplate.types import ConfigError

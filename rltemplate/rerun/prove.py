@@ -23,7 +23,7 @@ from typing import Any
 from rltemplate.analysis import compare, traces
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Level
-from rltemplate.determinism.checks import PROMISES
+from rltemplate.determinism.levels import PROMISES
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.launch.process import worker_command, worker_environment

@@ -1,6 +1,6 @@
 """One value of a run changed in its last bit, in front of the trace: the change must be found.
 
-A test sets the environment variable `RLTEMPLATE_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
+A test sets the environment variable `ATEN_TEST_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
 instance `action@3:17`: the action of step 17 in iteration 3. `start/net@3` is the entry `net` of the state
 with which iteration 3 begins. The run goes on with the changed value, and its record names the variable.
 """
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "RLTEMPLATE_FAULT"
+VARIABLE = "ATEN_TEST_FAULT"
 TRACE = "rltemplate.run.trace"
 
 

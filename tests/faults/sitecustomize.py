@@ -2,5 +2,5 @@
 
 import os
 
-if "RLTEMPLATE_FAULT" in os.environ:
+if "ATEN_TEST_FAULT" in os.environ:
     import flipped_bits  # noqa: F401 - lets traces flip a bit

@@ -59,7 +59,7 @@ def fault(text: str) -> Plant:
     @contextlib.contextmanager
     def planted() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RLTEMPLATE_FAULT", text)
+            patch.setenv("ATEN_TEST_FAULT", text)
             yield
 
     return planted

@@ -46,7 +46,7 @@ from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 TINY = [*SHRUNK["ppo"], "total_env_steps=96", "eval_episodes=1"]  # three iterations
-FAULT, ONLY_IN = "RLTEMPLATE_FAULT", "ONLY_IN"
+FAULT, ONLY_IN = "ATEN_TEST_FAULT", "ONLY_IN"
 
 # In front of the real process: what the process was given, and the processes beside it. `ONLY_IN` holds
 # further variables by the name of a run.
@@ -61,7 +61,7 @@ facts = {"environment": dict(os.environ), "cwd": os.getcwd(), "snapshot": job["s
 os.environ |= json.loads(os.environ.get("ONLY_IN", "{}")).get(folder.name, {})
 if "WAIT" in os.environ:
     time.sleep(100)
-if "RLTEMPLATE_FAULT" in os.environ:
+if "ATEN_TEST_FAULT" in os.environ:
     import flipped_bits
 """
 

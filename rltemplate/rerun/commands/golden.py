@@ -59,7 +59,7 @@ def _profile_file(name: str) -> Path:
 def _measured(level: str) -> dict[str, str]:
     """The digests, by a process that is prepared as a run's is."""
     from rltemplate.config.cli.preflight import preflight
-    from rltemplate.determinism.switches import prepared
+    from rltemplate.determinism.levels import prepared
 
     (config,) = preflight([f"determinism={level}", "local=null"]).configs
     environment = prepared(os.environ, config.determinism, config.num_threads)
