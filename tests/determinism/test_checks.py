@@ -25,7 +25,7 @@ from rltemplate.determinism.checks import (
     choose_products,
     differing_rows,
 )
-from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
+from rltemplate.determinism.layers import Elu, Linear, Rows
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import Algorithm, ConfigError, ForwardPass
 
@@ -59,23 +59,6 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
         with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
             check_rows(algorithm.forward_passes(), CPU, "plain")
     algorithm.close()
-
-
-def test_grouping_changes_nothing_with_filled_up_batches_and_something_without() -> None:
-    generator = torch.Generator().manual_seed(0)
-    net = Rows(Linear(11, 64), Tanh(), Linear(64, 1))
-    for parameter in net.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator)
-    rows = torch.randn(100, 11, generator=generator)
-    with torch.no_grad():
-        for products, expected in (("padded", True), ("tiled", True), ("plain", False)):
-            kernels.use(products)
-            whole = net(rows)
-            same = []
-            for size in (1, 3, 7, 16, 33):
-                with kernels.grouped(size):
-                    same.append(torch.equal(net(rows), whole))
-            assert all(same) is expected
 
 
 def test_a_gradient_is_the_gradient_of_the_whole_batch(configure: Configure) -> None:

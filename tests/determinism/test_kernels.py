@@ -16,13 +16,13 @@ from conftest import ROOT, Configure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltemplate.determinism import blas, kernels
+from rltemplate.determinism import kernels, libraries
 from rltemplate.determinism.layers import Linear, Rows
-from rltemplate.determinism.switches import prepared
+from rltemplate.determinism.levels import prepared
 from rltemplate.learning.networks import mlp
 
 ELEMENTARY = ("exp", "log", "sqrt", "tanh")
-BATCHES = (1, 2, 7, 8, 9, 64, 300, 305, 700)
+BATCHES = (1, 8, 9, 305, 700)
 
 
 @pytest.fixture
@@ -102,18 +102,6 @@ def test_infinities_are_no_errors(by_blas: None) -> None:
         assert net(x[None]).isnan().all()
 
 
-def test_a_chain_is_its_layers_one_by_one(by_blas: None) -> None:
-    """Layers among others of a kind that the chain does not know give the same bits as the chain."""
-    chain = network(7, 40, 40, 3, activation="elu")
-    loose = Rows(nn.Identity(), *chain)
-    x = numbers(50, 7)
-    for a, b in zip(values_and_gradients(chain, x), values_and_gradients(loose, x), strict=True):
-        assert torch.equal(a, b)
-    with_gradient = chain(x).detach()
-    with torch.no_grad():
-        assert torch.equal(chain(x), with_gradient)
-
-
 def test_weights_changed_before_the_gradient_are_noticed(by_blas: None) -> None:
     net, x = network(4, 16, 2), numbers(9, 4)
     y = net(x)
@@ -123,25 +111,14 @@ def test_weights_changed_before_the_gradient_are_noticed(by_blas: None) -> None:
         y.sum().backward()
 
 
-def test_what_does_not_fit_is_refused(by_blas: None) -> None:
-    net = network(4, 2)
-    with pytest.raises(TypeError, match="does not fit"):
-        net(numbers(3, 4, double=True))
-    with pytest.raises(TypeError, match="does not fit"):
-        net(numbers(3, 5))
-
-
 def test_one_thread_is_enough_for_the_blas() -> None:
-    library = blas.blas_library()
-    if library is None:
+    libraries.use_blas_threads(2)
+    if libraries.openblas() is None:
         pytest.skip("numpy has another BLAS here")
-    library.scipy_openblas_set_num_threads64_(2)
-    assert blas.blas_threads() == 2
+    assert libraries.blas_threads() == 2
     kernels.use("blas")
-    try:
-        assert blas.blas_threads() == 1
-    finally:
-        kernels.use("plain")
+    assert libraries.blas_threads() == 1
+    kernels.use("plain")
 
 
 def test_plain_is_torch_itself() -> None:
@@ -159,9 +136,8 @@ def test_plain_is_torch_itself() -> None:
 
 ROWS = """
 import json, sys
-import numpy as np, torch
-from rltemplate.determinism import blas, kernels
-from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
+import torch
+from rltemplate.determinism.layers import Linear
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches as determinism
 config = from_dict(json.loads(sys.stdin.read()))
@@ -191,18 +167,7 @@ for size_in, size_out in shapes:
                     for first in (0, 37):
                         if not torch.equal(way(rows[first : first + size]), whole[first : first + size]):
                             found.add(f"{size_in}x{size_out} {kind} {size} rows, {threads} threads")
-# The order of summation, on a layer that has all kinds of kernels in it: one chain of fused multiply-adds,
-# for which 64 bits of mantissa are enough to round but once.
-x, w = rows[:40, :1].float().repeat(1, 24), torch.randn(36, 24, generator=generator)
-x = x * torch.randn(24, generator=generator)
-layer = Linear(24, 36, bias=False)
-layer.weight.data = w
-chain = np.zeros((40, 36), np.float32)
-for k in range(24):
-    exact = x[:, k : k + 1].numpy().astype(np.longdouble) * w[:, k].numpy().astype(np.longdouble)
-    chain = (exact + chain).astype(np.float32)
-same = float((layer(x).numpy() == chain).mean())
-print(json.dumps({"ours": sorted(ours), "plain": len(plain), "chain": same}))
+print(json.dumps({"ours": sorted(ours), "plain": len(plain)}))
 """
 
 
@@ -224,7 +189,4 @@ def test_a_row_depends_on_that_row_alone(configure: Configure) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["ours"] == []
-    assert found["plain"] > 100, (
-        "the library's own products are said to depend on the batch: nothing was tried"
-    )
-    assert found["chain"] == 1.0
+    assert found["plain"] > 100, "the library's own products depend on the batch, or nothing was tried"
