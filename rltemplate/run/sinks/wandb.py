@@ -115,12 +115,13 @@ class WandbSink(RecordingSink):
         run = self._run
         if run is None:
             return
-        folder, url, option = Path(run.dir).parent, run.url, "" if run.offline else "--include-online "
+        folder, url = Path(run.dir).parent, None if run.offline else run.url
         # A daemon, so that a client that hangs holds neither the run nor the interpreter.
         thread = threading.Thread(target=self._finish, args=(status, final_metrics), daemon=True)
         thread.start()
         thread.join(_INTERRUPTED_LIMIT_S if status == "interrupted" else _CLOSE_LIMIT_S)
-        stored = f"stored offline, upload with: wandb sync {option}{shlex.quote(str(folder))}"
+        command = f"wandb sync {'' if url is None else '--include-online '}{shlex.quote(str(folder))}"
+        stored = f"stored offline, upload with: {command}"
         self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")
 
     def _finish(self, status: str, final_metrics: Row) -> None:
