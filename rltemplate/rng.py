@@ -8,11 +8,16 @@ like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from rltemplate.types import Probe
+
+# Streams that draw on the CPU, so that weights and orders are the same whatever the device.
+ON_CPU = ("init", "minibatch", "warmup")
 
 
 def seed_sequence(seed: int, name: str, index: int = 0) -> np.random.SeedSequence:
@@ -32,21 +37,25 @@ class Streams:
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self.seed = seed
         self.device = torch.device(device)
+        self.probe = Probe()
         self._torch: dict[str, torch.Generator] = {}
         self._restored: dict[str, torch.Tensor] = {}  # states of streams that were not used yet
 
-    def torch(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
-        """The torch generator `name`, on the run's device unless told otherwise."""
-        place = self.device if device is None else torch.device(device)
-        if name in self._torch and self._torch[name].device.type != place.type:
-            raise ValueError(f"the stream {name} is on {self._torch[name].device}, not on {place}")
+    def torch(self, name: str) -> torch.Generator:
+        """The torch generator `name`."""
         if name not in self._torch:
-            generator = torch.Generator(device=place)
+            generator = torch.Generator("cpu" if name in ON_CPU else self.device)
             generator.manual_seed(int(seed_sequence(self.seed, name).generate_state(1, np.uint64)[0] >> 1))
             if name in self._restored:
                 generator.set_state(self._restored.pop(name))
             self._torch[name] = generator
         return self._torch[name]
+
+    def draw(self, name: str, sample: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """`sample(*args, generator=...)` from the stream `name`."""
+        value = sample(*args, generator=self.torch(name))
+        self.probe.draw(name, value)
+        return value
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every stream used so far."""

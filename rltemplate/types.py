@@ -15,13 +15,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-V = TypeVar("V")
 
 # Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
 # take a job away.
@@ -88,39 +86,54 @@ class IterationResult:
     """The results of one training iteration for observers.
 
     `metrics` are detached 0-d tensors that stay on the device; only the logger reads their values, once
-    per log interval. `probes` are references to named tensors in causal order, free unless they are read.
+    per log interval.
     """
 
     metrics: Mapping[str, Tensor]
     episodes: list[Episode] = field(default_factory=list)
-    probes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Probe:
-    """Receives the values of an algorithm while it works, in causal order. This one ignores them.
+    """Receives values at the borders of an algorithm, in causal order. This one ignores them.
 
-    An algorithm calls `begin` at the start of each iteration, before it collects or learns anything. It names
-    its position with `event`, then hands each value through the probe and continues with the returned value.
-    A trace returns the same value.
+    Random streams hand over their draws, the engine and the environments their results. A draw belongs to
+    the event of the next results. No value is written to afterwards.
     """
 
     def begin(self, algorithm: Algorithm) -> None:
-        """The event `start`: an iteration begins with all that the state of the algorithm holds."""
-        self.event("start")
+        """An iteration begins, with all that the state of the algorithm holds."""
 
-    def event(self, name: str, index: int = 0) -> None:
-        """The items that follow belong to this event, such as step 17 of a rollout."""
+    def draw(self, stream: str, value: Any) -> None:
+        """A draw of a random stream."""
 
-    def __call__(self, item: str, value: V) -> V:
-        """`value`, a tensor or an array that will not be written to before the next event."""
-        return value
+    def results(self, event: str, values: Any, whole: bool = False) -> None:
+        """The results of an event: tensors and arrays in nested NamedTuples, named by their fields.
+
+        `whole` marks the parts of an iteration, all others are single steps and updates.
+        """
+
+
+class Replay(Protocol):
+    """Transitions that are kept for later learning. A checkpoint keeps them in parts."""
+
+    capacity: int
+    added: int  # transitions that ever came in
+
+    def since(self, first: int) -> Experience:
+        """A copy of the transitions from number `first` on, as far as they are still held."""
+        ...
+
+    def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""
+        ...
 
 
 class Algorithm(Protocol):
     """The interface of an algorithm for the training loop and the observers."""
 
     env_steps: int
-    probe: Probe
+    replay: Replay | None
+    probe: Probe  # of the trace
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""
@@ -135,28 +148,13 @@ class Algorithm(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what has been learned: tensors, numbers and strings, nested in dicts and lists.
-
-        Enough to act and to inspect. What waits to be learned from, and the environments, are not in it.
-        """
+        """A copy of the whole state but the replay buffer: tensors, numbers and strings in dicts and lists."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Act like the algorithm that gave `state`."""
-        ...
+        """Continue from `state`, in environments that were not used before.
 
-    def progress(self) -> dict[str, Any]:
-        """A copy of the state besides `state_dict` for an exact resume: above all the environments."""
-        ...
-
-    def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:
-        """Go on where `progress` was taken, after `load_state_dict`; `experience` was held then, in parts."""
-        ...
-
-    def experience(self, first: int) -> Experience | None:
-        """Transitions kept for later learning, from number `first` on; None if the algorithm keeps none.
-
-        No rows where fewer than `first` have come in.
+        Without its entries `streams` and `envs` it is enough to act.
         """
         ...
 

@@ -5,10 +5,10 @@ details of proximal policy optimization"):
   orthogonal initialisation, small last policy layer (2)      ActorCritic
   state-independent log standard deviation (c1-c3)            ActorCritic
   generalised advantage estimation (5)                        compute_gae
-  truncation bootstraps with the value of the final obs       PPO._targets
+  truncation bootstraps with the value of the final obs       PPO.targets
   advantage normalisation per minibatch (7)                   ppo_loss
   clipped policy loss (8), optional value clipping (9)        ppo_loss
-  global gradient clipping (11), Adam eps (3), decay (4)      PPO._one_update, PPO.learning_rate
+  global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, StatefulAlgorithm.rate
   observation and reward scaling (c7, c8)                     PPO.train_iteration
 What may surprise: observation statistics are frozen during an iteration and merged at its end, so that the
 rollout and all passes over it see one and the same normalisation, and the first ratio is 1.
@@ -16,7 +16,7 @@ rollout and all passes over it see one and the same normalisation, and the first
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,24 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.config.algorithms import PPOConfig, Schedule
+from rltemplate.config.algorithms import PPOConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
+from rltemplate.learning.algorithm import StatefulAlgorithm, named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import RunningNorm
-from rltemplate.learning.optim import (
-    AdamState,
-    FlatModule,
-    adam,
-    adam_init,
-    clip_by_norm,
-    gradient,
-    shown,
-)
+from rltemplate.learning.normalize import Scaling, Statistics, normalize, rescale
+from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
-from rltemplate.types import Experience, ForwardPass, IterationResult, Probe
+from rltemplate.types import Episode, ForwardPass, IterationResult
 
 
 class ActorCritic(nn.Module):
@@ -59,37 +52,61 @@ class ActorCritic(nn.Module):
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((out,), config.log_std_init)) if gaussian else None
 
-    def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution (B, P)."""
+    def forward(self, obs: Tensor, part: str = "both") -> Any:
+        """Parameters of the action distribution (B, P) and expected discounted, scaled return (B,), or one."""
+        if part == "value":
+            return self.critic(obs).squeeze(-1)
         head = self.actor(obs)
-        return head if self.log_std is None else torch.cat([head, self.log_std.expand_as(head)], -1)
+        if self.log_std is not None:
+            head = torch.cat([head, self.log_std.expand_as(head)], -1)
+        return head if part == "policy" else (head, self.critic(obs).squeeze(-1))
 
-    def value(self, obs: Tensor) -> Tensor:
-        """Expected discounted (and scaled) return (B,)."""
-        return self.critic(obs).squeeze(-1)  # type: ignore[no-any-return]
 
-    def forward(self, obs: Tensor, policy_only: bool = False) -> Any:
-        """Policy parameters (B, P) and value (B,), or the former alone."""
-        return self.policy(obs) if policy_only else (self.policy(obs), self.value(obs))
+class TrainState(NamedTuple):
+    """All that learning changes."""
+
+    net: AdamState  # both networks and their optimiser
+    obs_norm: Statistics
+    return_norm: Statistics
+    running_return: Tensor  # (N,) discounted, unscaled
+
+
+class PolicyStep(NamedTuple):
+    """One decision."""
+
+    normalized_obs: Tensor  # (N, O)
+    policy: Tensor  # (N, P) parameters of the action distribution
+    action: Tensor  # (N, A)
+    log_prob: Tensor  # (N,)
 
 
 class Rollout(NamedTuple):
-    """T steps of N environments. Observations are normalised, rewards as the environment gave them."""
+    """T steps of N environments, with rewards as the environment gave them."""
 
-    obs: Tensor  # (T, N, O)
+    obs: Tensor  # (T, N, O) unscaled
+    normalized_obs: Tensor  # (T, N, O)
     action: Tensor  # (T, N, A)
     log_prob: Tensor  # (T, N)
     reward: Tensor  # (T, N)
     terminated: Tensor  # (T, N) 1.0 where the task ended
     truncated: Tensor  # (T, N) 1.0 where the clock ended the episode
-    last_obs: Tensor  # (N, O) after the last step
-    final_obs: Tensor  # (K, O) the observations in which the K truncated episodes ended, in order of (t, n)
+    last_obs: Tensor  # (N, O) after the last step, normalised
+    final_obs: Tensor  # (K, O) normalised, in which the K truncated episodes ended, in order of (t, n)
+    episodes: list[Episode]
+
+
+class Targets(NamedTuple):
+    """The quantities that one pass of the value network gives."""
+
+    scaled_reward: Tensor  # (T, N)
+    value: Tensor  # (T, N)
+    advantage: Tensor  # (T, N)
 
 
 class Minibatch(NamedTuple):
     """The data of one update."""
 
-    obs: Tensor  # (B, O)
+    obs: Tensor  # (B, O) normalised
     action: Tensor  # (B, A)
     log_prob: Tensor  # (B,) under the policy that acted
     advantage: Tensor  # (B,)
@@ -97,16 +114,23 @@ class Minibatch(NamedTuple):
     value: Tensor  # (B,) estimate when the target was made
 
 
-DECISION = ("normalized_obs", "policy", "noise", "action", "log_prob")
-METRICS = (
-    "loss/policy",
-    "loss/value",
-    "policy/entropy",
-    "policy/approx_kl",
-    "policy/clip_fraction",
-    "policy/max_ratio_error",
-    "optim/grad_norm",
-)
+class Metrics(NamedTuple):
+    """Metrics of an update, each 0-d: `loss_policy` is logged as loss/policy."""
+
+    loss_policy: Tensor
+    loss_value: Tensor
+    policy_entropy: Tensor
+    policy_approx_kl: Tensor
+    policy_clip_fraction: Tensor
+    policy_first_ratio_max_error: Tensor
+    optim_grad_norm: Tensor
+
+
+class Report(NamedTuple):
+    """The results of an update besides its new parameters."""
+
+    metrics: Tensor  # Metrics, stacked
+    gradient: Tensor  # (P,) before clipping
 
 
 def compute_gae(
@@ -135,8 +159,8 @@ def compute_gae(
 
 def ppo_loss(
     flat: Tensor, net: FlatModule, dist: Categorical | DiagGaussian, config: PPOConfig, mb: Minibatch
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The clipped surrogate, value and entropy losses, and what to report of them."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate, value and entropy losses, and their metrics."""
     params, value = net.call(flat, mb.obs)
     log_ratio = dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
     ratio = kernels.exp(log_ratio)  # (B,)
@@ -152,306 +176,193 @@ def ppo_loss(
         error = torch.maximum(error, (near - mb.ret).square())
     value_loss = 0.5 * error.mean()
     entropy = dist.entropy(params).mean()
-    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
-    approx_kl = (ratio - 1.0 - log_ratio).mean()  # the k3 estimator of Schulman, joschu.net/blog/kl-approx
-    clip_fraction = ((ratio - 1.0).abs() > config.clip_coef).to(ratio.dtype).mean()
-    return loss, (policy_loss, value_loss, entropy, approx_kl, clip_fraction, (ratio - 1.0).abs().max())
+    return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, {
+        "loss_policy": policy_loss,
+        "loss_value": value_loss,
+        "policy_entropy": entropy,
+        # The k3 estimator of Schulman, joschu.net/blog/kl-approx.html
+        "policy_approx_kl": (ratio - 1.0 - log_ratio).mean(),
+        "policy_clip_fraction": ((ratio - 1.0).abs() > config.clip_coef).to(ratio.dtype).mean(),
+        "policy_first_ratio_max_error": (ratio - 1.0).abs().max(),
+    }
 
 
-class PPO:
+class PPO(StatefulAlgorithm):
     """The algorithm over N environments."""
+
+    config: PPOConfig
+    state: TrainState
+    envs: Envs
 
     def __init__(
         self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
-        self.config = config
-        self.envs = envs
-        self.streams = streams
-        self.device = streams.device
-        self.total_env_steps = total_env_steps
-        self.env_steps = 0
-        self.probe = Probe()
-        self.engine = engine
-        codec = envs.codec
+        super().__init__(envs, streams, total_env_steps, engine)
+        self.config, codec = config, envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
-        init = streams.torch("init", device="cpu")  # the same weights whatever the device
-        self.net = FlatModule(ActorCritic(config, codec.obs_size, self.dist, init).to(self.device))
-        self.adam = adam_init(self.net.flat)
-        self.obs_norm = RunningNorm(codec.obs_size, config.obs_clip).to(self.device)
-        self.return_norm = RunningNorm(1, config.reward_clip).to(self.device)
-        self._running_return = torch.zeros(envs.num_envs, device=self.device)  # (N,) discounted, unscaled
-        self._decide = engine(self._one_decision)
-        self._update = engine(self._one_update)
-        self._num_updates = 0  # in this iteration
-        self._obs: Tensor | None = None  # (N, O) unscaled, to act on next
+        network = ActorCritic(config, codec.obs_size, self.dist, streams.torch("init"))
+        self.net = FlatModule(network.to(self.device))
+        self.state = TrainState(
+            net=AdamState.start(self.net.initial),
+            obs_norm=Statistics.empty(codec.obs_size, self.device),
+            return_norm=Statistics.empty(1, self.device),
+            running_return=torch.zeros(envs.num_envs, device=self.device),
+        )
+        self._collect = engine.plain(self.collect)
+        self._targets = engine.plain(self.targets)
+        self._policy_step = engine(self.policy_step)
+        self._update = engine(self.update)
 
-    @property
-    def agent(self) -> ActorCritic:
-        """The networks, holding the current parameters."""
-        assert isinstance(self.net.module, ActorCritic)
-        return self.net.module
-
-    @property
-    def learning_rate(self) -> float:
-        """Adam's step size for the coming iteration."""
-        linear = self.config.learning_rate_schedule is Schedule.linear
-        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps) if linear else 1.0
-        return self.config.learning_rate * left
-
+    @torch.no_grad()
     def train_iteration(self) -> IterationResult:
         """One rollout, and the passes over it."""
-        rate = torch.tensor(self.learning_rate, device=self.device)
-        with torch.no_grad():
-            rollout, raw_obs, episodes = self._collect()
-            reward = self._scaled_reward(rollout) if self.config.normalize_reward else rollout.reward
-            metrics, probes = self._learn(rollout, reward, rate)
-            self.probe.event("end")
-            if self.config.normalize_obs:
-                self.obs_norm.update(raw_obs.flatten(0, 1))
-                probes |= self.obs_norm.show("obs_norm", self.probe)
-            if self.config.normalize_reward:
-                probes |= self.return_norm.show("return_norm", self.probe)
-        metrics["optim/learning_rate"] = rate
-        seen = {"obs": raw_obs, "normalized_obs": rollout.obs}
-        seen |= {name: value for name, value in rollout._asdict().items() if name != "obs"}
-        return IterationResult(metrics, episodes, seen | {"scaled_reward": reward} | probes)
-
-    def _begin(self) -> Tensor:
-        """The first weights and observations."""
-        self.probe.event("init")
-        self.net.show(self.probe)
-        self.probe.event("reset")
-        return self._to_device(self.probe("obs", self.envs.reset()))
+        config, obs = self.config, self.begin_iteration()
+        rate = self.rate(config.learning_rate)
+        rollout: Rollout = self._collect(obs)
+        reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
+        net, metrics = self.learn(rollout, reward, rate)
+        self.state = self.state._replace(net=net)
+        if config.normalize_obs:
+            seen = rollout.obs.flatten(0, 1)
+            self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(seen))
+        return IterationResult(metrics | {"optim/learning_rate": rate}, rollout.episodes)
 
     # Collecting
 
-    def _normalized(self, obs: Tensor) -> Tensor:
-        return self.obs_norm(obs) if self.config.normalize_obs else obs
-
-    def _collect(self) -> tuple[Rollout, Tensor, list[Any]]:
-        """T steps with the present policy: the rollout, its unscaled observations, and ended episodes."""
+    def collect(self, obs: Tensor) -> Rollout:
+        """T steps with the present policy from the observations `obs` (N, O) on."""
         num_steps, num_envs, codec = self.config.num_steps, self.envs.num_envs, self.envs.codec
-        noise_stream, probe = self.streams.torch("action"), self.probe
-        if self._obs is None:
-            self._obs = self._begin()
-        probe.begin(self)
-        flat = self.net.current
-        scaling = self.obs_norm.scaling if self.config.normalize_obs else ()
+        params, scaling = self.state.net.params, self.scaling()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
-        decisions: list[tuple[Tensor, ...]] = []  # observation, action, log-probability of each step
+        decisions: list[PolicyStep] = []
         final_obs, episodes = [], []
         for t in range(num_steps):
-            probe.event("step", t)
-            raw_obs.append(probe("obs", self._obs))
-            decision = self._decide(flat, scaling, raw_obs[-1], self._noise(noise_stream))
-            obs, _, _, action, log_prob = decision
-            if self.engine.compiles:
-                for item, value in zip(DECISION, decision, strict=True):
-                    probe(item, value)
-            decisions.append((obs, action, log_prob))
-            step = self.envs.step(action.cpu().numpy())
-            scalars[0, t] = probe("reward", step.reward.astype(np.float32))
-            scalars[1, t] = probe("terminated", step.terminated)
-            scalars[2, t] = probe("truncated", step.truncated)
-            next_obs = probe("next_obs", step.next_obs)
+            noise = self.streams.draw("action", self.dist.noise, num_envs)
+            decision = self._policy_step(params, scaling, obs, noise)
+            step = self.envs.step(decision.action.cpu().numpy())
+            raw_obs.append(obs)
+            decisions.append(decision)
+            scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
             if step.episodes:
-                cut = step.truncated & ~step.terminated
-                final_obs.append(next_obs[cut])
+                final_obs.append(step.next_obs[step.truncated & ~step.terminated])
                 episodes += step.episodes
-            self._obs = self._to_device(step.obs)
+            obs = self.to_device(step.obs)
+        self.obs = obs
         self.env_steps += num_steps * num_envs
-        obs, action, log_prob = (torch.stack(values) for values in zip(*decisions, strict=True))
-        reward, terminated, truncated = self._to_device(scalars).unbind(0)
+        reward, terminated, truncated = self.to_device(scalars).unbind(0)
         ends = np.concatenate(final_obs) if final_obs else np.empty((0, codec.obs_size), np.float32)
-        last = self._normalized(self._obs)
-        final = self._normalized(self._to_device(ends))
-        truncated = truncated * (1.0 - terminated)  # an end that is both is an end
-        rollout = Rollout(obs, action, log_prob, reward, terminated, truncated, last, final)
-        return rollout, torch.stack(raw_obs), episodes
+        return Rollout(
+            obs=torch.stack(raw_obs),
+            normalized_obs=torch.stack([each.normalized_obs for each in decisions]),
+            action=torch.stack([each.action for each in decisions]),
+            log_prob=torch.stack([each.log_prob for each in decisions]),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated * (1.0 - terminated),  # an end that is both is an end
+            last_obs=normalize(obs, scaling, self.config.obs_clip),
+            final_obs=normalize(self.to_device(ends), scaling, self.config.obs_clip),
+            episodes=episodes,
+        )
 
-    def _one_decision(
-        self, flat: Tensor, scaling: tuple[Tensor, ...], obs: Tensor, noise: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The values that DECISION names, for unscaled observations (N, O)."""
-        show = self._inside
-        if scaling:
-            obs = self.obs_norm.scaled(obs, *scaling)
-        obs = show("normalized_obs", obs)
-        params = show("policy", self.net.call(flat, obs, True))
-        noise = show("noise", noise)
-        action = show("action", self.dist.sample(params, noise))
-        log_prob = show("log_prob", self.dist.log_prob(params, action))
-        return obs, params, noise, action, log_prob
+    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
+        """Actions for unscaled observations (N, O)."""
+        obs = normalize(obs, scaling, self.config.obs_clip)
+        params = self.net.call(flat, obs, "policy")
+        action = self.dist.sample(params, noise)
+        return PolicyStep(obs, params, action, self.dist.log_prob(params, action))
 
-    def _noise(self, stream: torch.Generator) -> Tensor:
-        return self.dist.noise(self.envs.num_envs, stream)
+    def scaling(self) -> Scaling | None:
+        """The normalisation of observations, frozen during an iteration."""
+        return self.state.obs_norm.scaling() if self.config.normalize_obs else None
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        # Nothing waits for a GPU: what the system may page out is taken over before the call returns.
-        return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
-
-    def _scaled_reward(self, rollout: Rollout) -> Tensor:
+    def scaled_reward(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) divided by the running deviation of the discounted return."""
         keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
-        running = self._running_return
+        running = self.state.running_return
         returns = []  # (N,) of each step
         for reward, keep_t in zip(rollout.reward.unbind(), keep.unbind(), strict=True):
             returns.append(running + reward)
             running = returns[-1] * keep_t
-        self._running_return = running
-        self.return_norm.update(torch.cat(returns)[:, None])
-        return self.return_norm.scale_only(rollout.reward)
+        norm = self.state.return_norm.merged(torch.cat(returns)[:, None])
+        self.state = self.state._replace(return_norm=norm, running_return=running)
+        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
 
     # Learning
 
-    def _targets(self, rollout: Rollout, reward: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Advantages and values (T, N), from one pass of the value network."""
-        self.probe.event("targets", epoch)
-        reward = self.probe("scaled_reward", reward)
+    def targets(self, flat: Tensor, rollout: Rollout, reward: Tensor) -> Targets:
+        """Advantages from one pass of the value network."""
         num_steps, num_envs = reward.shape
-        every = torch.cat([rollout.obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
-        value, last, final = self.probe("value", self.agent.value(every)).split(
-            [num_steps * num_envs, num_envs, len(rollout.final_obs)]
-        )
+        every = torch.cat([rollout.normalized_obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
+        sizes = [num_steps * num_envs, num_envs, len(rollout.final_obs)]
+        value, last, final = self.net.call(flat, every, "value").split(sizes)
         value = value.view(num_steps, num_envs)
         next_value = torch.cat([value[1:], last[None]])  # (T, N)
         next_value[rollout.truncated > 0] = final  # the successor before the reset, not the one after
         done = torch.maximum(rollout.terminated, rollout.truncated)
         gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
         advantage = compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda)
-        return self.probe("advantage", advantage), value
+        return Targets(reward, value, advantage)
 
-    def _learn(
+    def learn(
         self, rollout: Rollout, reward: Tensor, rate: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[AdamState, dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
-        config, probe = self.config, self.probe
-        total = reward.numel()
-        size = total // config.num_minibatches
-        shuffle = self.streams.torch("minibatch", device="cpu")
-        params = self.agent.policy(rollout.obs.flatten(0, 1))
+        config, net = self.config, self.state.net
+        params = self.net.call(net.params, rollout.normalized_obs.flatten(0, 1), "policy")
         log_ratio = self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
         first_error = (kernels.exp(log_ratio) - 1.0).abs().max()
-        advantage, value = self._targets(rollout, reward)
-        probes = {"value": value, "advantage": advantage}
-        flat, state = self.net.flat.clone(), self.adam
+        targets: Targets = self._targets(net.params, rollout, reward)
+        explained = 1.0 - targets.advantage.var() / ((targets.advantage + targets.value).var() + 1e-8)
         reports: list[Tensor] = []
-        orders: list[Tensor] = []
-        self._num_updates = 0
-        explained = 1.0 - advantage.var() / ((advantage + value).var() + 1e-8)
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
-                self.net.assign(flat)
-                advantage, value = self._targets(rollout, reward, epoch)
-            data = (rollout.obs, rollout.action, rollout.log_prob, advantage, advantage + value, value)
-            probe.event("epoch", epoch)
-            order = probe("order", torch.randperm(total, generator=shuffle).to(self.device))
-            orders.append(order)
-            shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
-            flat, state, seen = self._one_epoch(flat, state, Minibatch(*shuffled), rate)
-            reports += seen
+                targets = self._targets(net.params, rollout, reward)
+            order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
+            net, seen = self.engine.scan(self._update, net, self.minibatches(rollout, targets, order), rate)
+            reports += [report.metrics for report in seen]
             if config.target_kl is not None:
-                recent = torch.stack(reports[-config.num_minibatches :])[:, METRICS.index("policy/approx_kl")]
-                if recent.mean().item() > config.target_kl:
+                recent = Metrics(*torch.stack(reports[-config.num_minibatches :]).unbind(1))
+                if recent.policy_approx_kl.mean().item() > config.target_kl:
                     break
-        self.net.assign(flat)
-        self.adam = state
-        table = torch.stack(reports)  # (updates, len(METRICS))
-        metrics = dict(zip(METRICS, table.mean(0).unbind(), strict=True))
+        table = torch.stack(reports)  # (updates, len(Metrics))
+        metrics = Metrics(*table.mean(0))
         # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
-        del metrics["policy/max_ratio_error"]
-        first_seen = table[0, METRICS.index("policy/max_ratio_error")]
-        metrics["policy/first_ratio_max_error"] = torch.maximum(first_error, first_seen)
-        metrics["value/explained_variance"] = explained
-        probes |= {"order": torch.stack(orders), "loss": table}
-        return metrics, probes | {"optimizer/mu": state.mu, "optimizer/nu": state.nu, "params": flat}
+        first_seen = Metrics(*table[0]).policy_first_ratio_max_error
+        metrics = metrics._replace(policy_first_ratio_max_error=torch.maximum(first_error, first_seen))
+        return net, named(metrics) | {"value/explained_variance": explained}
 
-    def _one_epoch(
-        self, flat: Tensor, state: AdamState, minibatches: Minibatch, rate: Tensor
-    ) -> tuple[Tensor, AdamState, list[Tensor]]:
-        """One update after the other, from minibatches (M, B, ...)."""
-        probe = self.probe
-        reports = []
-        for parts in zip(*minibatches, strict=True):
-            probe.event("update", self._num_updates)
-            self._num_updates += 1
-            flat, state, report = self._update(flat, state, Minibatch(*parts), rate)
-            reports.append(probe("loss", report) if self.engine.compiles else report)
-            state = shown(probe, "optimizer", state)
-            flat = probe("params", flat)
-        return flat, state, reports
+    def minibatches(self, rollout: Rollout, targets: Targets, order: Tensor) -> Iterator[Minibatch]:
+        """The samples of a rollout in the order `order` (T * N,), in parts of equal size."""
+        size = len(order) // self.config.num_minibatches
+        advantage, value = targets.advantage, targets.value
+        data = Minibatch(
+            rollout.normalized_obs, rollout.action, rollout.log_prob, advantage, advantage + value, value
+        )
+        shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
+        return (Minibatch(*parts) for parts in zip(*shuffled, strict=True))
 
-    def _one_update(
-        self, flat: Tensor, state: AdamState, mb: Minibatch, rate: Tensor
-    ) -> tuple[Tensor, AdamState, Tensor]:
+    def update(self, net: AdamState, mb: Minibatch, rate: Tensor) -> tuple[AdamState, Report]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
-        grad, report = gradient(ppo_loss, flat, self.net, self.dist, self.config, mb)
-        losses = self._inside("loss", torch.stack(report))
-        grad, norm = clip_by_norm(self._inside("gradient", grad), self.config.max_grad_norm)
-        flat, state = adam(flat, grad, state, rate, self.config.adam_eps)
-        return flat, state, torch.cat([losses, norm[None]])
+        config = self.config
+        grad, metrics = gradient(ppo_loss, net.params, self.net, self.dist, config, mb)
+        clipped, norm = clip_by_norm(grad, config.max_grad_norm)
+        stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
+        return adam(net, clipped, rate, config.adam_eps), Report(stacked, grad)
 
-    def _inside(self, item: str, value: Tensor) -> Tensor:
-        """`value` through the probe, where it can be reached: from a compiled program it cannot."""
-        return value if self.engine.compiles else self.probe(item, value)
+    # Acting
 
-    # Acting and state
+    def policy(self, obs: Tensor) -> Tensor:
+        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
+        scaled = normalize(obs, self.scaling(), self.config.obs_clip)
+        return self.net.call(self.state.net.params, scaled, "policy")  # type: ignore[no-any-return]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and value, with the batches of rollout, targets and updates."""
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        size = self.envs.codec.obs_size
+        size, flat = self.envs.codec.obs_size, self.state.net.params
         return {
-            "policy": ForwardPass(self.agent.policy, size, batches),
-            "value": ForwardPass(self.agent.value, size, batches),
+            part: ForwardPass(lambda rows, part=part: self.net.call(flat, rows, part), size, batches)  # type: ignore[misc]
+            for part in ("policy", "value")
         }
-
-    @torch.no_grad()
-    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions (N, A) for encoded observations (N, O); random ones come from a stream of their own."""
-        params = self.agent.policy(self._normalized(self._to_device(obs)))
-        if deterministic:
-            return self.dist.mode(params).cpu().numpy()
-        return self.dist.sample(params, self.dist.noise(len(obs), self.streams.torch("act"))).cpu().numpy()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of parameters, optimiser, statistics, streams and counters."""
-        return {
-            "env_steps": self.env_steps,
-            "net": self.net.flat.clone(),
-            "adam": [x.clone() for x in self.adam],
-            "obs_norm": self.obs_norm.snapshot(),
-            "return_norm": self.return_norm.snapshot(),
-            "running_return": self._running_return.clone(),
-            "streams": self.streams.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`."""
-        self.env_steps = int(state["env_steps"])
-        self.net.assign(state["net"].to(self.device))
-        self.adam = AdamState(*(x.to(self.device) for x in state["adam"]))
-        self.obs_norm.load_state_dict(state["obs_norm"])
-        self.return_norm.load_state_dict(state["return_norm"])
-        self._running_return = state["running_return"].to(self.device)
-        self.streams.load_state_dict(state["streams"])
-
-    def progress(self) -> dict[str, Any]:
-        """The environments, and what they showed last."""
-        return {} if self._obs is None else {"obs": self._obs.clone(), "envs": self.envs.state_dict()}
-
-    def load_progress(self, state: Mapping[str, Any], experience: Iterable[Mapping[str, Tensor]]) -> None:
-        """Go on there; a rollout ends with its iteration, so there is no experience to take over."""
-        if state:
-            self.envs.load_state_dict(state["envs"])
-            self._obs = state["obs"].to(self.device)
-
-    def experience(self, first: int) -> Experience | None:
-        """None: a rollout is learned from at once."""
-        return None
-
-    def close(self) -> None:
-        """Release the environments."""
-        self.envs.close()

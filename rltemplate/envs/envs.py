@@ -15,7 +15,7 @@ from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import EnvSpec, make_env
 from rltemplate.envs.vector import EnvFactory, SerialEnvs, step_dtype
 from rltemplate.envs.workers import WorkerPool
-from rltemplate.types import ConfigError, Episode
+from rltemplate.types import ConfigError, Episode, Probe
 
 
 class Step(NamedTuple):
@@ -41,6 +41,7 @@ class Envs:
             raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec
         self.num_envs = num_envs
+        self.probe = Probe()
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
         tried = make_env(spec)  # refuses, as the codec does, before any worker starts
         try:
@@ -60,10 +61,17 @@ class Envs:
         """Seed every environment, start its first episode and return the observations (N, O)."""
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return self.codec.encode_obs(self._vector.reset(np.ones(self.num_envs, np.bool_), self._seeds))
+        obs = self.codec.encode_obs(self._vector.reset(np.ones(self.num_envs, np.bool_), self._seeds))
+        self.probe.results("reset", {"obs": obs})
+        return obs
 
     def step(self, action: np.ndarray) -> Step:
         """Step every environment with `action` (N, A), and start a new episode where one ended."""
+        step = self._step(action)
+        self.probe.results("step", step)
+        return step
+
+    def _step(self, action: np.ndarray) -> Step:
         raw, *rest = self._vector.step(self.codec.decode_action(action))
         next_obs = self.codec.encode_obs(raw)
         reward, terminated, truncated = (array.copy() for array in rest)

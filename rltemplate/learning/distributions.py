@@ -116,17 +116,24 @@ class SquashedGaussian:
         """Standard normal noise (B, A) for `sample`."""
         return torch.randn(batch, self.size, generator=generator, device=generator.device)
 
-    def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Actions (B, A)."""
+        return kernels.tanh(self._unsquashed(params, noise)[0])
+
+    def sample_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (B, A) and their log-densities (B,), differentiable through the noise.
 
         log(1 - tanh(u)^2) is written as 2 (log 2 - u - softplus(-2u)), which stays finite for large |u|.
         """
-        mean, raw = params.chunk(2, -1)
-        log_std = self.log_std_min + 0.5 * (self.log_std_max - self.log_std_min) * (kernels.tanh(raw) + 1.0)
-        u = mean + kernels.exp(log_std) * noise  # (B, A) before squashing
+        u, log_std = self._unsquashed(params, noise)
         log_normal = -0.5 * noise * noise - log_std - LOG_SQRT_2PI
         log_jacobian = 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
         return kernels.tanh(u), (log_normal - log_jacobian).sum(-1)  # (B, A), (B,)
+
+    def _unsquashed(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = params.chunk(2, -1)
+        log_std = self.log_std_min + 0.5 * (self.log_std_max - self.log_std_min) * (kernels.tanh(raw) + 1.0)
+        return mean + kernels.exp(log_std) * noise, log_std  # (B, A) each
 
     def mode(self, params: Tensor) -> Tensor:
         """tanh of the mean: not the density's mode, but the deterministic policy of the paper."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,16 +50,9 @@ class ReplayBuffer:
         """Bytes of a full buffer."""
         return sum(rows.nbytes for rows in self._rows)
 
-    def add(
-        self,
-        obs: np.ndarray,  # (N, O) acted on
-        action: np.ndarray,  # (N, A)
-        reward: np.ndarray,  # (N,)
-        next_obs: np.ndarray,  # (N, O) before any reset
-        terminated: np.ndarray,  # (N,)
-    ) -> None:
+    def add(self, step: Batch) -> None:
         """Append one step of all N environments, overwriting the oldest transitions in a full buffer."""
-        self._append(map(torch.from_numpy, (obs, action, reward, next_obs, terminated)), len(reward))
+        self._append(step, len(step.reward))
 
     def _append(self, fields: Iterable[Tensor], num: int) -> None:
         start = self.added % self.capacity

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.job import Job
 from rltemplate.run.state import START, State
-from rltemplate.run.trace import Trace, digest
-from rltemplate.types import Algorithm, ConfigError, Probe, V
+from rltemplate.run.trace import Trace, add_item, digest, named_leaves
+from rltemplate.types import Algorithm, ConfigError, Probe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,7 @@ RESULTS = "iteration"  # the event that ends an iteration, with all that it hand
 REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
 # The version of `Request`, of the files and of the exit statuses. The process may be older or newer code than
 # the one that starts it, which reads this number in its source.
-FORM = 2
+FORM = 3
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -71,84 +72,88 @@ class Request:
 
 
 class Keeper(Probe):
-    """Keeps the tensors of one event, and the operations that torch carries out in it."""
+    """Keeps the tensors of one event, and the operations that torch carries out in it.
+
+    An event has its name when it ends. So the operations are logged from the end of the event before.
+    """
 
     def __init__(self, inner: Probe, request: Request) -> None:
         """Hands everything on to `inner`."""
         self._inner = inner
-        self._wanted = (request.event, request.index)
-        self._since = request.since
+        self._wanted, self._since = (request.event, request.index), request.since
         self._stack = contextlib.ExitStack()
         self._log: Any = None
         self._state = State()
-        self._here = False  # in the wanted event
+        self._counts: Counter[str] = Counter()
         self.inside = False  # in the wanted iteration
-        self.items: list[dict[str, Any]] = []
-        self.tensors: list[np.ndarray] = []
+        self._kept: dict[str, tuple[int, np.ndarray]] = {}  # number of operations before, and the value
         self.operations: list[LoggedOperation] = []
 
     def begin(self, algorithm: Algorithm) -> None:
         """Keep the state with which an iteration begins, if this is the event."""
-        if self._here:
-            self.end()
-        with _unobserved():
-            self._inner.begin(algorithm)
-            for item, value in self._state.begin(algorithm):
-                if self.inside and self._wanted == (START, 0):
-                    self._keep(item, value)
-        self._log_from(START, 0)
+        self._counts.clear()
+        self._inner.begin(algorithm)
+        for item, value in self._state.begin(algorithm):
+            if self.inside and self._wanted[0] in (START, RESULTS):
+                self._keep(item, value)
+        self._ended(START)
 
-    def event(self, name: str, index: int = 0) -> None:
-        """Begin or end keeping."""
-        if self._here:
-            self.end()
-        self._inner.event(name, index)
-        self._log_from(name, index)
-
-    def _log_from(self, name: str, index: int) -> None:
-        self._here = self.inside and (name, index) == self._wanted
-        if self._log is None and self.inside and (name, index) in (self._wanted, self._since):
-            self._log = self._stack.enter_context(_operations())
-
-    def __call__(self, item: str, value: V) -> V:
+    def draw(self, stream: str, value: Any) -> None:
         """Keep a copy, if this is the event."""
         with _unobserved():
-            value = self._inner(item, value)
-            if self._here:
-                self._keep(item, value)
-        return value
+            self._inner.draw(stream, value)
+            if self._log is not None:
+                self._keep(f"draw/{stream}", value)
 
-    def results(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
+    def results(self, event: str, values: Any, whole: bool = False) -> None:
+        """Keep copies, if this is the event or the end of the iteration."""
+        with _unobserved():
+            self._inner.results(event, values, whole)
+            here = (event, self._counts[event]) == self._wanted
+            if self.inside and (here or (whole and self._wanted[0] == RESULTS)):
+                for item, value in named_leaves(values):
+                    self._keep(item, value)
+        self._ended(event)
+
+    def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
         """Metrics and state at the end of the iteration."""
         if self.inside and self._wanted[0] == RESULTS:
             with _unobserved():
-                for item, value in (*probes.items(), *self._state.end(algorithm)):
+                for item, value in (*metrics.items(), *self._state.end(algorithm)):
                     self._keep(item, value)
+        self._close()
+
+    def _ended(self, event: str) -> None:
+        at = (event, self._counts[event])
+        self._counts[event] += 1
+        if self.inside and at == self._wanted:
+            self._close()
+        elif self.inside and at == self._since:
+            self._log = self._stack.enter_context(_operations())
 
     def _keep(self, item: str, value: Any) -> None:
         import numpy as np
 
-        self.items.append({"item": item, "after_operations": 0 if self._log is None else len(self._log.logs)})
-        self.tensors.append(np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value))
+        before = 0 if self._log is None else len(self._log.logs)
+        array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+        add_item(self._kept, item, (before, array))
 
-    def end(self) -> None:
-        """The event is over."""
-        self._here = False
+    def _close(self) -> None:
         if self._log is not None:
             log, self._log = self._log, None
             self._stack.close()
             described = [_described(call) for call in log.logs]
             self.operations = [call for call in described if call is not None]
-            for item in self.items:
-                before = described[: item["after_operations"]]
-                item["after_operations"] = sum(call is not None for call in before)
+            for item, (number, array) in self._kept.items():
+                self._kept[item] = sum(call is not None for call in described[:number]), array
 
     def write(self, folder: Path) -> None:
         """Write everything that was kept."""
         import numpy as np
 
-        (folder / ITEMS).write_text(json.dumps(self.items))
-        named: dict[str, Any] = {str(i): tensor for i, tensor in enumerate(self.tensors)}
+        items = [{"item": item, "after_operations": before} for item, (before, _) in self._kept.items()]
+        (folder / ITEMS).write_text(json.dumps(items))
+        named: dict[str, Any] = {str(i): array for i, (_, array) in enumerate(self._kept.values())}
         np.savez(folder / TENSORS, **named)
         with (folder / OPERATIONS).open("w") as file:
             file.writelines(json.dumps(asdict(call)) + "\n" for call in self.operations)
@@ -251,9 +256,8 @@ def replay(job: Job, request: Request) -> None:
         for iteration in range(first, request.iteration + 1):
             trace.step_by_step = keeper.inside = iteration == request.iteration
             result = algorithm.train_iteration()
-            keeper.results(algorithm, result.probes)
-            keeper.end()
-            trace.end_iteration(algorithm, result.probes)
+            keeper.end_iteration(algorithm, result.metrics)
+            trace.end_iteration(algorithm, result.metrics)
         trace.close()
         keeper.write(folder)
     finally:

@@ -123,7 +123,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     if checkpoint is None:
         _check_beginning(run_dir, record, config.checkpoint_every)
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
-    elif "progress" not in checkpoint.state or "run" not in checkpoint.state:
+    elif "run" not in checkpoint.state:
         raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
     else:
         check_same_run(checkpoint.config, config, checkpoint.path.name)
@@ -251,11 +251,10 @@ def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int
     state = checkpoint.state
     check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVER_KEYS)
     algorithm.load_state_dict(state)
-    progress = state["progress"]
-    added = int(progress.get("added", 0))
-    held = algorithm.experience(0)  # nothing, but of what size
-    first = 0 if held is None else max(0, added - held.capacity)
-    algorithm.load_progress(progress, load_experience(checkpoint, first, 0 if held is None else added))
+    if algorithm.replay is not None:
+        added = int(state["added"])
+        first = max(0, added - algorithm.replay.capacity)
+        algorithm.replay.restore(added, load_experience(checkpoint, first, added))
     from rltemplate.envs.global_rng import restore_global_rng  # imports torch, which `make resume` need not
 
     restore_global_rng(state["foreign"])

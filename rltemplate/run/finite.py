@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from rltemplate.run.state import END, entries
 
-    from rltemplate.types import IterationResult
+if TYPE_CHECKING:
+    from rltemplate.types import Algorithm, IterationResult
 
 
 class NotFinite(NamedTuple):
@@ -20,10 +20,10 @@ class NotFinite(NamedTuple):
     others: list[str]  # later tensors that hold some too
 
 
-def first_not_finite(result: IterationResult) -> NotFinite | None:
-    """Search all probes of an iteration, and its losses."""
-    tensors: dict[str, Tensor] = {**result.probes}
-    tensors |= {name: value for name, value in result.metrics.items() if name.startswith("loss/")}
+def first_not_finite(algorithm: Algorithm, result: IterationResult) -> NotFinite | None:
+    """Search the losses of an iteration, and the state at its end."""
+    tensors = {name: value for name, value in result.metrics.items() if name.startswith("loss/")}
+    tensors |= {name: x for name, x in entries(algorithm.state_dict(), END) if hasattr(x, "is_floating_point")}
     floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
     # A finite sum has finite terms, and costs a tenth of a look at each. Some sums only overflow.
     suspected = [name for name, value in floats.items() if not math.isfinite(value.sum().item())]

@@ -100,7 +100,7 @@ class Observers:
         self._before = before
         self._training_s += seconds
         if self.trace is not None:
-            self.trace.end_iteration(self._algorithm, result.probes)
+            self.trace.end_iteration(self._algorithm, result.metrics)
         self._check_finite(result)
         if self._due(self._config.checkpoint_every):
             self._save()
@@ -197,7 +197,7 @@ class Observers:
 
     def _check_finite(self, result: IterationResult) -> None:
         """Raise RunError for NaN or infinity: nothing that follows would be worth anything."""
-        found = first_not_finite(result)
+        found = first_not_finite(self._algorithm, result)
         if found is None:
             return
         self._log({})
@@ -215,7 +215,7 @@ class Observers:
     def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, at the end of the run an error."""
         algorithm, steps = self._algorithm, self._algorithm.env_steps
-        state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": global_rng_state()}
+        state = algorithm.state_dict() | {"foreign": global_rng_state()}
         state["run"] = {
             "iterations": self._iterations,
             "before": self._before,
@@ -229,7 +229,7 @@ class Observers:
         if self.trace is not None:
             self.trace.sync()
         try:
-            self._checkpoints.save(steps, state, algorithm.experience)
+            self._checkpoints.save(steps, state, algorithm.replay)
             self._saved_steps = steps
         except OSError as error:
             good = list_checkpoints(self._run_dir)

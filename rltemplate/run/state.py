@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ START, END = "start", "end"  # of an iteration; how the names of its entries beg
 class State:
     """State of an algorithm at both ends of an iteration, as named tensors and arrays.
 
-    `start/adam/0` and `end/adam/0` are the entry `adam`, 0 of its `state_dict`. Of what it holds to learn
+    `start/net/mu` and `end/net/mu` are the entry `net`, `mu` of its `state_dict`. Of what it holds to learn
     from later only the part that came in during the iteration is looked at: `end/experience/reward`.
     """
 
@@ -23,16 +22,14 @@ class State:
 
     def begin(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
         """The entries at the start of an iteration."""
-        held = algorithm.experience(sys.maxsize)
-        self._held = 0 if held is None else held.last
+        self._held = 0 if algorithm.replay is None else algorithm.replay.added
         yield from entries(algorithm.state_dict(), START)
 
     def end(self, algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
         """The entries at the end of an iteration."""
         yield from entries(algorithm.state_dict(), END)
-        held = algorithm.experience(self._held)
-        if held is not None:
-            yield from entries(held.rows, f"{END}/experience")
+        if algorithm.replay is not None:
+            yield from entries(algorithm.replay.since(self._held).rows, f"{END}/experience")
 
 
 def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -45,7 +42,7 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from entries(value, f"{path}/{place}")
     elif hasattr(state, "detach"):
         yield path, state
-    else:
+    elif state is not None:
         import numpy as np  # not needed to compare traces
 
         yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)

@@ -7,8 +7,9 @@ and of everything since: equal chains mean equal pasts. So two runs diverge wher
 All that the algorithm holds is in it at the start and at the end of each iteration, entry by entry
 (state.py): a change between two iterations is no part of either.
 
-With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written. With
-detail `step` every item of every environment step and every update has its own digest.
+With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written: of the
+parts of the iteration, such as a rollout. With detail `step` every draw of a random stream and every result
+of an environment step, a decision or an update has its own digest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,13 @@ import xxhash
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
-from rltemplate.run.state import State
-from rltemplate.types import Algorithm, Probe, V
+from rltemplate.run.state import START, State
+from rltemplate.types import Algorithm, Probe
 
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration
 OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
-# Recorded at every detail, since they happen once; `start` becomes part of the line of its iteration.
-_RARE = ("init", "reset")
+RESET = "reset"  # an event that is recorded at every detail, since it happens once
 
 
 def digest(value: Any) -> str:
@@ -41,6 +42,28 @@ def digest(value: Any) -> str:
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     return xxhash.xxh3_64_hexdigest(array.data if array.size else b"")
+
+
+def named_leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors and arrays in results, by the fields of the NamedTuples that hold them."""
+    fields = values._asdict() if hasattr(values, "_asdict") else values
+    if isinstance(fields, Mapping):
+        for name, value in fields.items():
+            yield from named_leaves(value, f"{path}/{name}" if path else name)
+    elif isinstance(values, tuple):
+        for value in values:
+            yield from named_leaves(value, path)
+    elif hasattr(values, "dtype"):
+        yield path, values
+
+
+def add_item(items: dict[str, Any], item: str, value: Any) -> None:
+    """Add an item, with a number where there are several of a name, such as two draws of a stream."""
+    name, number = item, 1
+    while name in items:
+        number += 1
+        name = f"{item}#{number}"
+    items[name] = value
 
 
 class Trace(Probe):
@@ -53,9 +76,9 @@ class Trace(Probe):
         self.step_by_step = detail == "step"  # may be changed between two iterations
         self._lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
-        self._event, self._index = "", 0
-        self._items: dict[str, str] = {}
-        self._start: dict[str, str] = {}
+        self._items: dict[str, str] = {}  # of the event under way
+        self._parts: dict[str, str] = {}  # of the iteration under way
+        self._counts: Counter[str] = Counter()  # events in this iteration
         self._state = State()
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
@@ -109,31 +132,35 @@ class Trace(Probe):
 
     def begin(self, algorithm: Algorithm) -> None:
         """Take the digest of everything that the algorithm begins with."""
-        self.event("start")
-        for item, value in self._state.begin(algorithm):
-            self(item, value)
+        self._counts.clear()
+        start = {item: digest(value) for item, value in self._state.begin(algorithm)}
+        self._parts = {}
+        if self.step_by_step or self._iteration == 0:
+            self._write_event(START, start)
+        else:
+            self._parts = start
 
-    def event(self, name: str, index: int = 0) -> None:
-        """Close the event before and open this one."""
-        self._close_event()
-        self._event, self._index = name, index
+    def draw(self, stream: str, value: Any) -> None:
+        """Take the digest of a draw."""
+        if self.step_by_step:
+            add_item(self._items, f"draw/{stream}", digest(value))
 
-    def __call__(self, item: str, value: V) -> V:
-        """Take the digest of `value`, and give it back as it is."""
-        if self.step_by_step or self._event in _RARE or self._event == "start":
-            name = item
-            number = 2
-            while name in self._items:  # such as the policy's noise, drawn several times for one update
-                name, number = f"{item}#{number}", number + 1
-            self._items[name] = digest(value)
-        return value
+    def results(self, event: str, values: Any, whole: bool = False) -> None:
+        """Take the digests of the results of an event, and end it."""
+        if not (whole or self.step_by_step or event == RESET):
+            return
+        found = {item: digest(value) for item, value in named_leaves(values)}
+        for item, text in found.items() if whole else ():
+            add_item(self._parts, item, text)
+        if self.step_by_step or event == RESET:
+            items, self._items = self._items, {}
+            self._write_event(event, items | found)
 
-    def end_iteration(self, algorithm: Algorithm, probes: Mapping[str, Any]) -> None:
-        """Write the line of an iteration that has ended, with its probes and the state at its end."""
-        self._close_event()
-        items, self._start = self._start, {}
-        for name, value in (*probes.items(), *self._state.end(algorithm)):
-            items[name] = digest(value)
+    def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
+        """Write the line of an iteration that has ended, with its parts and the state at its end."""
+        items, self._items = self._parts, {}
+        for name, value in (*metrics.items(), *self._state.end(algorithm)):
+            add_item(items, name, digest(value))
         text = self._add("iteration", algorithm.env_steps, items)
         past = xxhash.xxh3_128(bytes.fromhex(self.chain))
         past.update(self._since.digest())
@@ -151,12 +178,11 @@ class Trace(Probe):
         """Nothing can be added any more."""
         self._lines.close()
 
-    def _close_event(self) -> None:
-        items, self._items = self._items, {}
-        if self._event == "start" and not self.step_by_step:
-            self._start = items or self._start
-        elif items:
-            self._new.append(_json([self._event, self._index, self._add(self._event, self._index, items)]))
+    def _write_event(self, event: str, items: Mapping[str, str]) -> None:
+        index = self._counts[event]
+        self._counts[event] += 1
+        if items:
+            self._new.append(_json([event, index, self._add(event, index, items)]))
 
     def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
         """Add the items of an event to the chain, and their names to the file where they are new."""

@@ -1,0 +1,115 @@
+"""What algorithms do in the same way: state to dictionary and back, the first reset, acting, closing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltemplate.config.algorithms import Schedule
+from rltemplate.learning.engine import Engine
+from rltemplate.rng import Streams
+from rltemplate.types import Probe, Replay
+
+
+class StatefulAlgorithm:
+    """An algorithm over N environments, whose `state` is a NamedTuple of all that learning changes.
+
+    State, random streams, environments, `obs` and `env_steps` are the whole of it, besides a replay buffer:
+    exact resume, the trace and the fingerprint follow from them.
+    """
+
+    config: Any
+    state: Any
+    dist: Any
+
+    def __init__(self, envs: Any, streams: Streams, total_env_steps: int, engine: Engine) -> None:
+        self.envs, self.streams, self.engine = envs, streams, engine
+        self.device = streams.device
+        self.total_env_steps = total_env_steps
+        self.env_steps = 0
+        self.replay: Replay | None = None
+        self.obs: Tensor | None = None  # (N, O) unscaled, to act on next
+
+    @property
+    def probe(self) -> Probe:
+        """The receiver of all that the trace shows."""
+        return self.engine.probe
+
+    @probe.setter
+    def probe(self, probe: Probe) -> None:
+        self.engine.probe = self.streams.probe = self.envs.probe = probe
+
+    def begin_iteration(self) -> Tensor:
+        """The observations (N, O) to act on, of the first reset in the first iteration."""
+        self.engine.warm_up()
+        self.probe.begin(self)  # type: ignore[arg-type]  # which has the rest of the protocol
+        if self.obs is None:
+            self.obs = self.to_device(self.envs.reset())
+        return self.obs
+
+    def rate(self, initial: float) -> Tensor:
+        """A learning rate for the coming iteration, 0-d: a schedule of a number would recompile."""
+        linear = self.config.learning_rate_schedule is Schedule.linear
+        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps) if linear else 1.0
+        return torch.tensor(initial * left, device=self.device)
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """The numbers in torch's default type. Nothing waits for a GPU: pageable memory is copied at once."""
+        return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
+
+    def policy(self, obs: Tensor) -> Tensor:
+        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions (N, A) for encoded observations (N, O); random ones come from a stream of their own."""
+        params = self.policy(self.to_device(obs))
+        if deterministic:
+            return self.dist.mode(params).cpu().numpy()  # type: ignore[no-any-return]
+        noise = self.dist.noise(len(obs), self.streams.torch("act"))
+        return self.dist.sample(params, noise).cpu().numpy()  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the whole state but the replay buffer."""
+        progress = {} if self.obs is None else {"obs": self.obs.clone(), "envs": self.envs.state_dict()}
+        counters = {"env_steps": self.env_steps, "streams": self.streams.state_dict()}
+        if self.replay is not None:
+            counters["added"] = self.replay.added
+        return _to_dict(self.state) | counters | progress
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, in environments that were not used before."""
+        self.state = _from_dict(self.state, state, self.device)
+        self.env_steps = int(state["env_steps"])
+        self.streams.load_state_dict(state.get("streams", {}))
+        if "envs" in state:
+            self.envs.load_state_dict(state["envs"])
+            self.obs = state["obs"].to(self.device)
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.envs.close()
+
+
+def named(metrics: NamedTuple) -> dict[str, Tensor]:
+    """Metrics by the names that are logged: `loss_policy` is loss/policy."""
+    return {name.replace("_", "/", 1): value for name, value in metrics._asdict().items()}
+
+
+def _to_dict(state: Any) -> Any:
+    """Nested NamedTuples as dictionaries of copies."""
+    if hasattr(state, "_asdict"):
+        return {name: _to_dict(value) for name, value in state._asdict().items()}
+    return state.clone() if isinstance(state, Tensor) else state
+
+
+def _from_dict(like: Any, values: Any, device: torch.device) -> Any:
+    """The inverse of `_to_dict`, in the form of `like`."""
+    if hasattr(like, "_asdict"):
+        return type(like)(*(_from_dict(old, values[name], device) for name, old in like._asdict().items()))
+    return values.to(device) if isinstance(values, Tensor) else values
