@@ -80,10 +80,10 @@ class Ours:
     def updates(self) -> float:
         """From Adam's step counter, as a checkpoint has it."""
         state = self.algorithm.state_dict()
-        adam = state["adam"] if "adam" in state else state.get("learner", {}).get("critic_adam")
+        adam = state["net"] if "net" in state else state.get("learned", {}).get("critic")
         if adam is None:
             raise MeasurementError("no optimiser was found in the state of the algorithm")
-        return float(adam[-1].max())
+        return float(adam["steps"])
 
     def train(self, tick: Tick) -> None:
         """Iteration by iteration."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rltemplate.types import Probe
 
@@ -39,7 +40,7 @@ class Streams:
         self.device = torch.device(device)
         self.probe = Probe()
         self._torch: dict[str, torch.Generator] = {}
-        self._restored: dict[str, torch.Tensor] = {}  # states of streams that were not used yet
+        self._restored: dict[str, Tensor] = {}  # states of streams that were not used yet
 
     def torch(self, name: str) -> torch.Generator:
         """The torch generator `name`."""
@@ -51,7 +52,7 @@ class Streams:
             self._torch[name] = generator
         return self._torch[name]
 
-    def draw(self, name: str, sample: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    def draw(self, name: str, sample: Callable[..., Tensor], *args: Any) -> Tensor:
         """`sample(*args, generator=...)` from the stream `name`."""
         value = sample(*args, generator=self.torch(name))
         self.probe.draw(name, value)

@@ -121,7 +121,8 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
-    algorithm.load_state_dict({**checkpoint.state, "streams": {}})
+    state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
+    algorithm.load_state_dict(state)
     return config, algorithm, envs
 
 

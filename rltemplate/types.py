@@ -148,7 +148,7 @@ class Algorithm(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the whole state but the replay buffer: tensors, numbers and strings in dicts and lists."""
+        """A copy of all state but the replay buffer: tensors, numbers and strings in dicts and lists."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -81,7 +81,8 @@ def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     code = with_toy / "rltemplate" / "algos" / "toy.py"
     right = code.read_text()
     try:
-        code.write_text(right.replace('"obs": self._obs.clone()', '"obs": self._obs * 0'))
+        hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
+        code.write_text(right.replace("*data, rate)", f"*data, rate * ({hidden}))"))
         done = outcome_of(with_toy, "tests/launch/test_resume.py", "toy and changes_no_bit")
     finally:
         code.write_text(right)

@@ -53,7 +53,7 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((out,), config.log_std_init)) if gaussian else None
 
     def forward(self, obs: Tensor, part: str = "both") -> Any:
-        """Parameters of the action distribution (B, P) and expected discounted, scaled return (B,), or one."""
+        """Parameters of the action distribution (B, P), expected scaled return (B,), or both."""
         if part == "value":
             return self.critic(obs).squeeze(-1)
         head = self.actor(obs)
@@ -304,9 +304,7 @@ class PPO(StatefulAlgorithm):
         advantage = compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda)
         return Targets(reward, value, advantage)
 
-    def learn(
-        self, rollout: Rollout, reward: Tensor, rate: Tensor
-    ) -> tuple[AdamState, dict[str, Tensor]]:
+    def learn(self, rollout: Rollout, reward: Tensor, rate: Tensor) -> tuple[AdamState, dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
         params = self.net.call(net.params, rollout.normalized_obs.flatten(0, 1), "policy")
@@ -342,13 +340,13 @@ class PPO(StatefulAlgorithm):
         shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
         return (Minibatch(*parts) for parts in zip(*shuffled, strict=True))
 
-    def update(self, net: AdamState, mb: Minibatch, rate: Tensor) -> tuple[AdamState, Report]:
+    def update(self, net: AdamState, mb: Minibatch, rate: Tensor) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         config = self.config
         grad, metrics = gradient(ppo_loss, net.params, self.net, self.dist, config, mb)
         clipped, norm = clip_by_norm(grad, config.max_grad_norm)
         stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
-        return adam(net, clipped, rate, config.adam_eps), Report(stacked, grad)
+        return Report(stacked, grad), adam(net, clipped, rate, config.adam_eps)
 
     # Acting
 

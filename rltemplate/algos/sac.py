@@ -122,16 +122,16 @@ class Inputs(NamedTuple):
 class CriticReport(NamedTuple):
     """The results of an update of the critics besides new parameters."""
 
-    critic_metrics: Tensor  # CriticMetrics, stacked
     td_target: Tensor  # (B,)
-    critic_gradient: Tensor  # (P,)
+    metrics: Tensor  # CriticMetrics, stacked
+    gradient: Tensor  # (P,)
 
 
 class ActorReport(NamedTuple):
     """The results of an update of policy and temperature besides new parameters."""
 
-    actor_metrics: Tensor  # ActorMetrics, stacked
-    actor_gradient: Tensor  # (P,)
+    metrics: Tensor  # ActorMetrics, stacked
+    gradient: Tensor  # (P,) of the policy
     alpha_gradient: Tensor  # (1,)
 
 
@@ -206,7 +206,7 @@ class SAC(StatefulAlgorithm):
         learned = Learned(
             actor=AdamState.start(actor.initial),
             critic=AdamState.start(critic.initial),
-            target=critic.initial,
+            target=critic.initial.clone(),
             alpha=AdamState.start(log_alpha),
         )
         self.state = TrainState(learned, Statistics.empty(obs_size, self.device))
@@ -240,10 +240,10 @@ class SAC(StatefulAlgorithm):
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
         metrics = {"optim/learning_rate": rates.actor}
         if reports:
-            stacked = torch.stack([report.critic.critic_metrics for report in reports])
+            stacked = torch.stack([report.critic.metrics for report in reports])
             metrics |= named(CriticMetrics(*stacked.mean(0)))
         if both := [report.actor for report in reports if report.actor]:
-            means = [torch.stack([each.actor_metrics for each in parts]).mean(0) for parts in both]
+            means = [torch.stack([each.metrics for each in parts]).mean(0) for parts in both]
             metrics |= named(ActorMetrics(*torch.stack(means).mean(0)))
         return IterationResult(metrics, episodes)
 
@@ -293,7 +293,7 @@ class SAC(StatefulAlgorithm):
         next_obs = normalize(batch.next_obs, scaling, clip)
         return batch._replace(obs=normalize(batch.obs, scaling, clip), next_obs=next_obs)
 
-    def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Learned, Report]:
+    def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Report, Learned]:
         """Critics and their targets, then policy and temperature once for every noise."""
         config, batch, noise = self.config, inputs.batch, inputs.critic_noise
         grad, (metrics, td_target) = gradient(
@@ -301,12 +301,12 @@ class SAC(StatefulAlgorithm):
         )
         critic = adam(learned.critic, grad, rates.critic, config.adam_eps)
         learned = learned._replace(critic=critic, target=polyak(learned.target, critic.params, config.tau))
-        critic_report = CriticReport(torch.stack(metrics), td_target, grad)
+        critic_report = CriticReport(td_target, torch.stack(metrics), grad)
         actor_reports = []
         for noise in inputs.actor_noise:
             learned, report = self.actor_update(learned, batch.obs, noise, rates)
             actor_reports.append(report)
-        return learned, Report(critic_report, tuple(actor_reports))
+        return Report(critic_report, tuple(actor_reports)), learned
 
     def actor_update(
         self, learned: Learned, obs: Tensor, noise: Tensor, rates: LearningRates
@@ -337,13 +337,18 @@ class SAC(StatefulAlgorithm):
         yield self.state.learned.actor.params, self.scaling(), *zeros
 
     def update_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `update` has."""
-        rows, delay, learned = self.config.batch_size, self.config.policy_delay, self.state.learned
-        batch = self.batch(torch.zeros(rows, dtype=torch.int64, device=self.device), self.scaling())
-        noise = torch.zeros(rows, self.envs.codec.action_size, device=self.device)
-        for number in sorted({0, delay}) if delay > 1 else (1,):
-            rates = LearningRates(*(torch.zeros((), device=self.device) for _ in range(3)))
-            yield learned, Inputs(batch, (noise,) * number, noise), rates
+        """Arguments of the shapes that `update` has; no tensor twice, or the program would rely on that."""
+        config = self.config
+        rates = LearningRates(*(torch.zeros((), device=self.device) for _ in range(3)))
+        for number in {0 if config.policy_delay > 1 else 1, config.policy_delay}:
+            batch = self.batch(
+                torch.zeros(config.batch_size, dtype=torch.int64, device=self.device), self.scaling()
+            )
+            noise = torch.zeros(
+                1 + number, config.batch_size, self.envs.codec.action_size, device=self.device
+            )
+            *actor_noise, critic_noise = map(torch.clone, noise)
+            yield self.state.learned, Inputs(batch, tuple(actor_noise), critic_noise), rates
 
     # Acting
 

@@ -15,9 +15,15 @@ _ENVIRONMENT = (
     "(its version, fused multiply-add); BLAS behind np.linalg.norm; sums over a Python set, whose order is "
     "of hashes."
 )
+_STREAM = "A random stream: its seed; later one draw more or less, or of another size."
+_LOSS = (
+    "The forward pass on a minibatch: batch size, num_threads, MKL's branch; then the mean over the "
+    "batch, split over threads from 32,768 values."
+)
 _OPTIMIZER = (
     "Moments of Adam: multiply-add, fused or not, changes with the instruction set and implementation."
 )
+_ALPHA = "The temperature: the mean of log-probabilities (num_threads), exp, and Adam's square root."
 _PARAMS = (
     "The last step of Adam: torch.sqrt follows MKL's branch; the learning rate and total_env_steps behind it."
 )
@@ -25,20 +31,19 @@ _FROM_ENVIRONMENT = ("obs", "reward", "terminated", "truncated", "next_obs", "la
 
 # By event and item, by item, or by a part of an item's name between slashes.
 LOOK_AT: dict[str, str] = {
-    "init": "Initial weights: the stream 'init'; LAPACK follows num_threads and cpu_capability.",
     "reset:obs": (
         "Seeds of the environments (seed, env.num_envs), env.kwargs, versions of gymnasium and of the "
         "simulator. No action has been taken yet, so the learner has no part in it."
     ),
     **dict.fromkeys(_FROM_ENVIRONMENT, _ENVIRONMENT),
     "truncated": f"{_ENVIRONMENT} Time limits are env.max_episode_steps.",
-    "streams": "A random stream: its seed; later one draw more or less, or of another size.",
+    **dict.fromkeys(("streams", "draw"), _STREAM),
     "normalized_obs": "Running mean and variance of observations: updates, freezing, obs_clip, sums.",
     "policy": (
         "The policy's forward pass: rows depend on their batch (env.num_envs), num_threads and MKL's branch "
         "(cpu_capability, MKL_CBWR); a layer with one output is the first to show it."
     ),
-    "noise": (
+    "draw/action": (
         "The stream of the noise: one draw more or less, or of another size. torch.randn gives other numbers "
         "for fewer than 16 values, and the noise of each environment changes with env.num_envs."
     ),
@@ -53,26 +58,21 @@ LOOK_AT: dict[str, str] = {
         "Advantages: mean and standard deviation over the batch; sums of 32,768 values or more are split "
         "over the threads (num_threads). Then gamma, gae_lambda."
     ),
-    "order": "The stream 'minibatch': one permutation more or less, or of another number of samples.",
-    "loss": (
-        "The forward pass on a minibatch: batch size, num_threads, MKL's branch; then the mean over the "
-        "batch, split over threads from 32,768 values."
-    ),
+    "draw/minibatch": "The stream 'minibatch': one permutation more or less, or of other length.",
+    **dict.fromkeys(("loss", "metrics"), _LOSS),
     "gradient": (
         "The backward pass: products for the weights are split over num_threads; gradients of indexing with "
         "repeated indices need deterministic_algorithms; then the norm that clips them."
     ),
-    "optimizer": _OPTIMIZER,
-    "adam": _OPTIMIZER,
-    "params": _PARAMS,
-    "net": _PARAMS,
-    "target_params": "The moving average of the parameters: tau, its interval, its multiply-add.",
+    **dict.fromkeys(("mu", "nu", "steps"), _OPTIMIZER),
+    **dict.fromkeys(("params", "net", "learned"), _PARAMS),
+    "target": "The moving average of the parameters: tau, its interval, its multiply-add.",
     "obs_norm": "The running mean and variance of observations: sums over parallel environments, in order.",
     "return_norm": "The running variance of returns: sums over parallel environments, episode ends.",
-    "replay_index": "The stream 'replay': one draw more or less; buffer_size, batch_size, env.num_envs.",
-    "update_noise": "The stream 'update': one draw more or less, or of another size (batch_size).",
-    "critic/target": "Critics' targets: next action and log-probability, target critics, reward, gamma.",
-    "alpha": "The temperature: the mean of log-probabilities (num_threads), exp, and Adam's square root.",
+    "draw/replay": "The stream 'replay': one draw more or less; buffer_size, batch_size, env.num_envs.",
+    "draw/update": "The stream 'update': one draw more or less, or of another size (batch_size).",
+    "td_target": "Critics' targets: next action and log-probability, target critics, reward, gamma.",
+    **dict.fromkeys(("alpha", "alpha_gradient"), _ALPHA),
     traces.OTHER_EVENT: (
         "One run did something else next: target_kl, learning_starts, batch or iteration sizes, or the end "
         "of a run. All fingerprints before it are equal, so look at the condition, not at the numbers."
@@ -94,7 +94,7 @@ _CUDA = (
 )
 _NAMED = 6  # keys in a line
 _NOT_COMPUTED_ON_GPU = {
-    *("init", "streams", "order", "replay_index", *_FROM_ENVIRONMENT, *traces.NOT_FINGERPRINTS),
+    *("streams", "draw", *_FROM_ENVIRONMENT, *traces.NOT_FINGERPRINTS),
 }
 
 
@@ -152,14 +152,9 @@ def _known(at: Divergence, detail: str) -> Iterator[str]:
     elif at.item.startswith(traces.AT_END):
         yield f"All other items of iteration {at.iteration} were equal, so this was its last change."
     elif at.event == "step" and at.index is not None and at.item in _FROM_ENVIRONMENT:
-        if at.item == "obs" and at.index == at.iteration == 0:
-            yield "The observations of the first reset were equal, and no action has been taken since."
-        elif at.item == "obs":
-            yield (
-                "All actions before this step were equal, so the environment itself differs; or only its "
-                "start of a new episode, where the next_obs of the step before is traced and was equal."
-            )
-        elif "action" in at.equal_before:
+        if at.item == "obs":
+            yield "The step itself was equal, so the start of a new episode differs."
+        else:
             yield f"The actions up to step {at.index} were equal, so the environment itself differs."
     elif at.event == "update" and at.index:
         yield f"All traced items of update {at.index - 1} were equal, so this update made the difference."

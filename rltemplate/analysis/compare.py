@@ -94,12 +94,11 @@ _WIDTH = 110
 _NO_BREAK = "\u00a0"
 _LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
 _EVENTS = {
-    "init": "initial weights",
     "reset": "first reset",
     "start": "at its start",
     "end": "at its end",
 }
-_COUNTED = ("step", "update", "epoch")  # events of which an iteration has many
+_COUNTED = ("policy_step", "step", "update")  # events of which an iteration has many
 
 
 def headline(comparison: Comparison) -> str:

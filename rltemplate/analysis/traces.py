@@ -23,7 +23,7 @@ VERSION = 1
 DIGITS = 16  # hexadecimal digits of one fingerprint
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one
-BEFORE_TRAINING = ("init", "reset")  # events that belong to no iteration
+BEFORE_TRAINING = ("reset",)  # events that belong to no iteration
 
 # Beginnings of the names of the algorithm's state at both ends of an iteration (run/state.py).
 AT_START, AT_END = f"{START}/", f"{END}/"

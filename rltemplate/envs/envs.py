@@ -21,11 +21,11 @@ from rltemplate.types import ConfigError, Episode, Probe
 class Step(NamedTuple):
     """The results of one step of N environments."""
 
-    obs: np.ndarray  # (N, O) to act on next: after a reset where an episode ended
     reward: np.ndarray  # (N,) float64, as the environment gives it
     terminated: np.ndarray  # (N,) bool: the task ended, no reward can follow
     truncated: np.ndarray  # (N,) bool: the clock ended the episode, reward would have followed
     next_obs: np.ndarray  # (N, O) the true successor, before any reset
+    obs: np.ndarray  # (N, O) to act on next: after a reset where an episode ended
     episodes: list[Episode]  # episodes that ended in this step
 
 
@@ -79,14 +79,14 @@ class Envs:
         self._lengths += 1
         done = terminated | truncated
         if not np.count_nonzero(done):
-            return Step(next_obs, reward, terminated, truncated, next_obs, [])
+            return Step(reward, terminated, truncated, next_obs, next_obs, [])
         ended = zip(self._returns[done].tolist(), self._lengths[done].tolist(), strict=True)
         episodes = [Episode(episode_return, length) for episode_return, length in ended]
         self._returns[done] = 0.0
         self._lengths[done] = 0
         obs = next_obs.copy()
         obs[done] = self.codec.encode_obs(self._vector.reset(done, self._no_seeds)[done])
-        return Step(obs, reward, terminated, truncated, next_obs, episodes)
+        return Step(reward, terminated, truncated, next_obs, obs, episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every environment: a copy, of tensors, numbers and strings in dicts and lists."""

@@ -80,7 +80,7 @@ class StatefulAlgorithm:
         counters = {"env_steps": self.env_steps, "streams": self.streams.state_dict()}
         if self.replay is not None:
             counters["added"] = self.replay.added
-        return _to_dict(self.state) | counters | progress
+        return {**_to_dict(self.state), **counters, **progress}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, in environments that were not used before."""

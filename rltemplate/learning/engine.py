@@ -55,10 +55,10 @@ class Engine:
 
     @staticmethod
     def scan(function: Function, state: Any, inputs: Iterable[Any], *constants: Any) -> tuple[Any, list[Any]]:
-        """Chain `state, report = function(state, input, *constants)`: the last state, and all reports."""
+        """Chain `report, state = function(state, input, *constants)`: the last state, and all reports."""
         reports = []
         for each in inputs:
-            state, report = function(state, each, *constants)
+            report, state = function(state, each, *constants)
             reports.append(report)
         return state, reports
 

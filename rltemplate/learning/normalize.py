@@ -18,7 +18,7 @@ class Statistics(NamedTuple):
 
     mean: Tensor
     var: Tensor
-    count: Tensor
+    num_rows: Tensor
 
     @classmethod
     def empty(cls, size: int, device: torch.device | None = None) -> Statistics:
@@ -31,7 +31,7 @@ class Statistics(NamedTuple):
         rows = batch.to(torch.float64)
         batch_mean = rows.mean(0)
         batch_var = (rows - batch_mean).square().mean(0)
-        total = self.count + rows.shape[0]
+        total = self.num_rows + rows.shape[0]
         delta = batch_mean - self.mean
         share = rows.shape[0] / total
         var = (1.0 - share) * self.var + share * batch_var + delta.square() * share * (1.0 - share)

@@ -18,18 +18,18 @@ from rltemplate.determinism import kernels
 
 
 class AdamState(NamedTuple):
-    """Parameters (P,), their first and second moment (P,), and the number of steps taken ()."""
+    """First and second moment (P,), the number of steps taken (), and parameters (P,)."""
 
-    params: Tensor
     mu: Tensor
     nu: Tensor
     steps: Tensor
+    params: Tensor
 
     @classmethod
     def start(cls, params: Tensor) -> AdamState:
         """No step taken yet."""
         zeros = torch.zeros_like(params)
-        return cls(params, zeros, zeros.clone(), torch.zeros((), device=params.device))
+        return cls(zeros, zeros.clone(), torch.zeros((), device=params.device), params)
 
 
 class FlatModule:
@@ -67,7 +67,7 @@ def adam(state: AdamState, grad: Tensor, rate: Tensor, eps: float) -> AdamState:
     nu = 0.999 * state.nu + 0.001 * grad * grad
     root = kernels.sqrt(nu / (1.0 - torch.pow(0.999, steps)))
     rate = rate / (1.0 - torch.pow(0.9, steps))
-    return AdamState(state.params - rate * mu / (root + eps), mu, nu, steps)
+    return AdamState(mu, nu, steps, state.params - rate * mu / (root + eps))
 
 
 def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -101,4 +101,6 @@ def _detach(aux: Any) -> Any:
         return aux.detach()
     if isinstance(aux, dict):
         return {name: _detach(value) for name, value in aux.items()}
-    return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
+    if isinstance(aux, tuple):
+        return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
+    return aux

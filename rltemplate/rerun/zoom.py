@@ -297,7 +297,7 @@ class _Look:
                 "Updates are compiled (compile=true): of the operations inside the compiled program only "
                 "some matrix products can be seen. Runs with compile=false show all, if they part as well."
             )
-        if place.event in ("init", "start"):
+        if place.event == "start":
             return Finding(kind=BETWEEN if self.at.iteration > 0 else UNSEEN)
         limits = [kept.after_operations(first) for kept in (a, b)]
         found = how_made(a.operations, b.operations, limits, place.logged_from)

@@ -98,7 +98,7 @@ class Place:
     def __str__(self) -> str:
         if self.event == RESULTS:
             return "its end"
-        counted = self.index or self.event in ("step", "update", "epoch")
+        counted = self.index or self.event in ("policy_step", "step", "update")
         return f"{self.event} {self.index:,}" if counted else self.event
 
     @property

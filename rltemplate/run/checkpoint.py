@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 from rltemplate.run import paths
-from rltemplate.types import ConfigError, Replay
+from rltemplate.types import ConfigError, Experience
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,8 +62,10 @@ class Checkpoints:
         self._turn = 0  # the chunk that is read again next
         self._chunks = {} if since is None else dict(since.chunks)
 
-    def save(self, env_steps: int, state: Mapping[str, Any], replay: Replay | None) -> Path:
-        """Write `state`, and the transitions of `replay` that no chunk has yet.
+    def save(
+        self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
+    ) -> Path:
+        """Write `state`, and the transitions that `experience` gives from a number on.
 
         Each file is written under another name, flushed to the disk and renamed; older checkpoints go only
         when the new one has been read back. Raises OSError if the disk does not take it: then the earlier
@@ -75,7 +77,7 @@ class Checkpoints:
         folder = path.parent
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            chunks = self._write_chunk(folder, replay)
+            chunks = self._write_chunk(folder, experience)
             files = chunks | {path.name: _write(path, lambda file: _save(file, state))}
             manifest = {"format": FORMAT, "version": VERSION, "env_steps": env_steps}
             manifest |= {"files": files, "config": self._config}
@@ -91,10 +93,8 @@ class Checkpoints:
         prune_checkpoints(self._run_dir, keep=self._keep)
         return path
 
-    def _write_chunk(self, folder: Path, replay: Replay | None) -> dict[str, Any]:
+    def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, Any]:
         """The chunks that a checkpoint now needs, the last of them just written."""
-        if replay is None:
-            return {}
         known, names = dict(self._chunks), list(self._chunks)
         again: set[str] = set()
         for name in (*names[self._turn :], *names[: self._turn]):
@@ -104,7 +104,9 @@ class Checkpoints:
         if any(_damage(folder / name, entry, deeply=name in again) for name, entry in known.items()):
             known = {}  # all transitions once more: a new checkpoint must not rest on a damaged file
         first = max((_range(name)[1] for name in known), default=0)
-        came = replay.since(first)
+        came = experience(first)
+        if came is None:
+            return {}
         chunks = {n: entry for n, entry in known.items() if _range(n)[1] > came.last - came.capacity}
         if came.last > came.first:
             path = folder / f"experience_{came.first}_{came.last}.pt"

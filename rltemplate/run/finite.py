@@ -23,7 +23,9 @@ class NotFinite(NamedTuple):
 def first_not_finite(algorithm: Algorithm, result: IterationResult) -> NotFinite | None:
     """Search the losses of an iteration, and the state at its end."""
     tensors = {name: value for name, value in result.metrics.items() if name.startswith("loss/")}
-    tensors |= {name: x for name, x in entries(algorithm.state_dict(), END) if hasattr(x, "is_floating_point")}
+    tensors |= {
+        name: x for name, x in entries(algorithm.state_dict(), END) if hasattr(x, "is_floating_point")
+    }
     floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
     # A finite sum has finite terms, and costs a tenth of a look at each. Some sums only overflow.
     suspected = [name for name, value in floats.items() if not math.isfinite(value.sum().item())]

@@ -228,8 +228,9 @@ class Observers:
         self._logger.sync()
         if self.trace is not None:
             self.trace.sync()
+        replay = algorithm.replay
         try:
-            self._checkpoints.save(steps, state, algorithm.replay)
+            self._checkpoints.save(steps, state, (lambda _: None) if replay is None else replay.since)
             self._saved_steps = steps
         except OSError as error:
             good = list_checkpoints(self._run_dir)

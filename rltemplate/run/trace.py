@@ -149,12 +149,14 @@ class Trace(Probe):
         """Take the digests of the results of an event, and end it."""
         if not (whole or self.step_by_step or event == RESET):
             return
-        found = {item: digest(value) for item, value in named_leaves(values)}
-        for item, text in found.items() if whole else ():
-            add_item(self._parts, item, text)
+        for item, value in named_leaves(values):
+            text = digest(value)
+            add_item(self._items, item, text)
+            if whole:
+                add_item(self._parts, item, text)
+        items, self._items = self._items, {}
         if self.step_by_step or event == RESET:
-            items, self._items = self._items, {}
-            self._write_event(event, items | found)
+            self._write_event(event, items)
 
     def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
         """Write the line of an iteration that has ended, with its parts and the state at its end."""

@@ -187,9 +187,9 @@ def test_ppo_acts_within_every_kind_of_action_space(configure: Configure, name: 
 
 def test_discrete_observations_are_learned_from(configure: Configure) -> None:
     algorithm, envs = build_algorithm(configure("algo=ppo", "env.id=FrozenLake-v1", *SHRUNK["ppo"]))
-    probes = algorithm.train_iteration().probes
+    algorithm.train_iteration()
     assert envs.codec.obs_size == 16
-    assert probes["obs"].shape == (16, 2, 16)
+    assert algorithm.state_dict()["obs"].sum(1).tolist() == [1.0, 1.0]
     algorithm.close()
 
 

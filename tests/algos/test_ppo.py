@@ -9,8 +9,9 @@ import torch
 from conftest import SHRUNK, Configure, unreadable
 
 from rltemplate.algos.build import build_algorithm
-from rltemplate.algos.ppo import PPO, Minibatch, compute_gae
+from rltemplate.algos.ppo import PPO, ActorCritic, Minibatch, compute_gae
 from rltemplate.config.schema import Config
+from rltemplate.learning.normalize import Scaling
 
 
 def build(config: Config) -> PPO:
@@ -49,22 +50,24 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-4
     collect = ppo._collect
 
-    def stale() -> Any:
-        rollout, raw, episodes = collect()
-        return rollout._replace(log_prob=rollout.log_prob + 0.01), raw, episodes
+    def stale(obs: torch.Tensor) -> Any:
+        rollout = collect(obs)
+        return rollout._replace(log_prob=rollout.log_prob + 0.01)
 
-    ppo._collect = stale  # type: ignore[method-assign]
+    ppo._collect = stale
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
     ppo.close()
 
 
 def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
     ppo = pendulum(configure, "algo.log_std_init=-0.7")
-    for network, gain in ((ppo.agent.actor, 0.01), (ppo.agent.critic, 1.0)):
+    agent = ppo.net.module
+    assert isinstance(agent, ActorCritic)
+    for network, gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
         *_, last = [p for p in network.parameters() if p.dim() == 2]
         torch.testing.assert_close(last @ last.T, gain**2 * torch.eye(len(last)), atol=1e-6, rtol=1e-4)
-    assert ppo.agent.log_std is not None
-    assert ppo.agent.log_std.tolist() == [pytest.approx(-0.7)]
+    assert agent.log_std is not None
+    assert agent.log_std.tolist() == [pytest.approx(-0.7)]
     ppo.close()
 
 
@@ -73,12 +76,11 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     ppo = pendulum(configure)
     rows = torch.zeros(6)
     mb = Minibatch(torch.zeros(6, 3), torch.zeros(6, 1), rows, rows, rows, rows)
-    flat, _, report = ppo._one_update(*unreadable((ppo.net.flat, ppo.adam, mb, torch.tensor(0.1))))
-    assert flat.device.type == report.device.type == "meta"
-    assert report.shape == (7,)
-    scaling = (torch.zeros(3), torch.ones(3))
-    decision = ppo._one_decision(*unreadable((ppo.net.flat, scaling, torch.zeros(2, 3), torch.zeros(2, 1))))
-    assert decision[-2].shape == (2, 1)
+    report, net = ppo.update(*unreadable((ppo.state.net, mb, torch.tensor(0.1))))
+    assert net.params.device.type == report.metrics.device.type == "meta"
+    scaling, obs, noise = Scaling(torch.zeros(3), torch.ones(3)), torch.zeros(2, 3), torch.zeros(2, 1)
+    decision = ppo.policy_step(*unreadable((ppo.state.net.params, scaling, obs, noise)))
+    assert decision.action.shape == (2, 1)
     ppo.close()
 
 
@@ -89,10 +91,10 @@ def test_at_full_size_compiled_updates_compute_what_plain_ones_do(configure: Con
     for flag in ("false", "true"):
         algorithm, _ = build_algorithm(configure("algo=ppo", "env=Hopper", f"compile={flag}"))
         assert isinstance(algorithm, PPO)
-        start = algorithm.net.flat.clone()
+        start = algorithm.state.net.params
         for _ in range(2):
             algorithm.train_iteration()
-        flats.append(algorithm.net.flat.clone())
+        flats.append(algorithm.state.net.params)
         algorithm.close()
     # Adam divides by how much gradients vary, so that last bits grow with every update.
     torch.testing.assert_close(flats[1], flats[0], rtol=0, atol=1e-5)

@@ -13,7 +13,6 @@ from conftest import Configure
 from references.ppo import ReferencePPO
 from references.sac import ReferenceSAC
 from references.surroundings import Copies
-from torch import Tensor
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.ppo import PPO
@@ -21,6 +20,7 @@ from rltemplate.algos.sac import SAC
 from rltemplate.config.algorithms import Activation, Schedule
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
+from rltemplate.run.state import entries
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
 BASE = {
@@ -139,29 +139,16 @@ def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         )
 
 
-def moments(name: str, adam: Any) -> dict[str, Tensor]:
-    return dict(zip((f"{name}/mu", f"{name}/nu", f"{name}/steps"), adam, strict=True))
-
-
-def statistics(name: str, norm: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}/{key}": value for key, value in norm.items()}
-
-
-def ppo_state(ppo: PPO) -> dict[str, Tensor]:
-    """What the reference calls its state."""
-    state = ppo.state_dict()
-    norms = statistics("obs_norm", state["obs_norm"]) | statistics("return_norm", state["return_norm"])
-    known = {"params": state["net"], "running_return": state["running_return"]}
-    return known | moments("adam", state["adam"]) | norms
-
-
-def sac_state(sac: SAC) -> dict[str, Tensor]:
-    """What the reference calls its state."""
-    state = sac.state_dict()
-    found = {"updates": torch.tensor(float(state["num_updates"]))} | statistics("obs_norm", state["obs_norm"])
-    for name, value in state["learner"].items():
-        found |= moments(name, value) if isinstance(value, list) else {name: value}
-    return found
+def state_of(algorithm: PPO | SAC) -> dict[str, Any]:
+    """The state of an algorithm, in nested dictionaries, by the names of the reference."""
+    names = {"net/params": "params", "num_updates": "updates", "learned/target": "target"}
+    names |= {f"net/{each}": f"adam/{each}" for each in ("mu", "nu", "steps")}
+    for part, own in (("actor", "actor"), ("critic", "critic"), ("alpha", "log_alpha")):
+        names |= {f"learned/{part}/{each}": f"{part}_adam/{each}" for each in ("mu", "nu", "steps")}
+        names[f"learned/{part}/params"] = own
+    left = ("env_steps", "streams", "obs/", "envs", "added", "updates_due")
+    found = {path.removeprefix("/"): torch.as_tensor(x) for path, x in entries(algorithm.state_dict(), "")}
+    return {names.get(path, path): value for path, value in found.items() if not f"{path}/".startswith(left)}
 
 
 def agree(config: Config, iterations: int) -> None:
@@ -169,14 +156,13 @@ def agree(config: Config, iterations: int) -> None:
     algorithm, envs = build_algorithm(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
-    state = ppo_state if isinstance(algorithm, PPO) else sac_state
     reference: ReferencePPO | ReferenceSAC
     if isinstance(algorithm, PPO):
-        first = algorithm.state_dict()["net"]
+        first = algorithm.state.net.params
         reference = ReferencePPO(algorithm.config, copies, streams, config.total_env_steps, first)
     else:
         assert isinstance(algorithm, SAC)
-        both = [algorithm.state_dict()["learner"][name] for name in ("actor", "critic")]
+        both = [part.params for part in (algorithm.state.learned.actor, algorithm.state.learned.critic)]
         reference = ReferenceSAC(algorithm.config, copies, streams, config.total_env_steps, *both)
     for _ in range(iterations):
         metrics = dict(algorithm.train_iteration().metrics)
@@ -184,7 +170,7 @@ def agree(config: Config, iterations: int) -> None:
         if "policy/first_ratio_max_error" in metrics:
             assert float(metrics.pop("policy/first_ratio_max_error")) < 1e-12
         assert_same(metrics, reference.train_iteration())
-        assert_same(state(algorithm), reference.state())  # type: ignore[arg-type]
+        assert_same(state_of(algorithm), reference.state())
     assert algorithm.env_steps == reference.env_steps
     obs = torch.randn(9, envs.codec.obs_size, generator=torch.Generator().manual_seed(0)) * 4.0
     assert_same({"action": algorithm.act(obs.numpy())}, {"action": reference.act(obs)})

@@ -7,7 +7,7 @@ import torch
 from conftest import SHRUNK, Configure, unreadable
 
 from rltemplate.algos.build import build_algorithm
-from rltemplate.algos.sac import SAC
+from rltemplate.algos.sac import SAC, Inputs, LearningRates
 from rltemplate.learning.replay_buffer import Batch
 
 
@@ -33,20 +33,13 @@ def test_programs_are_made_before_anything_is_learned_and_fit(configure: Configu
     counters.clear()
     words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", f"algo.policy_delay={delay}"]
     sac = build(configure, *words, "algo.learning_starts=20", "algo.steps_per_iteration=12")
-    before = sac.learner.critic.clone()
+    before = sac.state.learned.critic.params
     made = []
     for _ in range(3):
         sac.train_iteration()
         made.append(counters["stats"]["unique_graphs"])
-        assert torch.equal(sac.learner.critic, before) == (sac.env_steps <= 20)
+        assert torch.equal(sac.state.learned.critic.params, before) == (sac.env_steps <= 20)
     assert made == [1 + delay] * 3  # to act and to learn; none was made again for rows that have a meaning
-    sac.close()
-
-
-def test_nothing_is_compiled_where_nothing_is_learned(configure: Configure) -> None:
-    sac = build(configure, "compile=true", "algo.learning_starts=100000000")
-    assert sac._compiled  # as if: nothing is left to be compiled
-    sac.train_iteration()
     sac.close()
 
 
@@ -54,11 +47,13 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
     sac = build(configure, "algo.policy_delay=2")
     noise = torch.zeros(6, 1)
-    given = unreadable((sac.learner, batch(), noise, [noise, noise], sac.rates()))
-    learner, report, actor_report = sac._one_full_update(*given)
-    assert learner.critic.device.type == report.device.type == actor_report.device.type == "meta"
-    decided = sac._one_decision(*unreadable((sac.learner.actor, (), torch.zeros(1, 3), torch.zeros(1, 1))))
-    assert decided[2].shape == (1, 1)
+    rates = LearningRates(*torch.zeros(3).unbind())
+    inputs = Inputs(batch(), (noise, noise), noise)
+    report, learned = sac.update(*unreadable((sac.state.learned, inputs, rates)))
+    devices = {x.device.type for x in (learned.critic.params, report.critic.metrics, report.actor[1].metrics)}
+    assert devices == {"meta"}
+    given = unreadable((learned.actor.params, torch.zeros(1, 3), torch.zeros(1, 1)))
+    assert sac.policy_step(given[0], None, *given[1:]).action.shape == (1, 1)
     with pytest.raises(RuntimeError):  # that it would be noticed
-        report.mean().item()
+        report.critic.metrics.mean().item()
     sac.close()

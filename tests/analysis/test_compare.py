@@ -26,14 +26,13 @@ from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
 STEP_ITEMS = [
-    *("obs", "normalized_obs", "policy", "noise", "action", "log_prob"),
-    *("reward", "terminated", "truncated", "next_obs"),
+    *("draw/action", "normalized_obs", "policy", "action", "log_prob"),
+    *("reward", "terminated", "truncated", "next_obs", "obs"),
 ]
-UPDATE_ITEMS = ["loss", "gradient", "optimizer/mu", "optimizer/nu", "params"]
+UPDATE_ITEMS = ["params", "mu", "nu", "metrics", "gradient"]
 TARGET_ITEMS = ["scaled_reward", "value", "advantage"]
-START_ITEMS = ["start/streams/action", "start/adam/2"]
-END_ITEMS = ["obs_norm", "return_norm", "end/adam/2"]
-INIT_ITEMS = ["init/actor.0.weight", "init/critic.0.weight"]
+START_ITEMS = ["start/streams/action", "start/net/steps"]
+END_ITEMS = ["obs_norm", "return_norm", "end/net/steps"]
 HEADER = {"format": "rltemplate-trace", "version": 1, "digest": "xxh3_64", "detail": "step", "algo": "ppo"}
 STEPS, UPDATES, ENV_STEPS = 4, 3, 8  # of one iteration
 
@@ -44,7 +43,6 @@ class Written:
     def __init__(self, detail: str = "step", iterations: int = 3, **header: Any) -> None:
         self.header = {**HEADER, "detail": detail, **header}
         self.lines: list[Any] = []
-        self.event("init", 0, INIT_ITEMS)
         self.event("reset", 0, ["obs"])
         for i in range(iterations):
             names = END_ITEMS
@@ -184,26 +182,29 @@ def test_equal_traces_are_identical_whatever_their_headers_add(compared: Compare
 @pytest.mark.parametrize(
     ("event", "item", "place", "advice"),
     [
-        ("init 0", INIT_ITEMS[0], f"before the first iteration, initial weights: {INIT_ITEMS[0]}", "LAPACK"),
         ("reset 0", "obs", "before the first iteration, first reset: obs", "No action has been taken yet"),
-        ("start 0", "start/adam/2", f"{FIRST}, at its start: start/adam/2", "Nothing has been learned"),
-        ("start 0 1", "start/adam/2", f"{SECOND}, at its start: start/adam/2", "an evaluation"),
+        ("start 0", "start/net/steps", f"{FIRST}, at its start: start/net/steps", "Nothing has been learned"),
+        ("start 0 1", "start/net/steps", f"{SECOND}, at its start: start/net/steps", "an evaluation"),
         ("start 0 1", "start/streams/action", f"{SECOND}, at its start", "one draw more or less"),
-        ("step 0", "obs", f"{FIRST}, step 0: obs", "no action has been taken since"),
-        ("step 2", "obs", f"{FIRST}, step 2: obs", "All actions before this step were equal"),
+        ("step 2", "obs", f"{FIRST}, step 2: obs", "start of a new episode differs"),
         ("step 2 1", "reward", f"{SECOND}, step 2: reward", "actions up to step 2 were equal"),
         ("step 3", "action", f"{FIRST}, step 3: action", "exp, tanh"),
-        ("step 2", "noise", f"{FIRST}, step 2: noise", "fewer than 16 values"),
+        ("step 2", "draw/action", f"{FIRST}, step 2: draw/action", "fewer than 16 values"),
         ("targets 0 1", "value", f"{SECOND}, targets: value", "value head"),
         ("update 2 1", "gradient", f"{SECOND}, update 2: gradient", "num_threads"),
         (
             "update 2",
-            "optimizer/nu",
-            f"{FIRST}, update 2: optimizer/nu",
+            "nu",
+            f"{FIRST}, update 2: nu",
             "traced items of update 1 were equal",
         ),
         ("iteration 1 1", "return_norm", f"{SECOND}, at its end: return_norm", "episode ends"),
-        ("iteration 1 1", "end/adam/2", f"{SECOND}, at its end: end/adam/2", "this was its last change"),
+        (
+            "iteration 1 1",
+            "end/net/steps",
+            f"{SECOND}, at its end: end/net/steps",
+            "this was its last change",
+        ),
     ],
 )
 def test_each_kind_of_event_is_found_named_and_explained(
@@ -227,12 +228,12 @@ def test_each_kind_of_event_is_found_named_and_explained(
 
 def test_the_items_of_the_line_are_told_apart_in_causal_order(compared: Compared) -> None:
     changed = Written()
-    for item in ("next_obs", "noise", "reward"):
+    for item in ("next_obs", "action", "reward"):
         changed.also("step", 2, item, iteration=1)
     at = compared(Written(), changed).divergence
     assert at is not None
-    assert (at.item, at.further) == ("noise", ["reward", "next_obs"])
-    assert at.equal_before == ["obs", "normalized_obs", "policy"]
+    assert (at.item, at.further) == ("action", ["reward", "next_obs"])
+    assert at.equal_before == ["draw/action", "normalized_obs", "policy"]
     assert at.a != at.b
     assert len(at.a) == 16
 
@@ -240,10 +241,10 @@ def test_the_items_of_the_line_are_told_apart_in_causal_order(compared: Compared
 def test_with_one_line_per_iteration_the_place_is_the_iteration(
     compared: Compared, make_run: MakeRun
 ) -> None:
-    changed = Written("iteration").also("iteration", 1, "reward").also("iteration", 1, "loss")
+    changed = Written("iteration").also("iteration", 1, "reward").also("iteration", 1, "metrics")
     result = compared(Written("iteration"), changed)
     assert result.divergence is not None
-    assert result.divergence.further == ["loss"]
+    assert result.divergence.further == ["metrics"]
     assert headline(result) == "diverged in iteration 1 (environment steps 9 to 16): reward"
     assert "trace=step" in result.look_at[0]
     alone = make_run("-alone", Written("iteration").also("iteration", 1, "return_norm"))
@@ -272,23 +273,23 @@ def test_another_event_or_other_items_in_the_same_place(compared: Compared, make
     assert headline(result).endswith("update 2: a goes on with update 2, b with the end of iteration 1")
     assert "target_kl" in result.look_at[0]
     changed = Written()
-    changed.lines[0][2] = [INIT_ITEMS[0], "init/critic.9.weight"]
+    changed.lines[0][2] = ["last_obs"]
     result = compare_runs(Path(result.a.run_dir), make_run("-items", changed))
     assert result.divergence is not None
-    assert (result.divergence.event, result.divergence.index) == ("init", None)
-    assert headline(result).endswith("only in a: init/critic.0.weight; only in b: init/critic.9.weight")
+    assert (result.divergence.event, result.divergence.index) == ("reset", None)
+    assert headline(result).endswith("only in a: obs; only in b: last_obs")
 
 
 @pytest.mark.parametrize(
     ("item", "advice"),
     [
-        *((item, item) for item in ("replay_index", "update_noise", "critic/target")),
-        *(("update_noise#2", "update_noise"), ("critic/gradient", "gradient"), ("actor/loss", "loss")),
+        *((item, item) for item in ("draw/replay", "draw/update")),
         *(
-            ("critic/optimizer/mu", "optimizer"),
-            ("alpha/optimizer/mu", "alpha"),
-            ("alpha/log_alpha", "alpha"),
+            ("critic/td_target", "td_target"),
+            ("critic/gradient", "gradient"),
+            ("draw/update#2", "draw/update"),
         ),
+        *(("critic/mu", "mu"), ("alpha/params", "alpha")),
     ],
 )
 def test_advice_follows_the_parts_of_a_name(compared: Compared, item: str, advice: str) -> None:
@@ -497,7 +498,7 @@ def test_the_report_begins_and_ends_with_the_verdict(
     assert printed.err == ""
     lines = printed.out.splitlines()
     assert lines[0] == lines[-1] == "diverged in iteration 0 (environment steps 1 to 8), step 1: policy"
-    assert "  equal  obs, normalized_obs" in lines
+    assert "  equal  draw/action, normalized_obs" in lines
     assert "  also   action" in lines
     (flags,) = [line.split() for line in lines if line.split()[:1] == ["cpu_flags"]]
     assert " ".join(flags) == "cpu_flags also has fma, avx512f -> has nothing more"
@@ -526,7 +527,7 @@ def test_json_says_the_same_with_the_same_exit_status(
 
 def test_the_command_starts_without_torch_and_hydra(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("-a", Written())
-    make_run("-b", Written().also("update", 1, "loss"))
+    make_run("-b", Written().also("update", 1, "metrics"))
     program = (
         "import sys; from rltemplate.__main__ import main\n"
         "status = main(['compare', 'a=1-a', 'b=1-b'])\n"

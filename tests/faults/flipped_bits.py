@@ -1,8 +1,8 @@
 """One value of a run changed in its last bit, in front of the trace: the change must be found.
 
 A test sets the environment variable `ATEN_TEST_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
-instance `action@3:17`: the action of step 17 in iteration 3. `start/net@3` is the entry `net` of the state
-with which iteration 3 begins. The run goes on with the changed value, and its record names the variable.
+instance `action@3:17`: the action of step 17 in iteration 3. `start/net/mu@3` is the entry `net`, `mu` of the
+state with which iteration 3 begins. The run goes on with the changed value; its record names the variable.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ def flip_entry(state: Any, path: str) -> bool:
     return True
 
 
+def flip_in_place(value: Any) -> None:
+    """Flip the last bit of a tensor or an array that a run goes on with."""
+    value[...] = flipped(value)
+
+
 class Fault:
     """Flips one item."""
 
@@ -66,27 +71,27 @@ class Fault:
         if found is None:
             raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
         self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
-        self._iteration, self.here = first_iteration, 0
+        self._iteration, self._seen = first_iteration, 0
         self.done = False
 
     def begin(self, algorithm: Any) -> None:
         """Change an entry of the algorithm's state, if that is wanted."""
-        self._iteration += 1
+        self._iteration, self._seen = self._iteration + 1, 0
         when, _, path = self._item.partition("/")
         if when == "start" and self._iteration - 1 == self._at and not self.done:
             state = algorithm.state_dict()
             self.done = flip_entry(state, path)
+            state.pop("envs", None)  # those that step already keep theirs
             algorithm.load_state_dict(state)
-        self.here = 0
 
-    def passed(self, item: str, value: Any) -> Any:
-        """The value of an item, or once another one."""
-        # Items before the first `start` belong to iteration 0 as well.
-        here = max(0, self._iteration - 1) == self._at and self.here == self._index
-        if item != self._item or not here or self.done:
-            return value
-        self.done = True
-        return flipped(value)
+    def passed(self, item: str, value: Any) -> None:
+        """An item passes, for the n-th time in this iteration."""
+        if item != self._item or self._iteration - 1 != self._at or self.done:
+            return
+        if self._seen == self._index:
+            flip_in_place(value)
+            self.done = True
+        self._seen += 1
 
 
 def let_traces_flip(module: ModuleType) -> None:
@@ -104,13 +109,16 @@ def let_traces_flip(module: ModuleType) -> None:
                 self.fault.begin(algorithm)
             super().begin(algorithm)
 
-        def event(self, name: str, index: int = 0) -> None:
+        def draw(self, stream: str, value: Any) -> None:
             if self.fault is not None:
-                self.fault.here = index
-            super().event(name, index)
+                self.fault.passed(f"draw/{stream}", value)
+            super().draw(stream, value)
 
-        def __call__(self, item: str, value: Any) -> Any:
-            return super().__call__(item, value if self.fault is None else self.fault.passed(item, value))
+        def results(self, event: str, values: Any, whole: bool = False) -> None:
+            if self.fault is not None:
+                for item, value in module.named_leaves(values):
+                    self.fault.passed(item, value)
+            super().results(event, values, whole)
 
     module.Trace = FlippingTrace  # type: ignore[attr-defined]
 

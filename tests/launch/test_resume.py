@@ -36,9 +36,11 @@ SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
 def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
     """What the training loop saves."""
-    state = algorithm.state_dict() | {"progress": algorithm.progress(), "foreign": global_rng_state()}
+    state = algorithm.state_dict() | {"foreign": global_rng_state()}
     state["run"] = {"iterations": iterations}
-    return checkpoints.save(algorithm.env_steps, state, algorithm.experience)
+    return checkpoints.save(
+        algorithm.env_steps, state, algorithm.replay.since if algorithm.replay else lambda _: None
+    )
 
 
 def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
@@ -48,7 +50,7 @@ def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
     algorithm.probe = trace
     for _ in range(iterations):
         result = algorithm.train_iteration()
-        trace.end_iteration(algorithm, result.probes)
+        trace.end_iteration(algorithm, result.metrics)
     trace.close()
     lines = (folder / "trace.jsonl").read_text().splitlines()
     return [line if "iteration" not in line else line.rsplit(",", 1)[0] for line in lines]

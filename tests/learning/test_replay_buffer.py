@@ -21,12 +21,13 @@ SIZES = [(64, 1), (12, 4), (11, 4), (9, 8), (7, 7), (1, 1)]
 sizes = pytest.mark.parametrize(("capacity", "num"), SIZES)
 
 
-def steps(num: int, seed: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
+def steps(num: int, seed: int = 0) -> Iterator[Batch]:
     """Steps of N environments without end, field by field."""
     rng = np.random.default_rng(seed)
     while True:
         obs, next_obs = rng.standard_normal((2, num, OBS), np.float32)
-        yield obs, rng.standard_normal((num, ACTION)), rng.random(num), next_obs, rng.random(num) < 0.1
+        fields = obs, rng.standard_normal((num, ACTION)), rng.random(num), next_obs, rng.random(num) < 0.1
+        yield Batch(*map(torch.from_numpy, fields))
 
 
 class Plain:
@@ -36,8 +37,8 @@ class Plain:
         self.capacity, self.added = capacity, 0
         self.rows: dict[int, list[Any]] = {}
 
-    def add(self, *step: np.ndarray) -> None:
-        for values in zip(*step, strict=True):
+    def add(self, step: Batch) -> None:
+        for values in zip(*(field.numpy() for field in step), strict=True):
             self.rows[self.added % self.capacity] = list(values)
             self.added += 1
 
@@ -54,10 +55,10 @@ class Plain:
 def test_it_holds_the_newest_transitions(capacity: int, num: int) -> None:
     buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)
     for _, step in zip(range(40), steps(num), strict=False):
-        buffer.add(*step)
-        plain.add(*step)
+        buffer.add(step)
+        plain.add(step)
         assert plain.holds_the_same(buffer)
-    buffer.add(*next(steps(num)))
+    buffer.add(next(steps(num)))
     assert not plain.holds_the_same(buffer)
 
 
@@ -65,7 +66,7 @@ def test_nothing_is_drawn_that_is_not_there() -> None:
     buffer, walking, generator = ReplayBuffer(100, OBS, ACTION, CPU, 3), steps(3), torch.Generator()
     for count, held in ((2, 6), (50, 100)):
         for _ in range(count):
-            buffer.add(*next(walking))
+            buffer.add(next(walking))
         assert set(buffer.draw(3000, generator).tolist()) == set(range(held))
     with pytest.raises(ValueError, match="a capacity of 3 for steps of 4 environments"):
         ReplayBuffer(3, OBS, ACTION, CPU, 4)
@@ -89,7 +90,7 @@ def test_nothing_waits_for_a_device() -> None:
     buffer, walking, generator = ReplayBuffer(10, OBS, ACTION, CPU, 3), steps(3), torch.Generator()
     with NoWaiting():  # type: ignore[no-untyped-call]
         for _ in range(20):
-            buffer.add(*next(walking))
+            buffer.add(next(walking))
             buffer.take(buffer.draw(8, generator))
         with pytest.raises(Waiting):
             buffer.take(torch.arange(10)[torch.arange(10) < torch.tensor(7)])
@@ -100,8 +101,8 @@ def test_a_restored_buffer_goes_on_in_the_same_place(capacity: int, num: int, tm
     buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)
     writer = Checkpoints(tmp_path, {}, keep=2)
     for k, step in zip(range(40), steps(num, seed=3), strict=False):
-        buffer.add(*step)
-        plain.add(*step)
+        buffer.add(step)
+        plain.add(step)
         if k in (0, 1, 4, 11, 12, 17, 30):
             writer.save(buffer.added, {"env_steps": buffer.added}, buffer.since)
             checkpoint = load_checkpoint(list_checkpoints(tmp_path)[-1])

@@ -100,7 +100,7 @@ def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
         algorithm.probe = trace
         while algorithm.env_steps < config.total_env_steps:
             result = algorithm.train_iteration()
-            trace.end_iteration(algorithm, result.probes)
+            trace.end_iteration(algorithm, result.metrics)
         algorithm.close()
         trace.close()
     record = {"schema": SCHEMA_VERSION, "id": folder.name, "status": "finished"}
@@ -193,33 +193,39 @@ def flip(algo: str, text: str) -> Planted:
 PPO, SAC, NORM = "algos/ppo.py", "algos/sac.py", "learning/normalize.py"
 ENDING = ("env=CartPole", "env.max_episode_steps=22", "algo.num_steps=32")
 PPO_FLIPS = (
-    *("init/actor.0.weight@0", "obs@1:3", "reward@1:6", "terminated@1:4", "noise@2:5", "action@1:2"),
-    *("log_prob@1:9", "normalized_obs@2:1", "order@1:1", "gradient@1:6", "optimizer/nu@1:2", "params@1:5"),
-    *("start/adam/2@1", "start/net@2", "start/streams/minibatch@1", "start/return_norm/count@1"),
+    *("obs@1:3", "reward@1:6", "terminated@1:4", "draw/action@2:5", "action@1:2", "advantage@1"),
+    *("log_prob@1:9", "normalized_obs@2:1", "draw/minibatch@1:1", "metrics@1:6", "nu@1:2", "params@1:5"),
+    *("start/net/steps@1", "start/net/params@2", "start/streams/minibatch@1", "start/return_norm/num_rows@1"),
+    "start/net/params@0",
 )
 SAC_FLIPS = (
-    *("init/log_alpha@0", "next_obs@1:1", "replay_index@1:3", "update_noise@1:4", "critic/target@1:6"),
-    *("critic/target_params@1:5", "actor/loss@1:3", "alpha/log_alpha@1:23", "start/updates_due@2"),
-    *("start/streams/replay@1", "start/obs_norm/count@2"),
+    *("next_obs@1:1", "draw/replay@1:3", "draw/update@1:4", "critic/metrics@1:6", "target@1:5"),
+    *("actor/metrics@1:3", "alpha/params@1:11", "start/updates_due@2", "start/streams/replay@1"),
+    *("start/obs_norm/num_rows@2", "start/learned/alpha/params@0"),
 )
 PLANTED = [
     *(flip("ppo", text) for text in PPO_FLIPS),
     *(flip("sac", text) for text in SAC_FLIPS),
-    Planted("ppo", 0, "init/actor.0.weight", "algo.hidden_sizes=[9]"),
+    Planted("ppo", 0, "start/net/mu", "algo.hidden_sizes=[9]"),
     Planted("ppo", 0, "next_obs", "+env.kwargs.g=9.0"),
     Planted("ppo", 0, "scaled_reward", "algo.gamma=0.5"),
     Planted("ppo", 0, "gradient", "algo.vf_coef=0.25"),
-    Planted("ppo", 0, "optimizer/mu", "algo.max_grad_norm=0.01"),
-    Planted("sac", 0, "critic/target_params", "algo.tau=0.5"),
-    Planted("sac", 0, "alpha/loss", "algo.target_entropy=-3.0"),
-    Planted("sac", 0, "replay_index", "algo.batch_size=9"),
+    Planted("ppo", 0, "mu", "algo.max_grad_norm=0.01"),
+    Planted("sac", 0, "target", "algo.tau=0.5"),
+    Planted("sac", 0, "actor/metrics", "algo.target_entropy=-3.0"),
+    Planted("sac", 0, "draw/replay", "algo.batch_size=9"),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - terminated) * next", "next"), ENDING),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - done)", "(1.0 - 0.0 * done)"), ENDING),
-    Planted("ppo", 0, "obs_norm/mean", (NORM, "RunningNorm.update", "delta * share)", "delta * share / 2)")),
-    Planted("sac", 0, "critic/target", (SAC, "critic_loss", "* next_log_prob", "* next_log_prob * 0.9")),
+    Planted(
+        "ppo",
+        0,
+        "end/obs_norm/mean",
+        (NORM, "Statistics.merged", "delta * share, var", "delta * share / 2, var"),
+    ),
+    Planted("sac", 0, "critic/td_target", (SAC, "critic_loss", "* next_log_prob", "* next_log_prob * 0.9")),
 ]
 # One of each kind on every day, the others take too long.
-DEFAULT = ("ppo start/return_norm/count@1", "sac replay_index@1:3", "ppo algo.gamma=0.5")
+DEFAULT = ("ppo start/return_norm/num_rows@1", "sac draw/replay@1:3", "ppo algo.gamma=0.5")
 
 
 def tiers() -> list[Any]:
@@ -255,8 +261,8 @@ def test_what_was_planted_is_named(configure: Configure, look: Look, planted: Pl
     "planted",
     [
         flip("ppo", "next_obs@1:3"),
-        pytest.param(flip("sac", "critic/target@2:5"), marks=pytest.mark.long),
-        pytest.param(Planted("sac", 0, "critic/target_params", "algo.tau=0.5"), marks=pytest.mark.long),
+        pytest.param(flip("sac", "critic/metrics@2:5"), marks=pytest.mark.long),
+        pytest.param(Planted("sac", 0, "target", "algo.tau=0.5"), marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -270,7 +276,7 @@ def test_what_was_planted_is_named_step_by_step(configure: Configure, look: Look
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "planted", [flip("ppo", "reward@1:6"), Planted("sac", 0, "critic/target_params", "algo.tau=0.5")], ids=str
+    "planted", [flip("ppo", "reward@1:6"), Planted("sac", 0, "target", "algo.tau=0.5")], ids=str
 )
 def test_what_was_planted_in_a_compiled_run_is_named(
     configure: Configure, look: Look, planted: Planted

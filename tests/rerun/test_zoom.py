@@ -36,11 +36,12 @@ PPO, TRACE = "rltemplate/algos/ppo.py", "rltemplate/run/trace.py"
 GOOD = "delta = reward + gamma * (1.0 - terminated) * next_value - value"
 BROKEN = GOOD.replace("- value", "- value * value")
 # An action with another last bit, at the place where it is handed out.
-SEEN = '"""Take the digest of `value`, and give it back as it is."""\n'
+SEEN = '"""Take the digests of the results of an event, and end it."""\n'
 FLIP = """\
-        if item == "action" and (self._event, self._index, self._iteration) == ("step", 3, 2):
-            value = value.clone()
-            value.numpy().view("uint32").flat[0] ^= 1
+        self.decisions = getattr(self, "decisions", 0) + (event == "policy_step")
+        self.decisions *= event != "targets"
+        if event == "policy_step" and (self.decisions, self._iteration) == (4, 2):
+            values.action.numpy().view("uint32").flat[0] ^= 1
 """
 
 
@@ -135,10 +136,10 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     assert document["verdict"] == "diverged"
     assert found["a"] == {"run": "plain", "problem": None, "commit": None, "remark": None}
     assert found["b"] == {"run": "flipped", "problem": None, "commit": commit_of(b), "remark": None}
-    assert (found["iteration"], found["event"], found["index"]) == (2, "step", 3)
+    assert (found["iteration"], found["event"], found["index"]) == (2, "policy_step", 3)
     assert (found["first"], found["from_env_steps"], found["code"]) == ("action", 64, [TRACE])
     items = {item["name"]: item["difference"] for item in found["items"]}
-    assert [items[name]["kind"] for name in ("obs", "policy", "noise")] == ["equal"] * 3
+    assert [items[name]["kind"] for name in ("draw/action", "normalized_obs", "policy")] == ["equal"] * 3
     action = items["action"]
     assert (action["kind"], action["differing"], action["max_ulp"], action["size"]) == (LAST_BITS, 1, 1, 2)
     bits = [int(action["first"][side], 16) for side in ("bits_a", "bits_b")]
@@ -146,7 +147,7 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     assert bits == [int(value.view(np.uint32)) for value in values]
     assert bits[0] ^ bits[1] == 1
     # What was asked for is kept, the progress is told, and nothing else is left.
-    assert np.load(tmp_path / "kept" / "b" / "tensors.npz")["4"].shape == (2, 1)
+    assert np.load(tmp_path / "kept" / "b" / "tensors.npz")["3"].shape == (2, 1)
     own = f" again with its own code, commit {commit_of(b)[:12]},"
     assert [line.split(" from ")[0] for line in said.splitlines()] == ["zoom: a again", f"zoom: b{own}"]
     runs.assert_tidy(tmp_path)
@@ -159,12 +160,14 @@ def test_lines_of_whole_iterations_lead_to_the_same_place_from_anywhere(runs: Ru
     a = runs.make("lines")
     b = runs.with_other_code("lines-flipped", TRACE, lambda text: text.replace(SEEN, SEEN + FLIP))
     found = runs.zoom(a, b)
-    assert (found.iteration, found.event, found.index, found.first) == (2, "step", 3, "action")
+    assert (found.iteration, found.event, found.index, found.first) == (2, "policy_step", 3, "action")
     assert (found.from_env_steps, found.a.problem, found.b.problem) == (64, None, None)
     from_start = runs.zoom(a, b, from_start=True)
     assert (from_start.from_env_steps, from_start.items) == (None, found.items)
     text = report(found)
-    assert text.startswith("zoom: iteration 2, step 3: action, 1 of 2 elements (50 %), last bits, 1 ULP")
+    assert text.startswith(
+        "zoom: iteration 2, policy_step 3: action, 1 of 2 elements (50 %), last bits, 1 ULP"
+    )
     first = next(item for item in found.items if item.name == "action").difference
     assert first is not None
     assert first.first is not None
@@ -196,9 +199,9 @@ def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: R
     assert found.kind == ARGUMENTS
     assert found.operation.arguments_b == found.operation.arguments_a.replace("0.95", "0.75")
     # The operation runs before the event begins in which its result is traced.
-    assert found.logged_from == "step 15"
+    assert found.logged_from == "collect"
     seeds = runs.zoom(a, runs.make("seed", "seed=2"))
-    assert (seeds.iteration, seeds.event, seeds.first) == (0, "init", "init/actor.0.weight")
+    assert (seeds.iteration, seeds.event, seeds.first) == (0, "start", "start/net/params")
     assert seeds.finding is not None
     assert seeds.finding.kind == UNSEEN
     lengths = runs.zoom(a, runs.make("kl", "algo.target_kl=1e-9"))

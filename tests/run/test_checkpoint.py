@@ -220,12 +220,12 @@ def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
 def test_another_format_or_configuration_is_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "VERSION", 4)
+    monkeypatch.setattr(checkpoint, "VERSION", 5)
     path = Checkpoints(tmp_path, {}, keep=1).save(8, state(8), nothing)
     monkeypatch.undo()
     Checkpoints(tmp_path, {}, keep=2).save(4, state(4), nothing)
     # Not damaged: whoever has the newer code can go on there, so no older one is taken.
-    says = r"has format 4; this version of the code reads format 3$"
+    says = r"has format 5; this version of the code reads format 4$"
     with pytest.raises(ConfigError, match=says):
         load_checkpoint(path)
     with pytest.raises(ConfigError, match=says):

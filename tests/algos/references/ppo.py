@@ -152,7 +152,7 @@ class ReferencePPO:
             if config.recompute_advantage and epoch:
                 advantage, value = self.targets(obs, reward, outcomes)
                 ret = advantage + value
-            order = torch.randperm(total, generator=self.streams.torch("minibatch", device="cpu"))
+            order = torch.randperm(total, generator=self.streams.torch("minibatch"))
             for i in range(config.num_minibatches):
                 rows = order[i * size : (i + 1) * size]
                 parts = (x.flatten()[rows] for x in (old, advantage, ret, value))

@@ -122,7 +122,7 @@ class ReferenceSAC:
         """Actions (N, A)."""
         shape = len(self.envs.envs), self.size
         if self.env_steps < self.config.learning_starts:
-            return torch.rand(shape, generator=self.streams.torch("warmup", device="cpu")) * 2.0 - 1.0
+            return torch.rand(shape, generator=self.streams.torch("warmup")) * 2.0 - 1.0
         noise = torch.randn(shape, generator=self.streams.torch("action"))
         with torch.no_grad():
             return self.sample(self.normalized(self.obs), noise)[0]
@@ -195,7 +195,7 @@ class ReferenceSAC:
             "critic": flat(self.critics.parameters()),
             "target": flat(self.targets.parameters()),
             "log_alpha": flat([self.log_alpha]),
-            "updates": torch.tensor(float(self.updates)),
+            "updates": torch.tensor(self.updates),
             **self.obs_norm.state("obs_norm"),
         }
         for name, optimizer in self.optimizers.items():

@@ -120,7 +120,7 @@ class Statistics:
     def state(self, name: str) -> dict[str, Tensor]:
         """What has been found, by name."""
         count = torch.tensor(float(len(self.rows)))
-        return {f"{name}/mean": self.mean, f"{name}/var": self.var, f"{name}/count": count}
+        return {f"{name}/mean": self.mean, f"{name}/var": self.var, f"{name}/num_rows": count}
 
 
 def network(sizes: Sequence[int], activation: str) -> nn.Sequential:
