@@ -111,7 +111,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
     config, added = load_recorded(run_dir / paths.CONFIG)
     if added:
-        note(about_added(run_dir.name, config, added))
+        note(about_added(run_dir.name, added))
     checkpoint = newest_checkpoint(
         run_dir, lambda text: note(f"{text}; an older one is taken"), experience=False
     )

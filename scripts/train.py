@@ -32,8 +32,8 @@ COMMAND = list(sys.argv)
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def start_job(composed: DictConfig) -> float | None:
-    """One job, as Hydra composed it."""
-    return command.start_job(composed, COMMAND, run_here)
+    """One job of a sweep, as Hydra composed it."""
+    return command.start_job(composed)
 
 
 def run_here() -> int:

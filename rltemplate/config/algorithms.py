@@ -6,23 +6,13 @@ torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorith
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
-from rltemplate.config.fields import (
-    MOST_STEPS,
-    count,
-    fraction,
-    number,
-    positive,
-)
+from rltemplate.config.fields import MOST_STEPS, count, fraction, number, positive
 from rltemplate.types import ConfigError
-
-# Bytes of a number, and of a weight that Adam moves: itself, its gradient and two moments.
-FLOAT, LEARNED = 4, 16
 
 
 class Schedule(Enum):
@@ -50,10 +40,6 @@ class AlgoConfig:
         """Yield combinations of values that cannot work."""
         return iter(())
 
-    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
-        """Bytes that a run needs at the least, by the key that decides them."""
-        return {}
-
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """Yield doubts about values that work and are probably not meant."""
         return iter(())
@@ -71,7 +57,7 @@ class PPOConfig(AlgoConfig):
     learning_rate: float = positive(10.0)
     learning_rate_schedule: Schedule = field()
     adam_eps: float = positive(1.0)
-    num_steps: int = count()
+    num_steps: int = count(10**6)
     update_epochs: int = count()
     num_minibatches: int = count()
     gamma: float = fraction()
@@ -88,7 +74,7 @@ class PPOConfig(AlgoConfig):
     obs_clip: float = positive()
     normalize_reward: bool = field()
     reward_clip: float = positive()
-    hidden_sizes: list[int] = count()  # noqa: RUF009 - a field, not a shared default
+    hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
     activation: Activation = field()
     orthogonal_init: bool = field()
     log_std_init: float = number(-20.0, 2.0)
@@ -102,23 +88,11 @@ class PPOConfig(AlgoConfig):
                 f"samples (algo.num_steps={self.num_steps} x env.num_envs={num_envs}); "
                 f"nearest that does: {_nearest_divisor(rollout, self.num_minibatches)}"
             )
-        elif rollout // self.num_minibatches < 2 and self.normalize_advantage:
-            instead = (
-                f"algo.num_minibatches={rollout // 2} at most" if rollout > 1 else "algo.num_steps=2 at least"
-            )
+        elif rollout == self.num_minibatches and self.normalize_advantage:
             yield (
                 f"algo.num_minibatches={self.num_minibatches} leaves one sample per minibatch, too few to "
-                f"normalise advantages; use {instead}, or algo.normalize_advantage=false"
+                "normalise advantages; use fewer, or algo.normalize_advantage=false"
             )
-
-    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
-        """Policy and value network with their optimiser; a rollout, and what a minibatch makes of it."""
-        weights = sum(num_weights([obs_size, *self.hidden_sizes, out]) for out in (action_size, 1))
-        rollout = self.num_steps * num_envs
-        rows = rollout // self.num_minibatches
-        # Of a step also reward, two flags, value, log-probability and advantage.
-        steps = rollout * (obs_size + action_size + 6) + rows * 2 * sum(self.hidden_sizes)
-        return {"algo.hidden_sizes": LEARNED * weights, "algo.num_steps": FLOAT * steps}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +108,7 @@ class SACConfig(AlgoConfig):
     gamma: float = fraction()
     tau: float = number(0.0, 1.0, open_low=True)
     batch_size: int = number(2)
-    buffer_size: int = count(2 * 10**9)  # rows have 32-bit numbers
+    buffer_size: int = count(10**9)
     learning_starts: int = number(0, MOST_STEPS)
     updates_per_step: float = positive()
     policy_delay: int = count()
@@ -143,7 +117,7 @@ class SACConfig(AlgoConfig):
     target_entropy: float | None = number(-1e6, 1e6)
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
-    hidden_sizes: list[int] = count()  # noqa: RUF009 - a field, not a shared default
+    hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
     activation: Activation = field()
     normalize_obs: bool = field()
     obs_clip: float = positive()
@@ -155,17 +129,6 @@ class SACConfig(AlgoConfig):
         if self.log_std_min >= self.log_std_max:
             yield (f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}")
 
-    def memory(self, num_envs: int, obs_size: int, action_size: int) -> dict[str, int]:
-        """Policy, two critics and their targets with optimisers; the buffer; a batch in all three."""
-        actor = num_weights([obs_size, *self.hidden_sizes, 2 * action_size])
-        critic = num_weights([obs_size + action_size, *self.hidden_sizes, 1])
-        return {
-            "algo.hidden_sizes": LEARNED * (actor + 2 * critic) + FLOAT * 2 * critic,
-            # Of a transition both observations, and also reward and flag.
-            "algo.buffer_size": FLOAT * self.buffer_size * (2 * obs_size + action_size + 2),
-            "algo.batch_size": FLOAT * self.batch_size * 3 * sum(self.hidden_sizes),
-        }
-
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """A run that ends before its first update learns nothing."""
         iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
@@ -175,11 +138,6 @@ class SACConfig(AlgoConfig):
                 f"algo.learning_starts={self.learning_starts} is not below "
                 f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
             )
-
-
-def num_weights(sizes: Sequence[int]) -> int:
-    """Number of weights of a multi-layer perceptron with layers of these sizes."""
-    return sum((size_in + 1) * size_out for size_in, size_out in pairwise(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,36 +158,12 @@ ALGORITHMS: dict[str, Entry] = {
 }
 
 
-class Actions(Protocol):
-    """Facts about the actions of an environment; `envs.codec.Codec` has them."""
-
-    env_id: str
-    action_space: Any
-
-    @property
-    def continuous(self) -> bool:
-        """True if actions are real numbers."""
-        ...
-
-    @property
-    def bounded(self) -> bool:
-        """True if every component of a continuous action has finite bounds."""
-        ...
-
-
-def check_actions(algo: str, actions: Actions) -> None:
-    """Raise `ConfigError` if the algorithm of this name cannot choose such actions."""
-    if not ALGORITHMS[algo].needs_bounded_box:
-        return
-    if not actions.continuous:
+def check_actions(algo: str, codec: Any) -> None:
+    """Raise `ConfigError` if the algorithm cannot choose the actions of a `envs.codec.Codec`."""
+    if ALGORITHMS[algo].needs_bounded_box and not (codec.continuous and codec.bounded):
         raise ConfigError(
-            f"algo={algo} needs continuous actions (Box), and {actions.env_id} has "
-            f"{actions.action_space}; use algo=ppo"
-        )
-    if not actions.bounded:
-        raise ConfigError(
-            f"algo={algo} needs finite action bounds, and {actions.env_id} has {actions.action_space}; "
-            "use algo=ppo, or register a variant with finite bounds (gymnasium.wrappers.TransformAction)"
+            f"algo={algo} needs continuous actions with finite bounds (Box), and {codec.env_id} has "
+            f"{codec.action_space}; use algo=ppo"
         )
 
 

@@ -44,36 +44,32 @@ def rest(*, options: bool = False) -> Any:
 
 def parse(argv: Sequence[str], args: type[Args]) -> Args:
     """The command's words as an instance of its dataclass; `ConfigError` names the first wrong word."""
-    kinds, flags, rest_field = {}, {}, None
-    for field in dataclasses.fields(args):  # type: ignore[arg-type]
-        if "kind" in field.metadata:
-            kinds[field.metadata["key"] or field.name] = field
-        elif "flag" in field.metadata:
-            flags[field.metadata["flag"]] = field.name
-        else:
-            rest_field = field
-    names = [*(f"{key}=" for key in kinds), *flags]
-    values: dict[str, Any] = {} if rest_field is None else {rest_field.name: []}
+    fields = dataclasses.fields(args)  # type: ignore[arg-type]
+    words = {field.metadata["key"] or field.name: field for field in fields if "kind" in field.metadata}
+    flags = {field.metadata["flag"]: field.name for field in fields if "flag" in field.metadata}
+    rest_field = next((field for field in fields if "rest" in field.metadata), None)
+    names = [*(f"{key}=" for key in words), *flags]
+    values: dict[str, Any] = {}
+    others: list[str] = []
     for text in argv:
         key, equals, value = text.partition("=")
         if key in flags and not equals:
             values[flags[key]] = True
-        elif key in kinds and equals:
-            name = kinds[key].name
-            if name in values:
+        elif key in words and equals:
+            if words[key].name in values:
                 raise ConfigError(f"{text}: {key} is given twice")
-            values[name] = _converted(text, kinds[key].metadata["kind"], value)
+            values[words[key].name] = _converted(text, words[key].metadata["kind"], value)
         elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
-            values[rest_field.name].append(text)
+            others.append(text)
         else:
-            wrong = "no such key" if equals else "expected key=value"
-            wrong = "no such option" if key.startswith("-") else wrong
-            said = text if equals else shown(text)
-            raise ConfigError(f"{said}: {wrong}; {nearest(key, names)}allowed: {', '.join(names)}")
-    for key, field in kinds.items():
+            wrong = (
+                "no such option" if key.startswith("-") else "no such key" if equals else "expected key=value"
+            )
+            raise ConfigError(f"{shown(text)}: {wrong}; {nearest(key, names)}allowed: {', '.join(names)}")
+    for key, field in words.items():
         if field.name not in values and field.default is dataclasses.MISSING:
             raise ConfigError(f"{key}= is missing; allowed: {', '.join(names)}")
-    return args(**values)
+    return args(**values, **({rest_field.name: others} if rest_field else {}))
 
 
 def usage(name: str, args: type[Any]) -> str:
@@ -115,17 +111,26 @@ def _converted(word: str, kind: Kind, text: str) -> Any:
 
 def whole(least: int, most: int | None = None) -> Kind:
     """The kind of a whole number from `least` to `most`."""
+    expected = f"at least {least}" if most is None else f"from {least} to {most}"
 
     def convert(text: str) -> int:
-        expected = f"at least {least}" if most is None else f"from {least} to {most}"
         if not re.fullmatch(r"-?[0-9]{1,18}", text):
             raise ConfigError(f"expected a whole number, {expected}")
-        value = int(text)
-        if value < least or (most is not None and value > most):
+        if not least <= int(text) <= (most or math.inf):
             raise ConfigError(f"must be {expected}")
-        return value
+        return int(text)
 
     return convert
+
+
+def finite(text: str) -> float:
+    """The kind of a finite number greater than 0."""
+    try:
+        if 0 < float(text) < math.inf:
+            return float(text)
+    except ValueError:
+        pass
+    raise ConfigError("expected a number greater than 0")
 
 
 def one_of(*names: str) -> Kind:
@@ -134,74 +139,49 @@ def one_of(*names: str) -> Kind:
     def convert(text: str) -> str:
         if text in names:
             return text
-        raise ConfigError(f"{nearest(text, names)}expected {', '.join(names[:-1])} or {names[-1]}")
+        raise ConfigError(f"{nearest(text, names)}allowed: {', '.join(names)}")
 
     return convert
 
 
 def several(kind: Kind) -> Kind:
-    """The kind of a list of values with commas between them, none twice."""
-
-    def convert(text: str) -> list[Any]:
-        values = [kind(word) for word in text.split(",")]
-        twice = [word for word, value in zip(text.split(","), values, strict=True) if values.count(value) > 1]
-        if twice:
-            raise ConfigError(f"{shown(twice[0])} is given twice")
-        return values
-
-    return convert
-
-
-def finite(text: str) -> float:
-    """The kind of a finite number greater than 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError("expected a number") from None
-    if not 0 < value < math.inf:
-        raise ConfigError("must be greater than 0, and finite")
-    return value
+    """The kind of a list of values with commas between them."""
+    return lambda text: [kind(word) for word in text.split(",")]
 
 
 def folder(text: str) -> Path:
-    """The kind of a folder to write to; `true` and `no` are taken for mistakes."""
-    if text.lower() in ("true", "false", "yes", "no", "1", "0"):
-        raise ConfigError(f"expected the name of a folder; ./{text} if that is one")
-    path = _expanded(text)
-    try:
-        if path.is_file():
-            raise ConfigError("is a file; expected a folder")
-    except OSError as error:  # longer than any name
-        raise ConfigError(f"cannot be made, {error.strerror}") from None
+    """The kind of a folder to write to."""
+    path = _path(text)
+    if path.is_file():
+        raise ConfigError("is a file; expected a folder")
     return path
 
 
 def file(text: str) -> Path:
     """The kind of a file to write to, in a folder that is there."""
-    path = _expanded(text)
-    try:
-        if path.is_dir():
-            raise ConfigError("is a folder; expected a file")
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot be written, there is no folder {path.parent}")
-    except OSError as error:  # longer than any name
-        raise ConfigError(f"cannot be written, {error.strerror}") from None
+    path = _path(text)
+    if path.is_dir():
+        raise ConfigError("is a folder; expected a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot be written, there is no folder {path.parent}")
     return path
 
 
-def _expanded(text: str) -> Path:
+def _path(text: str) -> Path:
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        path.exists()
     except RuntimeError:
         raise ConfigError("this machine does not know whose home that is") from None
+    except OSError as error:  # longer than any name
+        raise ConfigError(f"cannot be written, {error.strerror}") from None
+    return path
 
 
 def make_folder(key: str, folder: Path) -> None:
     """Make the folder that the word `key=folder` names, unless it is there; `ConfigError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ConfigError(f"{key}={folder}: is a file; expected a folder") from None
     except OSError as error:
         raise ConfigError(f"{key}={folder}: cannot be made, {error.strerror}") from error
 

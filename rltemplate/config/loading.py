@@ -14,13 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.recorded_keys import (
-    ADDED,
-    name_in_added,
-    removed_keys,
-    with_present_keys,
-)
-from rltemplate.config.schema import Config, Level
+from rltemplate.config.recorded_keys import ADDED
+from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.validation import check, choose
 from rltemplate.types import ConfigError
 
@@ -79,11 +74,6 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 def _typed(values: Mapping[str, Any]) -> DictConfig:
     """The values with their types; a key that they lack is a missing value."""
-    values = with_present_keys(values)
-    for key, value in removed_keys(values).items():
-        raise ConfigError(
-            f"{key}={value}: this version no longer has it; `make reproduce run=RUN` runs the recorded code"
-        )
     name = values.get("algo", {}).get("name")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
@@ -117,62 +107,37 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     Raises `ConfigError` like `from_dict`.
     """
     typed = _typed(values)
+    added: dict[str, Any] = {}
     try:
         lacking = sorted(OmegaConf.missing_keys(typed))
-    except OmegaConfBaseException as error:  # a number that is written as a ${...}
-        raise ConfigError(_one_line(error)) from error
-    added: dict[str, Any] = {}
-    if lacking and not {*lacking}.intersection(_NEVER_ADDED):
-        try:
-            shipped = _shipped(typed.algo.name, typed.determinism.level)
+        if lacking and not {*lacking}.intersection(_NEVER_ADDED):
+            shipped = _shipped(typed.algo.name, typed.determinism.level.name)
             for key in lacking:
-                name = name_in_added(key, typed.algo.name)
-                # A ${...} of conf/ stands for a value of the run, and is resolved with the others.
-                value = _literal(ADDED[name]) if name in ADDED else _entry(shipped, key)
+                value = _literal(ADDED[key]) if key in ADDED else OmegaConf.select(shipped, key)
                 OmegaConf.update(typed, key, value)
-            for key in lacking:
-                value = OmegaConf.select(typed, key)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        except OmegaConfBaseException as error:
-            raise ConfigError(_one_line(error)) from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
     return to_config(typed), added
 
 
-def _entry(values: Any, key: str) -> Any:
-    """The value under a dotted key, None if there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
+def _shipped(algorithm: str, level: str) -> Any:
+    """The values that conf/ has for an algorithm and a level."""
+    # Imported here, because the process of a run that lacks no key does without Hydra.
+    from hydra import compose, initialize_config_dir
+
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        words = [f"algo={algorithm}", f"determinism={level}", "~recipe", "~local"]
+        composed = compose("config", overrides=words)
+    return OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
 
 
-def _shipped(algorithm: str, level: Level) -> Any:
-    """The values that conf/ has for an algorithm and a level, as they are written there.
-
-    Each level builds on the one before it.
-    """
-    levels = [each.name for each in Level][: list(Level).index(level) + 1]
-    files = ["config", f"algo/{algorithm}", "env/_gymnasium", *(f"determinism/{name}" for name in levels)]
-    shipped = DictConfig({})
-    for file in [*files, "logger/local"]:
-        path, group = CONF / f"{file}.yaml", file.partition("/")[0]
-        try:
-            content = yaml.safe_load(path.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"conf/{file}.yaml cannot be read, {error.strerror}") from None
-        content.pop("defaults", None)
-        shipped.merge_with({group: content} if file not in ("config", f"algo/{algorithm}") else content)
-    return OmegaConf.to_container(shipped, resolve=False)
-
-
-def about_added(name: str, config: Config, added: Mapping[str, Any]) -> str:
+def about_added(name: str, added: Mapping[str, Any]) -> str:
     """A line that says which values a run takes for keys that were added after it was recorded."""
-    told = []
-    for key, value in added.items():
-        declared = name_in_added(key, config.algo.name) in ADDED
-        told.append(
-            f"{key}={value} ({'ADDED in rltemplate/config/recorded_keys.py' if declared else 'conf/'})"
-        )
-    return f"{name} was recorded without keys that exist now; it takes {', '.join(told)}"
+    sources = {key: "rltemplate/config/recorded_keys.py" if key in ADDED else "conf/" for key in added}
+    told = ", ".join(f"{key}={value} ({sources[key]})" for key, value in added.items())
+    return f"{name} was recorded without keys that exist now; it takes {told}"
 
 
 def load_config(path: Path) -> Config:

@@ -13,6 +13,10 @@ from typing import Any
 from rltemplate.config.algorithms import ALGORITHMS, AlgoConfig
 from rltemplate.config.fields import MOST_STEPS, count, number
 
+# Groups of which none may be chosen, and the name of that choice, because Hydra needs one.
+OPTIONAL = ("recipe", "experiment", "debug", "local")
+NONE = "none"
+
 
 class Device(Enum):
     """Device of the networks. `auto` is CUDA where it is available."""
@@ -185,3 +189,5 @@ def register_schemas() -> None:
     store.store(group="logger", name="_logger", node=LoggerConfig)
     for name, entry in ALGORITHMS.items():
         store.store(group="algo", name=f"_{name}", node=entry.config)
+    for group in OPTIONAL:
+        store.store(group=group, name=NONE, node={}, package="_global_")

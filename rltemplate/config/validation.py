@@ -10,16 +10,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.schema import Config, Device, Level, Products
+from rltemplate.config.schema import Config, Level, Products
 from rltemplate.types import ConfigError
 
-# Arguments of gymnasium.make that cannot come from env.kwargs as well, and what to use instead.
-_SET_BY_THE_PROJECT = {
-    "render_mode": "training shows nothing, and videos are made every video_every steps",
-    "max_episode_steps": "use env.max_episode_steps",
-    "id": "choose the environment with env=",
-    "disable_env_checker": "the checker is off",
-}
+# Arguments of gymnasium.make that the environment is made with, and that env.kwargs cannot give as well.
+_SET_BY_THE_PROJECT = ("id", "render_mode", "max_episode_steps", "disable_env_checker")
 
 
 def check(config: Config) -> None:
@@ -39,9 +34,11 @@ def check(config: Config) -> None:
         )
     if level is Level.profile and config.determinism.profile is None:
         raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
-    for name, instead in _SET_BY_THE_PROJECT.items():
+    for name in _SET_BY_THE_PROJECT:
         if name in config.env.kwargs:
-            raise ConfigError(f"env.kwargs.{name}={config.env.kwargs[name]}: is not yours to set; {instead}")
+            raise ConfigError(
+                f"env.kwargs.{name}: is set by the program; use env=, env.max_episode_steps or video_every"
+            )
 
 
 def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
@@ -51,25 +48,17 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
             yield from _out_of_range(value, key + ".")
             continue
         values = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and any(isinstance(v, list | dict) for v in values):
-            yield f"{key}={value}: expected single values in the list"
-        elif any(isinstance(v, float) and not math.isfinite(v) for v in values):
+        if any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
         elif "choices" in spec.metadata and value is not None and value not in spec.metadata["choices"]:
             yield f"{key}={value}: {choose(value, [*spec.metadata['choices'], 'null'])}"
         elif value == [] and "low" in spec.metadata:
-            what = "layer" if spec.name == "hidden_sizes" else "value"
-            yield f"{key}=[]: needs at least one {what}, as in {key}=[64,64]"
+            yield f"{key}=[]: needs at least one value, as in {key}=[64,64]"
         elif "low" in spec.metadata and value is not None:
             low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
             if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
-                least = f"greater than {_shown(low)}" if open_low else f"at least {_shown(low)}"
-                most = "" if high == float("inf") else f" and at most {_shown(high)}"
-                yield f"{key}={value}: must be {least}{most}"
-
-
-def _shown(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+                least = "greater than" if open_low else "at least"
+                yield f"{key}={value}: must be {least} {low} and at most {high}"
 
 
 def check_folder(config: Config) -> None:
@@ -80,9 +69,7 @@ def check_folder(config: Config) -> None:
         raise ConfigError(f"{key}: expected the name of a folder")
     try:
         folder = Path(text).expanduser().absolute()
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{key}={text}: is a file; expected a folder")
-        if key == "run_dir" and folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and key == "run_dir" and any(folder.iterdir()):
             raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
         # A link that leads nowhere does not exist, and nothing can be made in its place.
         there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
@@ -94,30 +81,6 @@ def check_folder(config: Config) -> None:
         raise ConfigError(f"{key}={text}: cannot be made, {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
-
-
-def check_memory(config: Config, memory: int | None, obs_size: int = 1, action_size: int = 1) -> None:
-    """Raise `ConfigError` if the `memory` of this machine (bytes) cannot hold the least that a CPU run needs.
-
-    The sizes are those of the environment, and small ones where it has not been made yet.
-    """
-    if memory is None or config.device is not Device.cpu:  # only torch knows the memory of a GPU
-        return
-    needs = config.algo.memory(config.env.num_envs, obs_size, action_size)
-    total = sum(needs.values())
-    if total > memory:
-        key = max(needs, key=lambda key: needs[key])
-        value = getattr(config.algo, key.removeprefix("algo."))
-        left = memory - (total - needs[key])
-        enough = f", enough for {value * left // needs[key]}" if isinstance(value, int) and left > 0 else ""
-        raise ConfigError(
-            f"{key}={value}: needs at least {_gib(needs[key])} of memory ({_gib(total)} with all else), and "
-            f"this machine has {_gib(memory)}{enough}"
-        )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def choose(wrong: str, allowed: Any) -> str:

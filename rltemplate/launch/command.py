@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from omegaconf import DictConfig
 
@@ -16,8 +15,6 @@ from rltemplate.config.cli.composition import typed
 from rltemplate.config.cli.preflight import Plan, job_context, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.config.validation import check_folder, check_memory
-from rltemplate.determinism.machine import usable_memory
 from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
 from rltemplate.run import exits
 from rltemplate.run.job import PROJECT, new_job
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from rltemplate.envs.codec import Codec
 
 HERE = "here"  # debug=here: the run stays in the process of the command
-# More observed numbers and action components than any environment of conf/env/ has.
-_LARGE = (400, 20)
 
 
 def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Callable[[], int]) -> int:
@@ -46,8 +41,8 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
             from rltemplate.launch.sweep import run_sweep
 
             return run_sweep(plan, command, start_jobs)
-        if plan.alone is not None:
-            _run_alone(plan.alone.config, plan.alone.choices, plan.alone.overrides, command, run_here)
+        if plan.configs:
+            _run_alone(plan, command, run_here)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,31 +51,19 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
     return 0
 
 
-def start_job(composed: DictConfig, command: Sequence[str], run_here: Callable[[], int]) -> float | None:
-    """Run one job as Hydra composed it: a single run in its own process, or a job of a sweep."""
+def start_job(composed: DictConfig) -> float | None:
+    """Run one job of a sweep as Hydra composed it."""
+    from rltemplate.launch.sweep import run_job
+
     choices, overrides, number, console = job_context()
-    if number is not None and SWEEP_VARIABLE in os.environ:
-        from rltemplate.launch.sweep import run_job
-
-        return run_job(lambda: typed(composed, choices), choices["env"], overrides, number, console)
-    try:
-        _run_alone(typed(composed, choices), choices, overrides, command, run_here)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    return run_job(lambda: typed(composed, choices), choices["env"], overrides, number, console)
 
 
-def _run_alone(
-    config: Config,
-    choices: Mapping[str, Any],
-    overrides: Sequence[str],
-    command: Sequence[str],
-    run_here: Callable[[], int],
-) -> NoReturn:
+def _run_alone(plan: Plan, command: Sequence[str], run_here: Callable[[], int]) -> NoReturn:
     """Become the process of a run, or train in this one."""
-    check_folder(config)
-    job = new_job(config, command, env_name=choices["env"], overrides=overrides, journal=True)
-    if choices.get("debug") != HERE:
+    config = plan.configs[0]
+    job = new_job(config, command, env_name=plan.choices["env"], overrides=plan.overrides[0], journal=True)
+    if plan.choices.get("debug") != HERE:
         become(job)
     environment = worker_environment(job, config, os.environ)
     os.environ.clear()
@@ -102,15 +85,11 @@ def check_environments(configs: Sequence[Config]) -> None:
             spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
             if f"{spec}" not in made:
                 made[f"{spec}"] = check_env(spec)
-            codec = made[f"{spec}"]
-            check_actions(config.algo.name, codec)
-            check_memory(config, usable_memory(), codec.obs_size, codec.action_size)
+            check_actions(config.algo.name, made[f"{spec}"])
 
 
 def _check(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
-    for config in plan.configs:
-        check_memory(config, usable_memory())
     if plan.configs and not _is_known(plan):
         with exits.seen():
             check_environments(plan.configs)
@@ -130,15 +109,12 @@ def _is_known(plan: Plan) -> bool:
 
     The run's own process refuses what the machine may lack for it, a second later in the same words.
     """
-    if plan.alone is None:
+    if plan.sweep:
         return False
-    config, choices, overrides, _ = plan.alone
+    config, choices, overrides = plan.configs[0], plan.choices, plan.overrides[0]
     if choices.get("debug") == HERE:
         return True  # libraries are loaded after their environment variables are set
-    touched = any(word.lstrip("+~").startswith(("env.kwargs", "env.id", "env.max_")) for word in overrides)
-    if config.recipe != f"{choices['algo']}-{choices['env']}" or config.experiment is not None or touched:
-        return False
-    with contextlib.suppress(ConfigError):  # which depends on the observations
-        check_memory(config, usable_memory(), *_LARGE)
-        return True
-    return False
+    touched = any(word.lstrip("+").startswith(("env.kwargs", "env.max_")) for word in overrides)
+    return (
+        config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
+    )

@@ -27,7 +27,6 @@ from rltemplate.config.loading import (
     to_dict,
     to_yaml,
 )
-from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run import paths
@@ -130,7 +129,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     code, libraries = changed_code(record.git, snapshot), changed_libraries(record.versions)
     recorded, added = load_recorded(run_dir / paths.CONFIG)
     if added:
-        notes.append(about_added(run_dir.name, recorded, added))
+        notes.append(about_added(run_dir.name, added))
     if not job.accept:
         keys = [key for key in added if affects_results(key) and key not in BOOKKEEPING_KEYS]
         for what, found in (("code", code), ("libraries", libraries), ("configuration", keys)):
@@ -183,7 +182,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
     `free` names root keys that may differ besides bookkeeping and execution keys.
     """
-    before, now = with_present_keys(before), to_dict(config)
+    now = to_dict(config)
     algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
     if algorithms[0] != algorithms[1]:
         known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"

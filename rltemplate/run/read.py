@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from rltemplate.config.recorded_keys import with_present_keys
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
@@ -164,7 +163,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds no configuration")
-    return with_present_keys(values)
+    return values
 
 
 def _parsed(text: str) -> Any:

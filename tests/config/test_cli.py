@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,9 @@ import pytest
 from conftest import ROOT, run_train
 from hydra.plugins.sweeper import Sweeper
 
-from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.cli.composition import compose_config
+from rltemplate.config.cli.composition import Composed, compose_job
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import CONF
-from rltemplate.config.schema import Config
-from rltemplate.launch.command import check_environments
 from rltemplate.types import ConfigError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
@@ -29,95 +26,73 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 # The words, and what the answer must contain.
 MISTAKES: list[tuple[str, list[str]]] = [
     # keys
-    ("learning_rate=1e-3", ["learning_rate=1e-3", "did you mean algo.learning_rate?"]),
-    ("lr=1e-3", ["did you mean algo.learning_rate?"]),
+    ("learning_rate=1e-3", ["learning_rate=1e-3: no such key", "did you mean algo.learning_rate?"]),
     ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
-    ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env:"]),
+    ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env: num_envs, num_workers"]),
     ("algorithm=sac", ["did you mean algo?"]),
     ("total-env-steps=1000", ["did you mean total_env_steps?"]),
     ("wandb.project=x", ["did you mean logger.wandb.project?"]),
     ("logger.wandb.proj=x", ["did you mean logger.wandb.project?", "allowed in logger.wandb: enabled, mode"]),
+    ("track=true", ["did you mean logger=wandb?"]),
     ("clip=0.1", ["did you mean algo.clip_coef?"]),
-    ("xyzzy=1", ["xyzzy=1: no such key", "allowed: "]),
-    ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key", "algo=ppo has"]),
-    ("algo.tau=0.1", ["algo=ppo has no such key, algo=sac has"]),
-    ("env.id=Hopper-v5", ["choose it with env=", "env=Hopper-v5"]),
-    ("note=${seed}", ["note=${seed}", "name of another value"]),
+    ("xyzzy=1", ["xyzzy=1: no such key", "allowed: algo, debug, "]),
+    ("+algo.extra=1", ["algo.extra=1: no such key"]),
+    ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
+    ("env.id=Hopper-v5", ["choose it with env="]),
+    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
+    ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
     # groups and their options
-    ("algo=scc", ["algo=scc", "did you mean sac?", "allowed: ppo, sac"]),
+    ("algo=scc", ["algo=scc: no such algo; did you mean sac? allowed: ppo, sac"]),
     ("algo=[ppo,sac]", ["allowed: ppo, sac"]),
     ("algo=interval(0,1)", ["a name is needed"]),
     ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
-    ("logger=tensorboard", ["part of logger=local"]),
-    ("experiment=nothing-like-it", ["conf/experiment/ has no such file"]),
-    ("experiment=ppo-Hopper", ["is no experiment", "did you mean recipe=ppo-Hopper?"]),
+    ("experiment=nothing-like-it", ["no such experiment", "allowed: batch-sizes"]),
     ("hydra/launcher=jobli", ["did you mean joblib?"]),
-    ("hydra/launcher=basic,joblib seed=1,2", ["a sweep has one launcher"]),
-    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
-    ("hydra.launcher.n_jobs=2", ["hydra/launcher=joblib"]),
-    ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
     # environments
     ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
     ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
-    ("env=NoSuchSpace/Pong-v5", ["no installed package provides NoSuchSpace/"]),
-    ("env=no_such_module:Pong-v5", ["cannot import no_such_module"]),
-    ("env=gymnasium:Hoper-v5", ["did you mean gymnasium:Hopper-v5?"]),
-    ("env.kwargs.x=2", ["+env.kwargs.x=2"]),
-    ("env.kwargs={x:2}", ["+env.kwargs.x=2"]),
-    ("env=LunarLander,LunarLanderContinuous env.kwargs.continuous=true", ["+env.kwargs.continuous=true"]),
+    ("env=no_such_module:Pong-v5", ["cannot be imported (No module named 'no_such_module')"]),
     # values
     ("seed=x", ["seed=x: expected a whole number"]),
     ("seed=-1", ["seed=-1: must be at least 0"]),
     ("seed=[1,2]", ["without brackets, as seed=1,2"]),
-    ("seed=1,x", ["seed=x: expected a whole number", "job"]),
-    ("seed=interval(0,1)", ["use choice() or range()"]),
-    ("seed=glob(*)", ["glob() is for names of files"]),
+    ("seed=1,x", ["seed=x: expected a whole number", "in the job seed=x"]),
+    ("seed=1,2,-3", ["seed=-3: must be at least 0"]),
+    ("seed=interval(0,1)", ["is no list of values"]),
     ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
     ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
-    ("total_env_steps=0", ["must be at least 1"]),
     ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
     ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
     ("algo.gamma=1.01", ["at most 1"]),
     ("algo.normalize_obs=maybe", ["expected true or false"]),
-    ("algo.hidden_sizes=64", ["expected a list of whole numbers, as in algo.hidden_sizes=[64,64]"]),
-    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one layer", "[64,64]"]),
+    ("algo.hidden_sizes=64", ["expected a list, as in algo.hidden_sizes=[64,64]"]),
+    ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one", "[64,64]"]),
     ("algo.activation=rleu", ["did you mean relu?", "allowed: elu, relu, tanh"]),
-    ("determinism.float32_precision=banana", ["allowed: ieee, tf32"]),
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :16:8, :4096:8, null"]),
-    ("logger.wandb=true", ["logger.wandb.enabled", "logger=wandb"]),
-    ("logger.wandb.tags=a", ["logger.wandb.tags=[a,b]"]),
-    ("env.kwargs=3", ["+env.kwargs.name=value"]),
-    ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode=human", "video_every"]),
-    ("algo.num_minibatches=7", ["does not divide"]),
+    ("logger.wandb=true", ["logger.wandb.enabled"]),
+    ("env.kwargs=3", ["env.kwargs.name=value"]),
+    ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode", "video_every"]),
+    ("algo.num_minibatches=7", ["does not divide", "nearest that does: 8"]),
     ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
     ("runs_dir=", ["runs_dir: expected the name of a folder"]),
-    ("runs_dir=a,b", ["all jobs of a sweep have one runs_dir"]),
-    ("run_dir=a seed=1,2", ["all jobs of a sweep would share this folder"]),
+    ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
-    ("seed=1,2 sweep=", ["expected resume"]),
     ("seed=1,2 sweep=resume sweep=resume", ["sweep is given twice"]),
     ("seed=1,2 sweep=resume accept=change", ["accept=change: did you mean changes?"]),
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
+    ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
     ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
-    ("=3", ["a key is missing"]),
-    ("+seed=3", ["without '+', as seed=3"]),
-    ("+algo.extra=1", ["keys can be added to env.kwargs only"]),
-    ("~algo", ["nothing can be removed"]),
-    ("~recipe", ["write recipe=null"]),
-    ("env@other=Hopper", ["'@'"]),
+    ("=3", ["expected key=value"]),
+    ("~recipe", ["expected key=value", "recipe=...?"]),
     ("seed=1 seed=2", ["seed is given twice"]),
-    ("logger.wandb.project=it's", ["need quoting", 'logger.wandb.project="it']),
-    ("seed=range(1,3", ["'(' has no partner", "seed=range(1,3)"]),
-    ("+env.kwargs.=3", ["a name is missing", "+env.kwargs.name=3"]),
+    ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
     ("a;b=3", ["cannot be read as key=value"]),
     # options
-    ("--seed=3", ["no such option", "seed=3"]),
+    ("--seed=3", ["unrecognized arguments: --seed=3", "seed=3"]),
     ("--config-name=other", ["conf/"]),
-    ("--cfg everything", ["--cfg"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
-    ("--multirun --cfg job", ["only one of --run, --multirun, --cfg"]),
 ]
 
 
@@ -126,26 +101,14 @@ def test_a_mistake_is_explained(
     words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    separated = words.split() if " = " not in words else words.split(" ")
     with pytest.raises(ConfigError) as refusal:
-        preflight(separated)
+        preflight(words.split())
     message = str(refusal.value)
     for text in expected:
         assert text in message
     assert len(message.splitlines()) <= 2
     assert "Exception" not in message
     assert list(tmp_path.iterdir()) == []
-
-
-def test_advice_about_quotes_can_be_followed() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        preflight(["logger.wandb.project=it's, here"])
-    advice = str(refusal.value).rpartition("write ")[2]
-    word = subprocess.run(
-        ["sh", "-c", f"printf %s {advice}"], capture_output=True, text=True, check=True
-    ).stdout
-    (config,) = preflight([word]).configs
-    assert config.logger.wandb.project == "it's, here"
 
 
 @pytest.mark.parametrize(
@@ -181,10 +144,10 @@ def test_a_note_is_prose(note: str) -> None:
     assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
 
 
-@pytest.mark.parametrize("name", ["9e5387", "1_2", "inf", "0x1f", "123456"])
-def test_a_name_that_looks_like_a_number_stays_a_name(name: str) -> None:
-    (config,) = preflight([f"baseline={name}", f"run_dir={name}", f"logger.wandb.project={name}"]).configs
-    assert (config.baseline, config.run_dir, config.logger.wandb.project) == (name, name, name)
+@pytest.mark.parametrize("name", ["9e5387", "1_2", "inf", "123456", "true", "it's, [here]", "~/a b"])
+def test_a_text_stays_as_it_was_typed(name: str) -> None:
+    (config,) = preflight([f"baseline={name}", f"logger.wandb.project={name}"]).configs
+    assert (config.baseline, config.logger.wandb.project) == (name, name)
 
 
 @pytest.mark.parametrize(
@@ -194,33 +157,29 @@ def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: 
     monkeypatch.setattr("rltemplate.config.cli.preflight._COMPOSE_AT_MOST", 5)
     with pytest.raises(ConfigError, match=r"algo\.gamma=2"):
         preflight(words)
-    plan = preflight([word.replace("0.9,2", "0.9,1") for word in words])
-    assert plan.num_jobs == 60
+    plan = preflight([*(word.replace("0.9,2", "0.9,1") for word in words), "algo=ppo,sac", "env=Pendulum"])
+    assert plan.num_jobs == 120
     assert len(plan.configs) == 5
+    assert {config.algo.name for config in plan.configs} == {"ppo", "sac"}
 
 
-def test_of_jobs_that_differ_in_their_seed_alone_two_are_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[object] = []
 
-    def counted(words: Sequence[str], **options: Any) -> Config:
+    def counted(words: Sequence[str], **options: Any) -> Composed:
         composed.append(words)
-        return compose_config(words, **options)
+        return compose_job(words, **options)
 
-    monkeypatch.setattr("rltemplate.config.cli.preflight.compose_config", counted)
+    monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", counted)
     monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
     plan = preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
-    assert len(composed) == 4
+    assert len(composed) == 2
     nobody: Any = None
     Sweeper.validate_batch_is_legal(nobody, plan.overrides)  # Hydra composes none of them
     assert len(plan.configs) == plan.num_jobs == 600
-    for words, config in [*zip(plan.overrides, plan.configs, strict=True)][-2:]:
-        assert [config] == preflight(words).configs
-    composed.clear()
-    named = preflight(["seed=range(1,9)", "run_dir=null", "logger.wandb.group=of-${seed}"])
-    assert [config.logger.wandb.group for config in named.configs] == [f"of-{seed}" for seed in range(1, 9)]
-    assert len(composed) == 8
-    with pytest.raises(ConfigError, match=r"seed=-3: must be at least 0"):
-        preflight(["seed=1,2,-3"])
+    assert [plan.configs[-1]] == preflight(plan.overrides[-1]).configs
+    named = preflight(["seed=range(1,4)", "logger.wandb.group=of-${seed}"])
+    assert [config.logger.wandb.group for config in named.configs] == ["of-1", "of-2", "of-3"]
 
 
 @pytest.mark.parametrize(
@@ -243,14 +202,6 @@ def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str,
     assert config.env.kwargs == {}
 
 
-def test_a_sampled_sweep_has_every_algorithm_with_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rltemplate.config.cli.preflight._COMPOSE_AT_MOST", 3)
-    plan = preflight(["seed=range(0,9)", "algo=ppo,sac", "env=CartPole,Pendulum"])
-    pairs = {(config.algo.name, config.env.id) for config in plan.configs}
-    assert pairs == {(algo, env) for algo in ("ppo", "sac") for env in ("CartPole-v1", "Pendulum-v1")}
-    assert len(plan.configs) == 4
-
-
 def test_an_id_with_a_namespace_is_found() -> None:
     gymnasium.register("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
     try:
@@ -264,13 +215,10 @@ def test_an_id_with_a_namespace_is_found() -> None:
 def test_an_environment_whose_package_is_missing_says_so() -> None:
     gymnasium.register("Missing-v0", "no_such_package.envs:Env")
     try:
-        with pytest.raises(ConfigError, match=r"not installed.*no_such_package"):
+        with pytest.raises(ConfigError, match=r"cannot be imported.*no_such_package"):
             preflight(["env=Missing-v0"])
     finally:
         del gymnasium.registry["Missing-v0"]
-    if "ALE/Pong-v5" not in gymnasium.registry:
-        with pytest.raises(ConfigError, match="pip install ale-py, and write env=ale_py:ALE/Pong-v5"):
-            preflight(["env=ALE/Pong-v5"])
 
 
 @pytest.mark.parametrize(
@@ -294,11 +242,12 @@ def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseExcep
         del gymnasium.registry["Failing-v0"]
 
 
-def test_arguments_of_the_environment_can_be_added_and_changed() -> None:
-    (added,) = preflight(["env=Hopper", "+env.kwargs.healthy_reward=2.0"]).configs
-    assert added.env.kwargs == {"healthy_reward": 2.0}
-    (changed,) = preflight(["env=LunarLanderContinuous", "env.kwargs.continuous=false"]).configs
-    assert changed.env.kwargs == {"continuous": False}
+@pytest.mark.parametrize(
+    "word", ["env.kwargs.gravity=-5", "+env.kwargs.gravity=-5", "env.kwargs={gravity: -5}"]
+)
+def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> None:
+    (config,) = preflight(["env=LunarLanderContinuous", word, "env.kwargs.continuous=false"]).configs
+    assert config.env.kwargs == {"continuous": False, "gravity": -5}
 
 
 def test_the_recipe_is_named_only_where_there_is_one() -> None:
@@ -339,8 +288,8 @@ def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Pa
     for text, expected in {
         "total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
         "algo: {clip_coef: 0.1}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
-        "num_threads: many": ["num_threads=many: expected a whole number"],
-        "device: gpu": ["device=gpu: ", "allowed: auto, cpu, cuda"],
+        "num_threads: many": ["num_threads: Value 'many'", "could not be converted to Integer"],
+        "device: gpu": ["device: Invalid value 'gpu', expected one of [cpu, cuda, auto]"],
         "runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
     }.items():
         (copy / "conf" / "local" / "default.yaml").write_text(f"# @package _global_\n{text}\n")
@@ -382,45 +331,6 @@ def test_a_check_imports_no_torch(tmp_path: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_what_a_run_needs_is_counted_with_what_the_environment_shows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = ["algo=sac", "env=Humanoid", "algo.buffer_size=200000"]
-    plan = preflight(words)
-    check_environments(plan.configs)
-    monkeypatch.setattr("rltemplate.launch.command.usable_memory", lambda: 2**29)
-    with pytest.raises(ConfigError, match=r"buffer_size=200000: .*has 0\.5 GiB, enough for 1[0-9]{5}$"):
-        check_environments(plan.configs)
-    check_environments(preflight([*words[:2], "algo.buffer_size=150000"]).configs)
-
-
-def test_no_run_is_refused_for_more_than_it_needs() -> None:
-    import torch
-
-    from rltemplate.algos.build import build_algorithm
-    from rltemplate.learning.replay_buffer import ReplayBuffer
-
-    for algo in ALGORITHMS:
-        (config,) = preflight([f"algo={algo}", "env=Pendulum", "env.num_envs=2"]).configs
-        algorithm, envs = build_algorithm(config)
-        needs = config.algo.memory(2, envs.codec.obs_size, envs.codec.action_size)
-        weights = [v for v in tensors(algorithm.state_dict()) if v.ndim > 0 and v.dtype == torch.float32]
-        assert 0 < needs["algo.hidden_sizes"] <= 4 * sum(v.nbytes for v in weights)
-        algorithm.close()
-    (config,) = preflight(["algo=sac", "env=Pendulum", "algo.buffer_size=1000"]).configs
-    buffer = ReplayBuffer(1000, 3, 1, torch.device("cpu"), 1)
-    assert 0 < config.algo.memory(1, 3, 1)["algo.buffer_size"] <= buffer.nbytes
-
-
-def tensors(node: object) -> Iterator[Any]:
-    """All tensors in a nested state."""
-    if isinstance(node, dict | list):
-        for value in node.values() if isinstance(node, dict) else node:
-            yield from tensors(value)
-    elif hasattr(node, "nbytes"):
-        yield node
-
-
 def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
     from rltemplate.algos.build import build_algorithm
     from rltemplate.config.algorithms import check_actions
@@ -434,16 +344,11 @@ def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
     with pytest.raises(ConfigError, match="needs continuous actions") as checked:
         check_actions("sac", Codec("CartPole-v1", box, discrete))
     assert str(checked.value) == str(refusal.value)
-    with pytest.raises(ConfigError, match=r"needs finite action bounds.*wrappers\.TransformAction\)"):
+    with pytest.raises(ConfigError, match=r"with finite bounds"):
         check_actions("sac", Codec("x", box, unbounded))
-    # The wrapper that it names does what is needed.
-    pendulum = gymnasium.make("Pendulum-v1")
-    wrapped = gymnasium.wrappers.TransformAction(pendulum, lambda action: action, box)
-    check_actions("sac", Codec("x", box, wrapped.action_space))
     check_actions("sac", Codec("x", box, box))
     for space in (box, unbounded, discrete):
         check_actions("ppo", Codec("x", box, space))
-    assert [ALGORITHMS[name].needs_bounded_box for name in ("ppo", "sac")] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -504,7 +409,7 @@ def test_bash_completes_the_words_of_make(project: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("# @package _global_\nrecipe: ppo-Hopper\n", "has no effect as a value; write it below 'defaults:'"),
+        ("# @package _global_\nrecipe: ppo-Hopper\n", "in a file has no effect; list it below 'defaults:'"),
         ("gamma: 0.9\n", "conf/experiment/mine.yaml: its first line has to be '# @package _global_'"),
     ],
 )

@@ -225,7 +225,7 @@ def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
         "WithNewKey", [("aux_coef", float, number(0.0))], bases=(PPOConfig,), kw_only=True
     )
     monkeypatch.setitem(ALGORITHMS, "ppo", replace(ALGORITHMS["ppo"], config=with_new_key))
-    monkeypatch.setitem(ADDED, "ppo.aux_coef", 0.0)
+    monkeypatch.setitem(ADDED, "algo.aux_coef", 0.0)
     with pytest.raises(ConfigError, match=r"configuration changed .*: algo\.aux_coef\n.*accept=changes$"):
         go_on_with(accept=False)
     found = go_on_with(accept=True)

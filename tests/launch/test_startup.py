@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from conftest import ROOT
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.launch.process import worker_environment
-from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.job import Job
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
 LATER = {"wandb", "tensorboard", "matplotlib", "plotly", "scipy", "av", "rich", "hydra", "sympy", "PIL"} | {
@@ -105,55 +103,3 @@ def test_the_command_loads_only_what_it_takes_to_refuse(tmp_path: Path) -> None:
     # A pair of which nobody knows whether it fits is tried, and what is loaded for that is noticed.
     loaded = loaded_by_the_command(["env=MountainCarContinuous-v0", f"run_dir={tmp_path / 'run'}"], tmp_path)
     assert sorted(IN_THE_RUN & loaded) == ["gymnasium", "numpy"]
-
-
-def test_the_run_is_what_hydra_would_have_started(tmp_path: Path) -> None:
-    words = [
-        "algo=sac",
-        "env=Hopper",
-        "seed=5",
-        "note=a b",
-        "hydra/launcher=basic",
-        "algo.hidden_sizes=[8,8]",
-    ]
-    jobs = []
-    for flags in ([], ["--run"]):  # with a flag the command goes all the way through Hydra
-        line = [str(ROOT / "scripts" / "train.py"), *words, *flags, "runs_dir=somewhere"]
-        program = AT_THE_HANDOVER.format(script=line[0], words=line[1:], shown="arguments[2]")
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
-        )
-        jobs.append(json.loads(ast.literal_eval(done.stdout)[JOB_VARIABLE]))
-    direct, through = jobs
-    assert direct["overrides"] == [*words[:3], 'note="a b"', words[5], "runs_dir=somewhere"]
-    assert direct["run_dir"].startswith(str(tmp_path / "somewhere" / "sac-Hopper"))
-    for job in jobs:
-        del job["run_id"], job["run_dir"], job["command"]
-    assert direct == through
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "output_subdir: .hydra",
-        "callbacks: {a: {_target_: hydra.experimental.callback.Callback}}",
-    ],
-)
-def test_what_hydra_is_told_to_do_is_left_to_hydra(
-    setting: str, fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf = shutil.copytree(fork / "conf", tmp_path / "conf")
-    for module in ("composition", "keys", "overrides", "env_names"):
-        if hasattr(sys.modules[f"rltemplate.config.cli.{module}"], "CONF"):
-            monkeypatch.setattr(f"rltemplate.config.cli.{module}.CONF", conf)
-    monkeypatch.setattr("rltemplate.config.cli.preflight.CONF", conf)
-    monkeypatch.chdir(tmp_path)
-    assert preflight([]).alone is not None
-    assert preflight(["--run"]).alone is None
-    local = conf / "local" / "default.yaml"
-    local.parent.mkdir(exist_ok=True)
-    local.write_text(f"# @package _global_\nhydra:\n  {setting}\n")
-    assert preflight([]).alone is None
-
-
-# These start runs or compute.

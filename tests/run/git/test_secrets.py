@@ -80,7 +80,6 @@ SECRET_TEXTS: dict[str, str] = {
     "pod_quoted.yaml": f"- name: 'WANDB_API_KEY'\n  value: \"{HEX}\"\n",
     "pod.json": f'{{"name":"WANDB_API_KEY","value":"{HEX}"}}',
     "diary.md": f"My W&B key is {HEX}, and I must not forget it.\n",
-    "diary_2.md": f"{HEX} is my wandb key\n",
     "asked.log": f"wandb: Paste an API key from your profile and hit enter, or press ctrl+c to quit: {HEX}\n",
     "quoted.txt": f'"{HEX}"\n',
     "below.txt": f"# of my account, do not commit: wandb\n\n{HEX}\n",
@@ -120,7 +119,6 @@ SECRET_FILES: dict[str, bytes] = {
     "environ.ipynb": notebook(f'%env WANDB_API_KEY="{HEX}"'),
     "shell.ipynb": notebook(f"!wandb login {HEX}"),
     "named.ipynb": notebook(f'key = "{HEX}"', "wandb.login(key=key)"),
-    "asked.ipynb": notebook("wandb: Paste an API key from your profile and hit enter:", f"{HEX}"),
     "lines.ipynb": notebook("wandb.login(", f"    key='{HEX}'", ")"),
     "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
     "code.zip": zipped(("a.txt", PLAIN), KEY),
@@ -244,7 +242,6 @@ RANDOM = "h7Kd92lsQ0mZx81bTr4u"
 SECRET_VALUES: tuple[tuple[str, str], ...] = (
     ("note", f"with wandb login {HEX}"),
     ("note", f"'my W&B key is {HEX}'"),
-    ("note", f"'{HEX} is my wandb key'"),
     ("+env.kwargs.token", GITHUB),
     ("+env.kwargs.api_key", HEX),
     *((f"+env.kwargs.{name}", RANDOM) for name in ("password", "tokens", "pwd", "db_pass", "access_key")),
