@@ -29,7 +29,7 @@ from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config import command_args
-from rltemplate.config.command_args import one_of, several, whole, word
+from rltemplate.config.command_args import folder, one_of, several, whole, word
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.lines import replace_text
@@ -53,7 +53,7 @@ class Args:
     seconds: float = word(command_args.finite, 15.0)
     repetitions: int = word(whole(1), 3)
     cores: int = word(whole(1, len(cores())), min(2, len(cores())))
-    out: Path = word(Path, Path("results"))
+    out: Path = word(folder, Path("results"))
 
 
 def main(argv: list[str]) -> int:
