@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +22,47 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One run that has ended. `ratio` is the largest of `ratios` values of the metric."""
+    """One run that has ended. `ratio` is the largest value of that metric; None if the run has none."""
 
     name: str
     run_dir: str
-    perturbations: list[str] = field(default_factory=list)
-    overrides: list[str] = field(default_factory=list)
-    environment: dict[str, str | None] = field(default_factory=dict)
-    working_directory: str | None
-    seconds: float = 0.0
-    exit_status: int
+    perturbations: list[str]
+    seconds: float
     status: str
     error: str | None
     digest: str | None
     iterations: int
-    env_steps: int
-    ratios: int
     ratio: float | None
-    settings: dict[str, Any]
-    checks: dict[str, Any]
 
     @property
     def finished(self) -> bool:
         """True if there is a result to compare."""
         return self.status == FINISHED
 
-    @property
-    def words(self) -> str:
-        """The perturbations, for people."""
-        return ", ".join(self.perturbations) or "undisturbed"
+    def __str__(self) -> str:
+        said = f"{self.status}: {self.error}"
+        if self.finished:
+            said = f"digest {self.digest}, {self.iterations:,} iterations, {self.seconds:.0f} s"
+        return f"{self.name}  {said}; {', '.join(self.perturbations) or 'undisturbed'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The answer of one check without the additions of the level."""
+
+    what: str
+    fails: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inverse:
-    """The checks and runs `without` the additions of the level; `tells_apart` if any of them fails."""
+    """Checks and runs `without` the additions of the level; `tells_apart` if any of them fails."""
 
     without: str
     tells_apart: bool
     sentence: str
-    seen: list[dict[str, Any]]
+    seen: list[Seen]
     runs: list[RunResult]
 
 
@@ -69,17 +71,18 @@ class Certificate:
     """The outcome of a proof; `sentence` is all of it in one line."""
 
     format: str = "rltemplate-certificate"
-    version: int = 2
+    version: int = 3
     id: str
     verdict: str
     sentence: str
     problems: list[str]
     date: str
     folder: str
-    asked: dict[str, Any]
+    overrides: list[str]
+    config: dict[str, Any]
+    shortened_from: int | None
     runs: list[RunResult]
     checks: dict[str, Any]
-    ratio: dict[str, Any] | None
     comparison: Comparison | None
     report: str | None
     inverse: Inverse | None
@@ -101,71 +104,39 @@ class Certificate:
 
     def to_text(self) -> str:
         """The page for people, the verdict first."""
-        lines = [self.sentence]
-        if self.inverse is not None:
-            lines.append(self.inverse.sentence[:1].upper() + self.inverse.sentence[1:])
-        lines += [f"({problem})" for problem in self.problems[1:]]
+        lines = [self.sentence, *([] if self.inverse is None else [self.inverse.sentence])]
         for title, texts in self._sections():
             lines.append("")
             for i, text in enumerate(texts):
-                start = f"{title if i == 0 else '':10}"
-                wrapped = textwrap.wrap(
+                start = f"{'' if i else title:10}"
+                lines += textwrap.wrap(
                     text, _WIDTH, initial_indent=start, subsequent_indent=" " * 12, break_on_hyphens=False
                 )
-                lines.extend(wrapped or [start.rstrip()])
-        if self.comparison is not None and self.report is not None:
-            names = " and ".join(Path(side.run_dir).name for side in (self.comparison.a, self.comparison.b))
-            lines += ["", f"Where {names} part", "", self.report]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + ("" if self.report is None else f"\n\n{self.report}") + "\n"
 
-    def _sections(self) -> Iterator[tuple[str, Sequence[str]]]:
-        config, machine, git = self.asked["config"], self.machine, self.git
-        steps = f"{config['total_env_steps']:,} environment steps, seed {config['seed']}"
-        if (before := self.asked["shortened_from"]) is not None:
-            steps += f"; shortened from {before:,}, total_env_steps= sets another length"
-        yield "asked", [" ".join(self.asked["overrides"]), steps]
-        yield "runs", [_run_line(run) for run in self.runs] or ["none, for a check failed before"]
-        yield "checks", list(self._check_lines())
-        if self.inverse is None:
-            yield "inverse", ["not tried, since the level is broken"]
-        else:
-            seen = [
-                f"{each['what']} {'fails' if each['fails'] else 'passes'}: {each['seen']}"
-                for each in self.inverse.seen
-            ]
-            yield "inverse", [f"without it ({self.inverse.without}):", *seen]
-            yield "", [_run_line(run) for run in self.inverse.runs]
-        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in self.settings.items()}
-        yield "settings", [", ".join(f"{key} {value}" for key, value in values.items())]
-        known = [name for name in ("torch", "numpy", "gymnasium", "mujoco") if name in self.versions]
-        yield "versions", [", ".join(f"{name} {self.versions[name]}" for name in known)]
-        cpu = f"{machine.get('cpu')}, {machine.get('usable_cores')} cores usable"
-        yield "machine", [f"{cpu}, {machine.get('os')}, Python {machine.get('python')}"]
+    def _sections(self) -> Iterator[tuple[str, list[str]]]:
+        machine, git = self.machine, self.git
+        steps = f"{self.config['total_env_steps']:,} environment steps, seed {self.config['seed']}"
+        if self.shortened_from is not None:
+            steps += f"; shortened from {self.shortened_from:,}, total_env_steps= sets another length"
+        yield "asked", [" ".join(self.overrides), steps]
+        yield "problems", self.problems or ["none"]
+        yield "runs", list(map(str, self.runs)) or ["none, for a check failed before"]
+        yield "checks", [f"{name}: {_in_line(found)}" for name, found in self.checks.items()]
+        if self.inverse is not None:
+            seen = [f"{x.what} {'fails' if x.fails else 'passes'}: {x.text}" for x in self.inverse.seen]
+            yield "inverse", [*seen, *map(str, self.inverse.runs)]
+        yield "settings", [_in_line(self.settings)]
+        known = ("torch", "numpy", "gymnasium", "mujoco")
+        yield "versions", [_in_line({name: self.versions.get(name) for name in known})]
+        yield (
+            "machine",
+            [_in_line({key: machine.get(key) for key in ("cpu", "usable_cores", "os", "python")})],
+        )
         state = {True: "with changes", False: "unchanged", None: "unknown"}[git.dirty]
-        commit = f"commit {git.commit}, " if git.commit else ""
-        yield "code", [f"{commit}on {git.base_commit or 'no commit'} {state}"]
+        yield "code", [f"commit {git.commit}, on {git.base_commit or 'no commit'} {state}"]
         yield "folder", [self.folder, self.date]
 
-    def _check_lines(self) -> Iterator[str]:
-        for name, found in self.checks.items():
-            tried = [
-                f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
-                for key, value in found.items()
-                if key not in ("holds", "problem")
-            ]
-            yield "; ".join([f"{name}: {'holds' if found['holds'] else found['problem']}", *tried])
-        finished = sum(run.finished for run in self.runs)
-        if finished > 1:
-            verdict = "differ" if self.comparison is not None else "identical in every digest"
-            yield f"traces: {finished}, {verdict}, trace={self.asked['config']['trace']}"
-        if self.ratio is not None and self.ratio["values"]:
-            yield f"ratio: {RATIO} at most {self.ratio['largest']:g} in {self.ratio['values']:,} values"
-        elif self.ratio is not None and finished:
-            yield f"ratio: the algorithm does not report {RATIO}"
 
-
-def _run_line(run: RunResult) -> str:
-    if not run.finished:
-        return f"{run.name}  {run.status}: {run.error}; {run.words}"
-    facts = f"digest {run.digest}, {run.iterations:,} iterations, {run.seconds:.0f} s"
-    return f"{run.name}  {facts}; {run.words}"
+def _in_line(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {v if isinstance(v, str) else json.dumps(v)}" for key, v in facts.items())

@@ -15,11 +15,10 @@ from rltemplate.algos.build import build_algorithm
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import checks, switches
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.launch.subprocesses import REFUSED
 from rltemplate.run.job import Job
 from rltemplate.run.level import settled, trial
 from rltemplate.types import ConfigError
-
-REFUSED = 2
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:

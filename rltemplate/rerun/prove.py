@@ -10,53 +10,45 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis import compare, traces
+from rltemplate.analysis import compare
+from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.launch.process import worker_command, worker_environment
-from rltemplate.launch.subprocesses import (
-    REFUSED,
-    Children,
-    busy_core,
-    complaint,
-    last_words,
-    lines_of,
-)
-from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult
+from rltemplate.launch.subprocesses import REFUSED, Children, busy_core, complaint, last_words, lines_of
+from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult, Seen
 from rltemplate.rerun.perturbations import (
-    CACHES,
     INVARIANT,
-    PATIENT,
-    WITHOUT,
     PlannedRun,
-    as_typed,
     changed,
     plan_inverse,
     plan_runs,
-    with_changes,
 )
 from rltemplate.rerun.proof_config import ProofConfig
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord, take_snapshot
-from rltemplate.run.job import PROJECT, Job
-from rltemplate.run.record import FINAL_STATUSES, FINISHED, RunRecord
+from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.job import Job
+from rltemplate.run.read import rows_so_far
+from rltemplate.run.record import FINISHED, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
 FOLDER = "prove"
-_NAMED_FILES = 100  # of a snapshot: Linux allows 128 KiB for the variable that holds a job
+_CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# Threads that have to wait sleep at once, for other processes need the cores as well.
+_PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 Say = Callable[[str], None]
 
@@ -67,11 +59,12 @@ class Proof:
     def __init__(self, asked: ProofConfig, command: Sequence[str] = (), *, say: Say = print) -> None:
         """`command` is the user's command line; `say` takes a line about each run."""
         self.asked = asked
+        self.level = asked.config.determinism.level
         self.id = paths.new_id(FOLDER)
         self.folder = Path(asked.config.runs_dir).expanduser().absolute() / FOLDER / self.id
         self._command, self._say = list(command), say
         self._children = Children()
-        self._snapshot: GitRecord | None = None
+        self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS} | _PATIENT
 
     def run(self) -> Certificate:
         """Do it, write the certificate and return it.
@@ -79,77 +72,71 @@ class Proof:
         Raises ConfigError, before anything is created, where the run would be refused; Interrupted after a
         signal. The runs made by then stay.
         """
-        level = self.asked.level
-        with self._children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as workshop:
-            self._workshop = Path(workshop)
-            promised = self._try_checks(self.asked.config)
-            try:
-                self.folder.mkdir(parents=True)
-            except OSError as error:
-                runs_dir = self.asked.config.runs_dir
-                raise ConfigError(f"runs_dir={runs_dir}: cannot be made, {error.strerror}") from error
-            self._snapshot = take_snapshot(PROJECT, keep_ref=self.id)
-            problems = [
-                f"the check {name}: {found['problem']}"
-                for name, found in promised["checks"].items()
-                if not found["holds"]
-            ]
-            runs = [] if problems else self._runs()
-            problems += [problem for run in runs for problem in _problems(run, level)]
+        asked = self.asked
+        with self._children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as scratch:
+            self._scratch = Path(scratch)
+            promised = self._try_checks(asked.config)
+            make_folder("runs_dir", self.folder)
+            checks = promised["checks"]
+            problems = [f"the check {name}: {x['problem']}" for name, x in checks.items() if not x["holds"]]
+            runs: list[RunResult] = []
+            if not problems:
+                runs = self._train(plan_runs(asked.config, asked.times, os.environ), asked.config)
+            problems += [problem for run in runs for problem in _problems(run, self.level)]
             comparison = _first_divergence(runs)
             if comparison is not None:
-                problems.insert(0, _diverged(comparison, runs))
+                run = next(run for run in runs if run.run_dir == comparison.b.run_dir)
+                said = f"{run.name} ({', '.join(run.perturbations)}) is not {runs[0].name}"
+                problems.insert(0, f"{said}: {compare.headline(comparison)}")
             inverse = None if problems else self._inverse()
             self._children.check()
             certificate = self._certificate(promised, runs, problems, comparison, inverse)
             certificate.write()
         return certificate
 
-    def _runs(self) -> list[RunResult]:
-        planned = plan_runs(self.asked.config, self.asked.times, os.environ)
+    def _train(self, planned: Sequence[PlannedRun], config: Config) -> list[RunResult]:
+        """Make the runs, up to one that the others cannot be compared with."""
         results: list[RunResult] = []
-        for i, each in enumerate(planned, start=1):
-            run = self._run(each, self.asked.config, self.asked.overrides)
-            self._say(f"{run.name}, {i} of {len(planned)} ({run.words}): {_outcome(run)}")
-            results.append(run)
+        for each in planned:
+            results.append(self._run(each, config))
+            self._say(str(results[-1]))
             if not results[0].finished:
-                break  # the others cannot be compared with it
+                break
         return results
 
     def _inverse(self) -> Inverse:
         """Checks without the additions of the level, and for all but a profile two runs."""
-        asked = self.asked
-        without = "determinism=fast, 2 threads"
-        if asked.level is not Level.repeat:
-            without = ", ".join(f"{key}={as_typed(value)}" for key, value in WITHOUT[asked.level].items())
+        without = self.asked.without
         self._say(f"without it ({without}):")
-        seen: list[dict[str, Any]] = []
+        seen: list[Seen] = []
         try:
-            for name, found in self._try_checks(asked.bare)["checks"].items():
+            for name, found in self._try_checks(self.asked.bare)["checks"].items():
                 text = "holds all the same" if found["holds"] else found["problem"]
-                seen.append({"what": f"check {name}", "fails": not found["holds"], "seen": text})
+                seen.append(Seen(what=f"check {name}", fails=not found["holds"], text=text))
         except (ConfigError, RuntimeError) as error:
-            seen.append({"what": "checks", "fails": False, "seen": f"could not be tried: {error}"})
+            seen.append(Seen(what="checks", fails=False, text=f"could not be tried: {error}"))
         runs: list[RunResult] = []
-        if asked.level is not Level.profile:
-            for planned in plan_inverse(asked.bare, asked.level, os.environ):
-                run = self._run(planned, asked.bare, asked.bare_overrides)
-                self._say(f"{run.name} ({run.words}): {_outcome(run)}")
-                runs.append(run)
-            seen += _seen_in(runs, asked.level)
-        failing = [each["what"] for each in seen if each["fails"]]
-        sentence = f"without it ({without}) {len(failing)} of {len(seen)} fail: {', '.join(failing)}"
-        if not failing:
-            sentence = f"without it ({without}) all hold as well: this machine cannot tell them apart"
-        return Inverse(without=without, tells_apart=bool(failing), sentence=sentence, seen=seen, runs=runs)
+        if self.level is not Level.profile:
+            runs = self._train(plan_inverse(self.asked.bare, self.level, os.environ), self.asked.bare)
+            seen += _seen_in(runs, self.level)
+        failing = [each.what for each in seen if each.fails]
+        said = "all hold as well: this machine cannot tell them apart"
+        if failing:
+            said = f"{len(failing)} of {len(seen)} fail: {', '.join(failing)}"
+        return Inverse(
+            without=without,
+            tells_apart=bool(failing),
+            sentence=f"Without it ({without}) {said}",
+            seen=seen,
+            runs=runs,
+        )
 
     def _try_checks(self, config: Config) -> dict[str, Any]:
         """Settings and checks of the level, from a separate process; ConfigError if it refuses."""
         module = "rltemplate.rerun.level_checks"
-        command = [sys.executable, "-P", "-m", module, *PROMISES[self.asked.level.name]]
-        environment = worker_environment(self._job("checks", config, []), config, os.environ) | PATIENT
-        environment.pop(ROW_GROUPS, None)
-        answer, log = self._workshop / "checks.json", self._workshop / "checks.log"
+        command = [sys.executable, "-P", "-m", module, *PROMISES[self.level.name]]
+        environment = worker_environment(self._job("checks", config), config, self._environment)
+        answer, log = self._scratch / "checks.json", self._scratch / "checks.log"
         status = self._children.run(command, environment, log, out=answer)
         if status == REFUSED and (said := complaint(log)):
             raise ConfigError(said)
@@ -159,69 +146,50 @@ class Proof:
         found: dict[str, Any] = json.loads(printed[-1])  # environments may print as well
         return found
 
-    def _job(self, name: str, config: Config, overrides: Sequence[str]) -> Job:
-        snapshot = self._snapshot
-        if snapshot is not None:
-            named = snapshot.changed[:_NAMED_FILES], snapshot.skipped[:_NAMED_FILES]
-            snapshot = replace(snapshot, changed=named[0], skipped=named[1])
+    def _job(self, name: str, config: Config) -> Job:
         return Job(
             config=to_dict(config),
             run_id=f"{self.id}-{name.replace('_', '')}",
             run_dir=str(self.folder / name),
             command=self._command,
-            overrides=list(overrides),
-            snapshot=None if snapshot is None else snapshot.to_json(),
+            overrides=self.asked.overrides,
         )
 
-    def _run(self, planned: PlannedRun, config: Config, overrides: Sequence[str]) -> RunResult:
-        config, overrides = changed(config, planned.changes), with_changes(overrides, planned.changes)
-        variables: dict[str, str | None] = dict(planned.environment)
-        if planned.cold:
-            variables |= {name: str(self._workshop / planned.name / name.lower()) for name in CACHES}
-        cwd = Path.cwd()
-        if planned.elsewhere:
-            cwd = self._workshop / planned.name / "another folder"
-            cwd.mkdir(parents=True)
-        environment = worker_environment(self._job(planned.name, config, overrides), config, os.environ)
-        kept = {name: value for name, value in environment.items() if name not in variables}
-        environment = kept | {name: value for name, value in variables.items() if value is not None}
+    def _run(self, planned: PlannedRun, config: Config) -> RunResult:
+        config = changed(config, planned.changes)
+        job, variables = self._job(planned.name, config), dict(planned.environment)
+        cwd, load = Path.cwd(), contextlib.ExitStack()
+        if planned.perturbations:
+            cwd = self._scratch / planned.name
+            cwd.mkdir()
+            variables |= {name: str(cwd / name.lower()) for name in _CACHES}
+            load.enter_context(busy_core())
+        environment = worker_environment(job, config, self._environment)
+        for name, value in variables.items():
+            environment.pop(name, None)
+            environment |= {} if value is None else {name: value}
         log, began = self.folder / f"{planned.name}.log", time.monotonic()
-        with busy_core() if planned.load else contextlib.nullcontext():
+        with load:
             status = self._children.run(worker_command(), environment, log, cwd=cwd)
-        return replace(
-            _result(planned.name, self.folder / planned.name, status, log),
-            perturbations=planned.perturbations,
-            overrides=overrides,
-            # Of the variable that only makes the environment larger, the length.
-            environment={
-                k: v if v is None or len(v) < 1000 else f"{len(v):,} characters" for k, v in variables.items()
-            },
-            seconds=round(time.monotonic() - began, 2),
-        )
+        return _result(planned, Path(job.run_dir), status, log, round(time.monotonic() - began, 2))
 
     def _certificate(
         self,
-        promised: Mapping[str, Any],
+        promised: dict[str, Any],
         runs: list[RunResult],
         problems: list[str],
         comparison: compare.Comparison | None,
         inverse: Inverse | None,
     ) -> Certificate:
-        asked = self.asked
-        config, level = asked.config, asked.level.name
-        claim = f"{config.algo.name} on {config.env.id}"
+        config = self.asked.config
+        claim = f"for {config.algo.name} on {config.env.id}"
         if problems:
-            sentence = f"{level} is broken for {claim}: {problems[0]}"
+            sentence = f"{self.level.name} is broken {claim}: {problems[0]}"
         else:
             sentence = (
-                f"{level} holds for {claim}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
+                f"{self.level.name} holds {claim}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
                 f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
             )
-        record = _record(Path(runs[0].run_dir)) if runs else None
-        git = GitRecord() if record is None else record.git
-        if record is None and (snapshot := self._snapshot) is not None:
-            names = ("base_commit", "branch", "dirty", "changed_count", "problem")
-            git = replace(git, **{name: getattr(snapshot, name) for name in names})
         return Certificate(
             id=self.id,
             verdict=BROKEN if problems else HOLDS,
@@ -229,90 +197,60 @@ class Proof:
             problems=problems,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(self.folder),
-            asked={
-                "command": self._command,
-                "overrides": asked.overrides,
-                "times": asked.times,
-                "level": level,
-                "shortened_from": asked.shortened_from,
-                "config": to_dict(config),
-            },
+            overrides=self.asked.overrides,
+            config=to_dict(config),
+            shortened_from=self.asked.shortened_from,
             runs=runs,
             checks=promised["checks"],
-            ratio=_ratio_facts(runs) if asked.level in INVARIANT else None,
             comparison=comparison,
             report=None if comparison is None else compare.report(comparison),
             inverse=inverse,
             settings=promised["settings"],
-            versions=package_versions() if record is None else record.versions,
-            machine=machine_facts(with_gpus=False) if record is None else record.machine,
-            git=git,
+            versions=package_versions(),
+            machine=machine_facts(),
+            git=_record(Path(runs[0].run_dir)).git if runs else GitRecord(),
         )
 
 
 # --- The results -----------------------------------------------------------------------------------------
 
 
-def _record(run_dir: Path) -> RunRecord | None:
-    """The record of a run; None if the run never came to one."""
+def _record(run_dir: Path) -> RunRecord:
+    """The record of a run, which has no facts if the run never came to one."""
     try:
         return RunRecord.read(run_dir)
     except ConfigError:
-        return None
+        return RunRecord(id=run_dir.name, status="")
 
 
-def _result(name: str, run_dir: Path, exit_status: int, log: Path) -> RunResult:
+def _result(planned: PlannedRun, run_dir: Path, exit_status: int, log: Path, seconds: float) -> RunResult:
     """The result of a run by its folder."""
-    record = _record(run_dir) or RunRecord(id=name, status="")
-    status, error = record.status, record.error
-    if exit_status or status != FINISHED:
-        if status not in FINAL_STATUSES or status == FINISHED:  # it died, or never came to its record
-            status = "refused" if exit_status == REFUSED else "failed"
-        error = error or last_words(log, exit_status)
-    env_steps = 0
-    with contextlib.suppress(ConfigError):
-        env_steps = traces.open_trace(run_dir, "").reach.env_steps
-    ratios = list(_ratios(run_dir))
+    record = _record(run_dir)
+    finished = exit_status == 0 and record.status == FINISHED
+    trace = record.trace or TraceFacts()
+    # NaN, which is null in JSON, counts as the largest number, for JSON has no infinity.
+    ratios = [row[RATIO] for row in rows_so_far(run_dir) if RATIO in row]
+    ratios = [sys.float_info.max if math.isnan(ratio) else ratio for ratio in ratios]
     return RunResult(
-        name=name,
+        name=planned.name,
         run_dir=str(run_dir),
-        working_directory=record.working_directory,
-        exit_status=exit_status,
-        status=status,
-        error=error,
-        digest=None if record.trace is None else record.trace.digest,
-        iterations=0 if record.trace is None else record.trace.iterations,
-        env_steps=env_steps,
-        ratios=len(ratios),
-        ratio=min(max(ratios), sys.float_info.max) if ratios else None,  # JSON has no infinity
-        settings=record.determinism.settings,
-        checks=record.determinism.checks,
+        perturbations=planned.perturbations,
+        seconds=seconds,
+        status=FINISHED if finished else "refused" if exit_status == REFUSED else "failed",
+        error=None if finished else record.error or last_words(log, exit_status),
+        digest=trace.digest or None,
+        iterations=trace.iterations,
+        ratio=max(ratios, default=None),
     )
-
-
-def _ratios(run_dir: Path) -> Iterator[float]:
-    """The metric at every log point that has it; NaN, which is null in JSON, counts as infinite."""
-    with contextlib.suppress(FileNotFoundError):
-        for line in (run_dir / paths.METRICS).read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if RATIO in row:
-                yield float("inf") if row[RATIO] is None else float(row[RATIO])
-
-
-def _ratio_facts(runs: Sequence[RunResult]) -> dict[str, Any]:
-    known = [run.ratio for run in runs if run.ratio is not None]
-    return {"metric": RATIO, "values": sum(run.ratios for run in runs), "largest": max(known, default=None)}
 
 
 def _problems(run: RunResult, level: Level) -> Iterator[str]:
     """The faults of a run on its own."""
+    name = f"{run.name} ({', '.join(run.perturbations) or 'undisturbed'})"
     if not run.finished:
-        yield f"{run.name} ({run.words}) {run.status}: {run.error}"
-    for name, found in run.checks.items():
-        if isinstance(found, Mapping) and not found.get("holds", True):
-            yield f"{run.name} ({run.words}): the check {name} does not hold"
+        yield f"{name} {run.status}: {run.error}"
     if level in INVARIANT and run.ratio:
-        yield f"{run.name} ({run.words}): {RATIO} is {run.ratio:g} and must be 0"
+        yield f"{name}: {RATIO} is {run.ratio:g} and must be 0"
 
 
 def _first_divergence(runs: Sequence[RunResult]) -> compare.Comparison | None:
@@ -325,28 +263,15 @@ def _first_divergence(runs: Sequence[RunResult]) -> compare.Comparison | None:
     return None
 
 
-def _diverged(comparison: compare.Comparison, runs: Sequence[RunResult]) -> str:
-    run = next(run for run in runs if run.run_dir == comparison.b.run_dir)
-    return f"{run.name} ({run.words}) is not {runs[0].name}: {compare.headline(comparison)}"
-
-
-def _seen_in(runs: Sequence[RunResult], level: Level) -> Iterator[dict[str, Any]]:
+def _seen_in(runs: Sequence[RunResult], level: Level) -> Iterator[Seen]:
     """The findings of two runs without the level."""
     failed = next((run for run in runs if not run.finished), None)
     if failed is not None:
         text = f"could not be compared: {failed.name} {failed.status}, {failed.error}"
-        yield {"what": "traces", "fails": False, "seen": text}
+        yield Seen(what="traces", fails=False, text=text)
         return
     comparison = compare.compare_runs(*(Path(run.run_dir) for run in runs))
     differ = comparison.verdict != compare.IDENTICAL
-    yield {"what": "traces", "fails": differ, "seen": compare.headline(comparison)}
-    facts = _ratio_facts(runs)
-    if level in INVARIANT and facts["values"]:
-        text = f"{RATIO} is {facts['largest']:g} at most, in {facts['values']:,} values"
-        yield {"what": "ratio", "fails": facts["largest"] != 0.0, "seen": text}
-
-
-def _outcome(run: RunResult) -> str:
-    if not run.finished:
-        return f"{run.status}, {run.error}"
-    return f"{run.env_steps:,} steps, digest {run.digest}, {run.seconds:.0f} s"
+    yield Seen(what="traces", fails=differ, text=compare.headline(comparison))
+    if level in INVARIANT and (known := [run.ratio for run in runs if run.ratio is not None]):
+        yield Seen(what="ratio", fails=max(known) != 0.0, text=f"{RATIO} is {max(known):g} at most")

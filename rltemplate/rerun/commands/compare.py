@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import flag, folder, one_of, word
@@ -38,27 +37,24 @@ def main(args: Args) -> int:
         raise ConfigError(f"keep={args.keep}: there is nothing to keep without zoom=true")
     a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
     comparison = compare.compare_runs(a, b)
-    found, text = (None, "") if args.zoom == "false" else _zoom(comparison, args)
+    said, document = compare.report(comparison), asdict(comparison)
+    if not args.json:
+        print(said, flush=True)
+    if args.zoom != "false":
+        document["zoom"], text = None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
+        if comparison.verdict == compare.DIVERGED:
+            from rltemplate.rerun import zoom, zoom_report
+
+            def say(line: str) -> None:
+                print(line, file=sys.stderr, flush=True)
+
+            found = zoom.zoom_in(comparison, from_start=args.zoom == "start", keep=args.keep, say=say)
+            document["zoom"], text = asdict(found), zoom_report.report(found)
+        said += f"\n\n{text}"
+        if not args.json:
+            print(f"\n{text}")
     if args.json:
-        print(json.dumps(asdict(comparison) | ({} if args.zoom == "false" else {"zoom": found})))
-    else:
-        said = compare.report(comparison)
-        # A difference, which is the exit status too, is the last line as well.
-        last = said.partition("\n")[0] if comparison.verdict == compare.DIVERGED else ""
-        print("\n\n".join(filter(None, (said, text, last))))
+        print(json.dumps(document))
+    elif comparison.verdict == compare.DIVERGED:
+        print(f"\n{said.partition(chr(10))[0]}")  # a difference, which is the exit status, is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1
-
-
-def _zoom(comparison: compare.Comparison, args: Args) -> tuple[dict[str, Any] | None, str]:
-    """The diverging operation, for JSON and as text."""
-    if comparison.verdict != compare.DIVERGED:
-        return None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
-    from rltemplate.rerun import zoom, zoom_report
-
-    found = zoom.zoom_in(
-        comparison,
-        from_start=args.zoom == "start",
-        keep=args.keep,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )
-    return asdict(found), zoom_report.report(found)

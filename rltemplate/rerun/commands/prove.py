@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from rltemplate.config.command_args import flag, program, rest
+from rltemplate.config.command_args import flag, program, rest, whole, word
 from rltemplate.launch.subprocesses import Interrupted
 from rltemplate.rerun import prove
 from rltemplate.rerun.certificate import HOLDS
@@ -21,14 +21,13 @@ class Args:
     """
 
     words: list[str] = rest(options=True)
+    times: int = word(whole(2, 1000), 5)
     json: bool = flag()
 
 
 def main(args: Args) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
-    asked = parse(args.words)
-    for note in asked.config.algo.notes(asked.config.env.num_envs, asked.config.total_env_steps):
-        print(f"note: {note}", file=sys.stderr)
+    asked = parse(args.words, args.times)
     out = sys.stderr if args.json else sys.stdout
     proof = prove.Proof(asked, program(), say=lambda line: print(line, file=out, flush=True))
     try:

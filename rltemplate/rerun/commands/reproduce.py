@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rltemplate.config.command_args import flag, folder, one_of, word
 from rltemplate.rerun import reproduce
 
-LINE_EVERY_S = 10.0  # where there is no terminal
+_LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,42 +32,18 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Make it again, and print what came out."""
-    with _bar() as progress:
-        found = reproduce.reproduce(
-            args.run,
-            runs_dir=args.runs_dir,
-            install=args.env == "install",
-            keep=None if args.keep is None else args.keep.absolute(),
-            say=_say,
-            progress=progress,
-        )
-    print(json.dumps(found.to_dict()) if args.json else reproduce.report(found))
+    """Make it again, with a line of progress now and then, and print what came out."""
+    last = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_EVERY_S:
+            last = time.monotonic()
+            print(f"iteration {done:,} of {total:,}, equal so far", file=sys.stderr, flush=True)
+
+    install, keep = args.env == "install", args.keep
+    found = reproduce.reproduce(
+        args.run, runs_dir=args.runs_dir, install=install, keep=keep, progress=progress
+    )
+    print(json.dumps(asdict(found)) if args.json else reproduce.report(found))
     return 0 if found.verdict == reproduce.IDENTICAL else 1
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar() -> Iterator[reproduce.Progress]:
-    """A bar of iterations on a terminal, now and then a line elsewhere."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        last = time.monotonic()
-
-        def tell(done: int, total: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= LINE_EVERY_S:
-                last = time.monotonic()
-                _say(f"iteration {done:,} of {total:,}, equal so far")
-
-        yield tell
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
