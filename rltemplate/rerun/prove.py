@@ -236,7 +236,7 @@ def _result(planned: PlannedRun, run_dir: Path, exit_status: int, log: Path, sec
         run_dir=str(run_dir),
         perturbations=planned.perturbations,
         seconds=seconds,
-        status=FINISHED if finished else "refused" if exit_status == REFUSED else "failed",
+        status=FINISHED if finished else "failed" if record.status else "refused",
         error=None if finished else record.error or last_words(log, exit_status),
         digest=trace.digest or None,
         iterations=trace.iterations,

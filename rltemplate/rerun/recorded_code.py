@@ -107,9 +107,8 @@ def checked_out(project: Path, commit: str) -> Iterator[Code]:
     """The code of a commit in a folder of its own while the block runs. Raises GitError."""
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # tracebacks are searched for this name
-        prefix = checkout.read_tree(project, commit).prefix
-        with checkout.worktree(project, commit, scratch / "tree") as top:
-            yield Code(top / prefix, (project, PROJECT), scratch)
+        with checkout.worktree(project, commit, scratch / "tree") as tree:
+            yield Code(tree, (project, PROJECT), scratch)
 
 
 def installed(code: Code, record: RunRecord, children: Children) -> Code:

@@ -177,13 +177,13 @@ def _find_ref(text: str, project: Path) -> str:
 
 
 def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
-    files = checkout.read_tree(project, ref, folder).files
+    files = checkout.read_run_files(project, ref, folder)
     if paths.CONFIG not in files:
         raise ConfigError(f"{ref}: holds the code of a sweep, and no run; give one of its runs")
     if checkout.OUTCOME not in files:
         raise ConfigError(f"{ref}: does not say how the run ended; give its folder if it was killed")
     text = files[checkout.OUTCOME].read_text(encoding="utf-8", errors="replace")
-    return RunRecord.parse(text, f"{ref}: its outcome", run_id)
+    return replace(RunRecord.parse(text, f"{ref}: its outcome", run_id), id=run_id)
 
 
 def _check_not_running(run_dir: Path) -> None:

@@ -73,7 +73,8 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
     distance = ulp_distance(flat_a[differs], flat_b[differs])
     wide_a, wide_b = (flat[differs].astype(np.float64) for flat in (flat_a, flat_b))
     size = np.maximum(np.maximum(np.abs(wide_a), np.abs(wide_b)), max(_rms(flat_a), _rms(flat_b)))
-    unit = np.spacing(size.astype(a.dtype)).astype(np.float64)
+    below = np.nextafter(np.finfo(a.dtype).max, a.dtype.type(0))  # the largest number has no next one
+    unit = np.spacing(np.minimum(size.astype(a.dtype), below)).astype(np.float64)
     scaled = np.abs(wide_a / unit - wide_b / unit)  # divided first: the difference may overflow
     kind = AMPLIFIED
     if not distance.any():

@@ -90,6 +90,8 @@ class _Work:
             for part in side.record.resumed:
                 if part.changed.get("code"):
                     problem += f"; it went on with changed code after {part.env_steps:,} environment steps"
+            if self.start is not None:
+                problem += "; zoom=start needs no checkpoint"
             if side.stands_in is not None:
                 problem += f"; {side.stands_in}, so the present code was run"
             raise ConfigError(

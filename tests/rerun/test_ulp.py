@@ -9,49 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rltemplate.rerun.ulp import compare_arrays, ulp_distance, ulp_of
+from rltemplate.rerun.ulp import compare_arrays, ulp_distance
 
 FLOATS = [np.float16, np.float32, np.float64]
-WORDS: dict[Any, Any] = {np.float16: np.uint16, np.float32: np.uint32, np.float64: np.uint64}
-
-
-def of_all_magnitudes(dtype: Any, count: int = 4000) -> np.ndarray:
-    """Random finite floats: every exponent is equally likely, both signs, subnormal ones included."""
-    rng = np.random.default_rng(7)
-    words = rng.integers(0, np.iinfo(WORDS[dtype]).max, count, dtype=WORDS[dtype], endpoint=True)
-    subnormal = (rng.integers(0, 40, 50) * np.finfo(dtype).smallest_subnormal).astype(dtype)
-    values: np.ndarray = np.concatenate([words.view(dtype), subnormal, -subnormal])
-    finite: np.ndarray = values[np.isfinite(values)]
-    return finite
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtype: Any) -> None:
     """In exact integers: the largest distances do not fit into 64 bits with a sign."""
-    rng = np.random.default_rng(3)
-    values = of_all_magnitudes(dtype)
-    neighbours = np.nextafter(values, dtype(np.inf))
-    assert set(ulp_distance(values, neighbours).tolist()) == {1}
+    rng, bits = np.random.default_rng(3), 8 * np.dtype(dtype).itemsize
+    words = rng.integers(0, 2**bits - 1, 4000, dtype=f"u{bits // 8}", endpoint=True)
+    subnormal = (rng.integers(0, 40, 50) * np.finfo(dtype).smallest_subnormal).astype(dtype)
+    values = np.concatenate([words.view(dtype), subnormal, -subnormal])  # every exponent, both signs
+    values = values[np.isfinite(values)]
+    assert set(ulp_distance(values, np.nextafter(values, dtype(np.inf))).tolist()) == {1}
     a, b = rng.permutation(values), rng.permutation(values)
-    bits: int = 8 * np.dtype(dtype).itemsize
 
     def place(value: Any) -> int:
-        word: int = np.array([value], dtype).view(WORDS[dtype])[0].item()
+        word: int = np.array([value], dtype).view(f"u{bits // 8}")[0].item()
         sign, magnitude = word >> (bits - 1), word & ~(1 << (bits - 1))
         return -magnitude if sign else magnitude
 
     assert ulp_distance(a, b).tolist() == [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
-    zero, small = dtype(0), np.finfo(dtype).smallest_subnormal
-    a, b = np.array([-small, -zero, -3 * small], dtype), np.array([small, zero, 2 * small], dtype)
-    assert ulp_distance(a, b).tolist() == [2, 0, 5]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_unit_is_the_distance_to_the_next_float(dtype: Any) -> None:
-    values = np.abs(of_all_magnitudes(dtype))
-    values = values[values < np.finfo(dtype).max]
-    expected = np.nextafter(values, dtype(np.inf)).astype(np.float64) - values.astype(np.float64)
-    assert np.array_equal(ulp_of(values, np.dtype(dtype)), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -60,14 +39,11 @@ def test_one_element_in_its_last_bit(dtype: Any) -> None:
     b = a.copy(order="F")  # the first element is that of the array, not of memory
     b[1, 0, 2] = np.nextafter(b[1, 0, 2], dtype(9))
     found = compare_arrays(a, b)
-    assert (found.kind, found.size, found.differing, found.only_bits) == ("last bits", 24, 1, 0)
+    assert (found.kind, found.size, found.differing) == ("last bits", 24, 1)
     assert (found.max_ulp, found.median_ulp, found.max_scaled) == (1, 1.0, 1.0)
-    assert found.first is not None
-    assert (found.first.index, found.first.coordinates) == (14, [1, 0, 2])
-    assert float.fromhex(found.first.hex_a) == float(a[1, 0, 2])
-    assert dtype(found.first.b) == b[1, 0, 2]
-    assert int(found.first.bits_b, 16) == int(found.first.bits_a, 16) + 1
-    assert len(found.first.bits_a) == 2 + 2 * a.dtype.itemsize
+    assert found.first == [1, 0, 2]
+    assert found.hexes is not None
+    assert [float.fromhex(digits) for digits in found.hexes] == [float(a[1, 0, 2]), float(b[1, 0, 2])]
 
 
 def test_a_cancelling_sum_is_off_by_many_raw_units_and_few_scaled_ones() -> None:
@@ -80,9 +56,7 @@ def test_a_cancelling_sum_is_off_by_many_raw_units_and_few_scaled_ones() -> None
     assert found.max_scaled is not None
     assert (found.max_ulp > 1e6, found.max_scaled < 1, found.kind) == (True, True, "last bits")
     # In an array of numbers of its own size the same difference is no rounding.
-    alone = compare_arrays(a[17:18], b[17:18])
-    assert alone.kind == "different"
-    assert alone.max_over_rms == pytest.approx(1 / 3, rel=1e-3)
+    assert compare_arrays(a[17:18], b[17:18]).kind == "different"
 
 
 def rounded(values: np.ndarray, bits: int) -> np.ndarray:
@@ -112,48 +86,27 @@ def test_the_kinds_in_between_and_beyond() -> None:
 
 
 def test_special_values() -> None:
-    a = np.array([1, np.nan, np.nan, 4, np.nan], np.float32)
-    b = np.array([1, np.nan, 3, np.nan, 5], np.float32)
+    a, b = (np.array([1, np.nan, value, 4], np.float32) for value in (np.nan, 3))
     found = compare_arrays(a, b)  # NaN equals NaN
-    assert (found.differing, found.nan_a, found.nan_b, found.kind) == (3, 2, 1, "different")
-    assert found.first is not None
-    assert (found.first.coordinates, found.first.a, found.first.b) == ([2], "nan", "3.0")
+    assert (found.differing, found.kind, found.first) == (1, "different", [2])
+    assert found.values == ["nan", "3.0"]
     assert compare_arrays(a, a).kind == "equal"
     # The digests of a trace see zeros of the other sign, so a difference must be shown.
     found = compare_arrays(np.array([1.0, 0.0]), np.array([1.0, -0.0]))
-    assert (found.kind, found.differing, found.only_bits) == ("bits only", 0, 1)
-    payload = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
-    assert compare_arrays(payload[:1], payload[1:]).kind == "bits only"
+    assert (found.kind, found.differing, found.max_ulp) == ("bits only", 1, 0)
     for x, y in [(np.inf, 1.0), (np.inf, -np.inf), (1.0, -np.inf)]:
         found = compare_arrays(np.array([x, 2.0], np.float32), np.array([y, 2.0], np.float32))
         assert (found.kind, found.differing, found.max_scaled) == ("different", 1, None)
         json.dumps(asdict(found), allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "by"),
-    [
-        (np.array([3, -2, 7]), np.array([3, 5, 7]), 7),
-        (np.array([-(2**63)]), np.array([2**63 - 1]), 2**64 - 1),
-        (np.array([0], np.uint64), np.array([2**64 - 1], np.uint64), 2**64 - 1),
-        (np.array([True, False]), np.array([True, True]), 1),
-    ],
-)
-def test_integers_and_truth_values_are_equal_or_different(a: np.ndarray, b: np.ndarray, by: int) -> None:
-    found = compare_arrays(a, b)
-    assert (found.kind, found.differing, found.max_difference) == ("different", 1, by)
-    assert found.max_ulp is None
-    assert found.first is not None
-    assert (found.first.a, found.first.b) == tuple(str(x[found.first.index]) for x in (a, b))
-    assert compare_arrays(a, a.copy()).kind == "equal"
-
-
-def test_other_shapes_and_types_are_different_without_a_look_at_elements() -> None:
-    a = np.zeros((2, 3), np.float32)
-    for b in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((2, 3), np.int32)):
-        found = compare_arrays(a, b)
-        shown = (found.kind, found.first, found.shape_b, found.dtype_b)
-        assert shown == ("different", None, list(b.shape), str(b.dtype))
-    with pytest.raises(TypeError, match="complex128"):
-        compare_arrays(np.zeros(1, complex), np.zeros(1, complex))
+def test_integers_truth_values_and_other_shapes_are_equal_or_different() -> None:
+    for a, b in [([3, -2], [3, 5]), ([-(2**63)], [2**63 - 1]), ([True, False], [True, True])]:
+        found = compare_arrays(np.array(a), np.array(b))
+        assert (found.kind, found.differing, found.max_ulp) == ("different", 1, None)
+        assert found.values == [str(a[-1]), str(b[-1])]
+        assert compare_arrays(np.array(a), np.array(a)).kind == "equal"
+    zeros = np.zeros((2, 3), np.float32)
+    for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((2, 3), np.int32)):
+        assert (compare_arrays(zeros, other).kind, compare_arrays(zeros, other).first) == ("different", None)
     assert compare_arrays(np.zeros((0, 3)), np.zeros((0, 3))).kind == "equal"

@@ -13,21 +13,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, alive, git, program, run_train
+from conftest import SHRUNK, alive, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun import zoom
 from rltemplate.rerun.operations import ARGUMENTS, COMPUTED, UNSEEN
-from rltemplate.rerun.recorded_code import find_code
 from rltemplate.rerun.ulp import LAST_BITS
 from rltemplate.rerun.zoom import zoom_in
-from rltemplate.rerun.zoom_report import Rerun, Zoom, report
+from rltemplate.rerun.zoom_report import Zoom, report
+from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
@@ -125,8 +127,8 @@ def commit_of(run_dir: Path) -> str:
 # --- What is found ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: Path) -> None:
-    """Both traces have every step, so one pass from the checkpoint before suffices."""
     a, b = runs.plain, runs.flipped
     process = runs.command(tmp_path, f"a={a}", f"b={b}", "zoom=true", "keep=kept", "--json")
     output, said = process.communicate()
@@ -134,22 +136,18 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     document = json.loads(output)
     found = document["zoom"]
     assert document["verdict"] == "diverged"
-    assert found["a"] == {"run": "plain", "problem": None, "commit": None, "remark": None}
-    assert found["b"] == {"run": "flipped", "problem": None, "commit": commit_of(b), "remark": None}
+    assert [found["commit_a"], found["commit_b"]] == [commit_of(a), commit_of(b)]
     assert (found["iteration"], found["event"], found["index"]) == (2, "policy_step", 3)
-    assert (found["first"], found["from_env_steps"], found["code"]) == ("action", 64, [TRACE])
+    assert (found["first"], found["from_env_steps"]) == ("action", 64)
     items = {item["name"]: item["difference"] for item in found["items"]}
     assert [items[name]["kind"] for name in ("draw/action", "normalized_obs", "policy")] == ["equal"] * 3
     action = items["action"]
     assert (action["kind"], action["differing"], action["max_ulp"], action["size"]) == (LAST_BITS, 1, 1, 2)
-    bits = [int(action["first"][side], 16) for side in ("bits_a", "bits_b")]
-    values = [np.float32(float.fromhex(action["first"][side])) for side in ("hex_a", "hex_b")]
-    assert bits == [int(value.view(np.uint32)) for value in values]
+    bits = [int(np.float32(float.fromhex(digits)).view(np.uint32)) for digits in action["hexes"]]
     assert bits[0] ^ bits[1] == 1
     # What was asked for is kept, the progress is told, and nothing else is left.
-    assert np.load(tmp_path / "kept" / "b" / "tensors.npz")["3"].shape == (2, 1)
-    own = f" again with its own code, commit {commit_of(b)[:12]},"
-    assert [line.split(" from ")[0] for line in said.splitlines()] == ["zoom: a again", f"zoom: b{own}"]
+    assert np.load(tmp_path / "kept" / "event" / "b" / "tensors.npz")["3"].shape == (2, 1)
+    assert f"zoom: b again with commit {commit_of(b)[:12]} from step 64, for its steps" in said
     runs.assert_tidy(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "tmp"]
     assert git(runs.project, "status", "--porcelain") == ""
@@ -161,17 +159,10 @@ def test_lines_of_whole_iterations_lead_to_the_same_place_from_anywhere(runs: Ru
     b = runs.with_other_code("lines-flipped", TRACE, lambda text: text.replace(SEEN, SEEN + FLIP))
     found = runs.zoom(a, b)
     assert (found.iteration, found.event, found.index, found.first) == (2, "policy_step", 3, "action")
-    assert (found.from_env_steps, found.a.problem, found.b.problem) == (64, None, None)
     from_start = runs.zoom(a, b, from_start=True)
-    assert (from_start.from_env_steps, from_start.items) == (None, found.items)
+    assert (found.from_env_steps, from_start.from_env_steps, from_start.items) == (64, None, found.items)
     text = report(found)
-    assert text.startswith(
-        "zoom: iteration 2, policy_step 3: action, 1 of 2 elements (50 %), last bits, 1 ULP"
-    )
-    first = next(item for item in found.items if item.name == "action").difference
-    assert first is not None
-    assert first.first is not None
-    assert {first.first.hex_a, first.first.bits_b} <= set(text.split())
+    assert text.startswith("zoom: iteration 2, policy_step 3: action, 1 of 2 elements (50 %), last bits")
     assert "both runs were run again from the checkpoint after 64 environment steps" in text
 
 
@@ -217,7 +208,7 @@ def test_lines_that_differ_are_named_in_both_codes(runs: Runs, tmp_path: Path) -
         "broken", PPO, lambda text: "# moved\n" + text.replace(GOOD, BROKEN), "trace=step"
     )
     found = runs.zoom(good, broken)
-    assert (found.event, found.first, found.code) == ("targets", "advantage", [PPO])
+    assert (found.event, found.first) == ("targets", "advantage")
     assert found.finding is not None
     assert found.finding.kind == "other code"
     operation = found.finding.operation
@@ -225,7 +216,6 @@ def test_lines_that_differ_are_named_in_both_codes(runs: Runs, tmp_path: Path) -
     number = (runs.project / PPO).read_text().splitlines().index(f"    {GOOD}  # (T, N)") + 1
     assert operation.source[0].startswith(f"{PPO}:{number} in compute_gae: {GOOD}")
     assert operation.source_b[0].startswith(f"{PPO}:{number + 1} in compute_gae: {BROKEN}")
-    assert found.code_shown_by == f"make diff a={good} b={broken} code=full"
 
 
 # --- Runs that do not repeat, and what is gone -----------------------------------------------------------
@@ -247,28 +237,21 @@ def edit_digest(run_dir: Path, item: str) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_does_not_repeat_is_said_to_and_the_other_one_shown(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> None:
     a, b = runs.make("lines"), copy_of(runs.make("lines"), tmp_path)
     edit_digest(b, "reward")
-    found = runs.zoom(a, b)
-    assert found.a == Rerun("lines")
-    assert found.b == Rerun("copy", "it first differs from its own record in iteration 1, reward")
-    assert (found.iteration, found.event, found.first, found.finding) == (1, "iteration", "reward", None)
-    assert [(item.name, item.shape, len(item.values)) for item in found.items] == [("reward", [16, 2], 6)]
-    text = " ".join(report(found).split())
-    assert "b cannot be run again here: it first differs from its own record in iteration 1, reward" in text
-    assert "so these are the values of a alone" in text
-    # Neither of them, and without their code: there is nothing to show.
-    other = copy_of(a, tmp_path / "other")
-    edit_digest(other, "action")
+    said = "b: cannot be run again here: it first differs from its own record in iteration 1, reward"
     with pytest.raises(ConfigError) as error:
-        zoom_in(compare_runs(other, b), project=ROOT)
-    first, second, advice = str(error.value).splitlines()
-    assert first.startswith("neither run can be run again here: a: it first differs from its own record")
-    assert second.startswith("b: it first differs from its own record in iteration 1, reward; its code, ")
-    assert "is not in this repository; `git fetch origin 'refs/runs/copy:refs/runs/copy'` brings" in second
-    assert second.endswith("so the present code was run")
-    assert advice.startswith(f"instead: make diff a={other} b={b} code=full shows what was changed")
+        runs.zoom(a, b)
+    first, advice = str(error.value).splitlines()
+    assert first == said
+    assert advice.startswith(f"instead: make diff a={a} b={b} code=full shows what was changed")
+    # In a repository without its code.
+    git(tmp_path, "init", "-q", "other")
+    with pytest.raises(ConfigError) as error:
+        zoom_in(compare_runs(b, a), project=tmp_path / "other")
+    assert "is not in this repository; `git fetch origin 'refs/runs/" in str(error.value)
+    assert "so the present code was run" in str(error.value)
 
 
 def test_checkpoints_that_are_gone_or_damaged_are_named(runs: Runs, tmp_path: Path) -> None:
@@ -278,8 +261,8 @@ def test_checkpoints_that_are_gone_or_damaged_are_named(runs: Runs, tmp_path: Pa
         runs.zoom(runs.plain, gone)
     # One that has been removed in the course of the run is no mistake.
     (gone / "checkpoints").mkdir()
-    (start,) = {zoom._common_start([zoom._Side("a", path, ROOT) for path in (gone, runs.plain)], 64)}
-    assert start is None
+    sides = [zoom._Side("a", path, RunRecord.read(path)) for path in (gone, runs.plain)]
+    assert zoom._common_start(sides, 64) is None
     damaged = copy_of(runs.plain, tmp_path / "damaged")
     (path,) = (damaged / "checkpoints").glob("step_64.pt")
     path.write_bytes(path.read_bytes()[:-100])
@@ -287,49 +270,27 @@ def test_checkpoints_that_are_gone_or_damaged_are_named(runs: Runs, tmp_path: Pa
         runs.zoom(damaged, runs.flipped)
 
 
-def test_code_that_cannot_be_run_is_named_with_what_to_do(fork: Path, tmp_path: Path) -> None:
+def test_code_of_another_version_is_named(runs: Runs, fork: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     git(fork, "clone", "-q", str(fork), str(project))
     replay = project / "rltemplate" / "rerun" / "replay.py"
-    source = replay.read_text()
-    number = re.search(r"(?m)^FORM = (\d+)$", source)
-    assert number is not None
+    replay.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", replay.read_text()))
+    git(project, "commit", "-qam", "another form")
 
-    def commit(text: str | None) -> dict[str, Any]:
-        """The facts of a run whose code has this text there."""
-        replay.unlink(missing_ok=True)
-        if text is not None:
-            replay.write_text(text)
-        git(project, "add", "-A")
-        git(project, "commit", "-q", "--allow-empty", "-m", "code")
-        return {"commit": git(project, "rev-parse", "HEAD").strip(), "tree": None, "dirty": True}
+    def taken(**facts: Any) -> tuple[str | None, str | None]:
+        record = RunRecord(id="it", status="finished", git=GitRecord(**facts))
+        side = zoom._Side("a", runs.plain, record)
+        with ExitStack() as stack:
+            zoom._take_code(side, project, stack)
+        return side.commit, side.stands_in
 
-    def found(facts: dict[str, Any]) -> tuple[str | None, str | None]:
-        return find_code(project, "it", facts)
-
-    other, none = commit(source.replace(number[0], "FORM = 7")), commit(None)
-    unnumbered, same = commit("def ("), commit(source)
-    (project / "docs").mkdir()
-    (project / "docs" / "more.md").write_text("# More")
-    assert found(same) == (None, None)  # the present code: documents cannot change what is computed
-    (project / "rltemplate" / "rng.py").write_text("CHANGED = 1")
-    assert found(same) == (same["commit"], None)
-    file = "rltemplate/rerun/replay.py"
-    for facts, says in [
-        (other, f"speaks form 7 of the requests to {file}, and this one {number[1]}"),
-        (none, f"has no {file}, which runs a part of it again"),
-        (unnumbered, f"speaks an older form of the requests to {file}, and this one {number[1]}"),
-        (
-            {"commit": "d" * 40},
-            "is not in this repository; `git fetch origin 'refs/runs/it:refs/runs/it'` brings it from the "
-            "remote that it was pushed to",
-        ),
-    ]:
-        assert found(facts) == (None, f"its code, commit {facts['commit'][:12]}, {says}")
-    assert found({"commit": None, "problem": "no git"}) == (None, "its code was not recorded: no git")
+    head = git(project, "rev-parse", "HEAD").strip()
+    said = f"its code, commit {head[:12]}, is of another version and cannot be zoomed in on"
+    assert taken(commit=head) == (None, said)
+    assert taken(problem="no git") == (None, "its code was not recorded: no git")
     # A copy from another clone: that was made from a commit as it is, which is here.
-    copied = {"commit": "d" * 40, "base_commit": same["commit"], "dirty": False}
-    assert found(copied) == (same["commit"], None)
+    before = git(project, "rev-parse", "HEAD~1").strip()
+    assert taken(commit="d" * 40, base_commit=before, dirty=False) == (before, None)
 
 
 # --- What is asked for -----------------------------------------------------------------------------------
@@ -347,22 +308,24 @@ def test_what_is_kept_overwrites_nothing(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty; expected a new folder"):
         runs.zoom(runs.plain, runs.flipped, keep=tmp_path)
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="is a file"):
         runs.zoom(runs.plain, runs.flipped, keep=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_a_signal_ends_what_was_run_again_and_leaves_nothing(runs: Runs, tmp_path: Path) -> None:
     process = runs.command(tmp_path, f"a={runs.flipped}", f"b={runs.plain}", "zoom=true")
     until = time.monotonic() + 60
-    while not list(tmp_path.glob("tmp/zoom-*/a/output.txt")) and time.monotonic() < until:
+    while not list(tmp_path.glob("tmp/zoom-*/steps/a/output.txt")) and time.monotonic() < until:
         time.sleep(0.01)
     assert (runs.project / ".git" / "worktrees").exists()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     pids = children.read_text().split() if children.exists() else []
     process.send_signal(signal.SIGTERM)
     output, said = process.communicate(timeout=60)
-    assert (process.returncode, output) == (128 + signal.SIGTERM, "")
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "zoom:" not in output
     assert said.splitlines()[-1].startswith("interrupted")
     runs.assert_tidy(tmp_path)
     assert not any(alive(pid) for pid in pids)
