@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.differences import ABSENT, VERSIONS, Difference, differing
+from rltemplate.analysis.differences import ABSENT, VERSIONS, Difference
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import influences, is_influential
@@ -146,11 +146,12 @@ def check_versions(code: Code, record: RunRecord, install: bool) -> list[str]:
         now = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
     elif _minor(str(record.machine.get("python"))) != _minor(machine["python"]):
         changed.append(f"Python {record.machine.get('python')} -> {machine['python']}")
-    for name, was, here in differing(record.versions, now):
-        if was == ABSENT or not package_matters(name):
+    for name, was in record.versions.items():
+        here = now.get(name, ABSENT)
+        if was == here or not package_matters(name):
             continue
         # A build for other processors or another CUDA: its numbers may differ, its name need not.
-        build = str(was).partition("+")[0] == str(here).partition("+")[0]
+        build = was.partition("+")[0] == here.partition("+")[0]
         matters = Difference(VERSIONS, name, was, here).affects_results and not build
         (changed if matters else notes).append(f"{name} {was} -> {here}")
     if changed and install:
