@@ -22,7 +22,6 @@ _WITHOUT: dict[Level, dict[str, Any]] = {
     Level.profile: {
         "determinism.products": "plain",
         "determinism.cpu_capability": None,
-        "determinism.onednn_isa": None,
         "determinism.blas_kernels": None,
         "determinism.numpy_without": None,
     },
