@@ -225,7 +225,7 @@ def _look(work: _Work, result: Zoom, other_code: bool) -> None:
     result.first = next((item.name for item in result.items if item.difference.kind != ulp.EQUAL), None)
     if result.first is None:
         result.notes.append("No tensor that both runs have there differs.")
-    elif at.event in ("init", "start"):
+    elif at.event == "start":
         result.finding = Finding(kind=BETWEEN if at.iteration > 0 else UNSEEN)
     else:
         logs, logged_from = [each.operations for each in kept], place_name(*(since or place))
@@ -286,15 +286,10 @@ class _Kept:
     def __init__(self, folder: Path) -> None:
         with (folder / OPERATIONS).open() as lines:
             self.operations = [LoggedOperation(**json.loads(line)) for line in lines]
-        self._before: dict[str, int] = {}
-        self.tensors: dict[str, np.ndarray] = {}
+        items = json.loads((folder / ITEMS).read_text())
+        self._before = {each["item"]: int(each["after_operations"]) for each in items}
         with np.load(folder / TENSORS) as arrays:
-            for i, entry in enumerate(json.loads((folder / ITEMS).read_text())):
-                name, number = entry["item"], 2
-                while name in self.tensors:  # as in traces
-                    name, number = f"{entry['item']}#{number}", number + 1
-                self.tensors[name] = arrays[str(i)]
-                self._before[name] = entry["after_operations"]
+            self.tensors = {name: arrays[str(i)] for i, name in enumerate(self._before)}
 
     def after_operations(self, item: str) -> int:
         """The number of operations that had been carried out when the item was there."""

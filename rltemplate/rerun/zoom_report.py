@@ -63,7 +63,7 @@ def place_name(event: str, index: int) -> str:
     """An event of an iteration, for people."""
     if event == RESULTS:
         return "its end"
-    return f"{event} {index:,}" if index or event in ("step", "update", "epoch") else event
+    return f"{event} {index:,}" if index or event in ("policy_step", "step", "update") else event
 
 
 def report(zoom: Zoom) -> str:
