@@ -25,8 +25,8 @@ def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtyp
     assert set(ulp_distance(values, np.nextafter(values, dtype(np.inf))).tolist()) == {1}
     a, b = rng.permutation(values), rng.permutation(values)
 
-    def place(value: Any) -> int:
-        word: int = np.array([value], dtype).view(f"u{bits // 8}")[0].item()
+    def place(value: Any) -> Any:
+        word: int = int(np.array([value], dtype).view(f"u{bits // 8}")[0])
         sign, magnitude = word >> (bits - 1), word & ~(1 << (bits - 1))
         return -magnitude if sign else magnitude
 
@@ -101,7 +101,9 @@ def test_special_values() -> None:
 
 
 def test_integers_truth_values_and_other_shapes_are_equal_or_different() -> None:
-    for a, b in [([3, -2], [3, 5]), ([-(2**63)], [2**63 - 1]), ([True, False], [True, True])]:
+    pairs: list[tuple[list[int], list[int]]]
+    pairs = [([3, -2], [3, 5]), ([-(2**63)], [2**63 - 1]), ([True, False], [True, True])]
+    for a, b in pairs:
         found = compare_arrays(np.array(a), np.array(b))
         assert (found.kind, found.differing, found.max_ulp) == ("different", 1, None)
         assert found.values == [str(a[-1]), str(b[-1])]
