@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.advice import look_at
-from rltemplate.analysis.differences import SECTIONS, Difference, changed_files, differences, listed
+from rltemplate.analysis.differences import (
+    CODE,
+    CONFIGURATION,
+    SECTIONS,
+    Difference,
+    changed_files,
+    differences,
+    listed,
+)
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, check_comparable, first_difference, open_trace
+from rltemplate.config.command_args import few
 from rltemplate.run.paths import TRACE
 
 IDENTICAL: Literal["identical"] = "identical"
 DIVERGED: Literal["diverged"] = "diverged"
 SHORTER: Literal["shorter"] = "shorter"
+_LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,10 @@ class Side:
     status: str
     iterations: int
     env_steps: int
+
+    def __str__(self) -> str:
+        plural = "" if self.iterations == 1 else "s"
+        return f"{self.iterations:,} iteration{plural} ({self.env_steps:,} environment steps)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     advice: list[str] = []
     if divergence is not None or trace_a.lines != trace_b.lines:
         verdict = SHORTER if divergence is None else DIVERGED
-        advice = list(look_at(divergence, trace_a, found, diff_command(str(a), str(b))))
+        advice = list(_look_at(divergence, trace_a.detail, found, diff_command(str(a), str(b))))
     sides = _side(runs[0], trace_a), _side(runs[1], trace_b)
     return Comparison(verdict, *sides, trace_a.detail, divergence, advice, found)
 
@@ -72,8 +85,6 @@ def _why_no_trace(run: Run) -> str:
     detail = run.config.get("trace")
     if detail == "off":
         return "the run was made with trace=off, make it again with trace=iteration or trace=step"
-    if detail is None:
-        return "make the run again with trace=iteration or trace=step"
     return f"it was made with trace={detail}, so the file was removed or the run ended before it began"
 
 
@@ -88,17 +99,34 @@ def _name(folder: Path) -> str:
     return shlex.quote(folder.name if usual else str(folder))
 
 
-# --- The report ------------------------------------------------------------------------------------------
+def _look_at(
+    at: Divergence | None, detail: str, found: Sequence[Difference], show_code: str
+) -> Iterator[str]:
+    """Lines of advice: known changes, then hints at the divergence `at`, which a shorter trace lacks."""
+    counted: dict[str, list[Difference]] = {}
+    for one in found:
+        if one.affects_results:
+            counted.setdefault(one.section, []).append(one)
+    code = counted.pop(CODE, [])
+    if any("(not recorded)" in (one.a, one.b) for one in code):
+        yield "The code of a or b was not recorded, so it may differ."
+    elif code:
+        yield f"The code differs: {show_code} shows what was changed."
+    if keys := counted.pop(CONFIGURATION, []):
+        yield f"The configuration differs in {few([one.key for one in keys])}."
+    if counted:
+        yield f"{' and '.join(counted)} differ as well, as listed below.".capitalize()
+    if at is None:
+        return
+    if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
+        yield (
+            "Inside one iteration the first of the list need not be the first in time; trace=step tells which "
+            "it was."
+        )
+    yield "zoom=true names the operation that made the difference; docs/determinism.md lists causes by item."
 
-_WIDTH = 110
-_NO_BREAK = "\u00a0"
-_LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
-_EVENTS = {
-    "reset": "first reset",
-    "start": "at its start",
-    "end": "at its end",
-}
-_COUNTED = ("policy_step", "step", "update")  # events of which an iteration has many
+
+# --- The report ------------------------------------------------------------------------------------------
 
 
 def headline(comparison: Comparison) -> str:
@@ -107,25 +135,21 @@ def headline(comparison: Comparison) -> str:
     if at is not None:
         return f"diverged {_place(at, comparison.detail)}: {_item(at)}"
     if comparison.verdict == SHORTER:
-        return f"shorter: equal as far as both go; a ends after {_reach(a)}, b after {_reach(b)}"
-    return f"identical: {_reach(a)}"
-
-
-def _reach(side: Side) -> str:
-    plural = "" if side.iterations == 1 else "s"
-    return f"{side.iterations:,} iteration{plural} ({side.env_steps:,} environment steps)"
+        return f"shorter: equal as far as both go; a ends after {a}, b after {b}"
+    return f"identical: {a}"
 
 
 def _place(at: Divergence, detail: str) -> str:
     if at.event in traces.BEFORE_TRAINING:
-        return f"before the first iteration, {_EVENTS[at.event]}"
+        return f"before the first iteration, {at.event}"
     begin = at.env_steps_before + 1
     span = f"from {begin:,}" if at.env_steps_after is None else f"{begin:,} to {at.env_steps_after:,}"
     iteration = f"in iteration {at.iteration:,} (environment steps {span})"
     if at.event == traces.ITERATION:
         return iteration if detail != traces.STEP_DETAIL else f"{iteration}, at its end"
-    index = f" {at.index:,}" if at.index or (at.event in _COUNTED and at.index == 0) else ""
-    return f"{iteration}, {_EVENTS.get(at.event, at.event + index)}"
+    if at.event == "start":
+        return f"{iteration}, at its start"
+    return f"{iteration}, {at.event}{'' if at.index is None else f' {at.index:,}'}"
 
 
 def _item(at: Divergence) -> str:
@@ -140,38 +164,22 @@ def _item(at: Divergence) -> str:
 
 def report(comparison: Comparison) -> str:
     """The comparison for a terminal, the verdict first."""
+    at, found = comparison.divergence, comparison.differences
     lines = [headline(comparison), ""]
-    for name, side in (("a", comparison.a), ("b", comparison.b)):
-        lines.append(f"  {name}  {side.run_dir}  ({side.status}, {_reach(side)})")
-    at = comparison.divergence
+    lines += [
+        f"  {name}  {side.run_dir}  ({side.status}, {side})"
+        for name, side in (("a", comparison.a), ("b", comparison.b))
+    ]
     if at is not None:
         lines += ["", f"line {at.line:,} of {TRACE}, equal before it"]
         first = at.item if at.item in traces.NOT_FINGERPRINTS else f"{at.item}  a {at.a}  b {at.b}"
-        for title, names in (("equal", at.equal_before), ("first", [first]), ("also", at.further)):
-            lines += _wrapped(", ".join(names), f"  {title:7}") if names else []
+        named = (("equal", at.equal_before), ("first", [first]), ("also", at.further))
+        lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
     if comparison.look_at:
-        lines += ["", "look at"]
-        command = diff_command(comparison.a.run_dir, comparison.b.run_dir)
-        for i, text in enumerate(comparison.look_at, start=1):
-            lines += _wrapped(text, f"  {i}. ", command)
-    found = comparison.differences
+        lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
     if not found:
         return "\n".join([*lines, "", f"nothing else differs: {', '.join(SECTIONS)} are equal"])
     lines += ["", f"what else differs ({len(found)})"]
     for section in dict.fromkeys(one.section for one in found):
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
     return "\n".join(lines)
-
-
-def _wrapped(text: str, start: str, unbroken: str = "") -> list[str]:
-    """Lines of `text`; its part `unbroken`, a command to be copied, stays on one of them."""
-    text = text.replace(unbroken, unbroken.replace(" ", _NO_BREAK)) if unbroken else text
-    lines = textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * min(len(start), 40),
-        break_on_hyphens=False,
-        break_long_words=not unbroken,
-    )
-    return [line.replace(_NO_BREAK, " ") for line in lines]

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from rltemplate.run.paths import TRACE
 from rltemplate.run.state import END, START
 from rltemplate.types import ConfigError
 
-FORMAT = "rltemplate-trace"
-VERSION = 1
+FORMAT, VERSION = "rltemplate-trace", 1
 DIGITS = 16  # hexadecimal digits of one fingerprint
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one
@@ -36,8 +34,6 @@ OTHER_CHAIN = "chain"  # the digest of everything before, though everything befo
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
 _ITERATION_LINE, _ITEMS_LINE = b'["iteration",', b'["items",'
-_HEX = re.compile("[0-9a-f]*")
-_DEVICES = {"xxh3_64": "the CPU", "xxh3_64_cuda": "CUDA", "keyed_sum_64": "CUDA"}  # by kind of digest
 
 
 class Reach(NamedTuple):
@@ -52,9 +48,9 @@ class Divergence:
     """The first difference between two traces.
 
     `line` counts from 1, `iteration` from 0. `env_steps_after` is None if neither trace completes the
-    iteration. `index` is the number of the "step" or "update" in the iteration, from 0; None for a line that
-    names items. `item` is the first to differ, by name or one of NOT_FINGERPRINTS. `further` items of the
-    line differ too, the items in `equal_before` do not. `a` and `b` are the fingerprints, or descriptions.
+    iteration. `index` is the number of the event in the iteration, from 0; None for a line that names items.
+    `item` is the first to differ, by name or one of NOT_FINGERPRINTS. `further` items of the line differ too,
+    the items in `equal_before` do not. `a` and `b` are the fingerprints, or descriptions.
     """
 
     line: int
@@ -82,33 +78,21 @@ class Trace:
     lines: int
     reach: Reach
 
-    def damaged(self, number: int, why: str) -> NoReturn:
-        """Raise ConfigError about the line with this number."""
-        raise ConfigError(f"{self.run}: line {number} of {TRACE} is damaged: {why}")
-
 
 @dataclass(frozen=True, slots=True)
-class _Items:
-    """A line that names the items of an event."""
+class _Line:
+    """A parsed line: names of items or their fingerprints, with `env_steps` at the end of an iteration."""
 
     event: str
-    names: list[str]
-
-    def __str__(self) -> str:
-        return f"a list of the items of {self.event}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """A line with fingerprints; `env_steps` and `chain` only at the end of an iteration."""
-
-    event: str
-    index: int
-    digits: str
+    index: int | None = None
+    digits: str = ""
+    names: tuple[str, ...] = ()
     env_steps: int | None = None
     chain: str = ""
 
     def __str__(self) -> str:
+        if self.index is None:
+            return f"a list of the items of {self.event}"
         return (
             f"the end of iteration {self.index}" if self.event == ITERATION else f"{self.event} {self.index}"
         )
@@ -120,72 +104,51 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
     Raises ConfigError in one line if it is missing (the message ends with `when_missing`) or incomplete.
     """
     run, path = run_dir.name, run_dir / TRACE
+    ended = line = b""
+    number = 1
     try:
         with path.open("rb") as file:
-            return _read(run, path, file)
+            header = _header(file.readline())
+            for number, line in enumerate(file, start=2):  # noqa: B007
+                if line.startswith(_ITERATION_LINE) and line.endswith(b"\n"):
+                    ended = line
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
     except OSError as error:
         raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
-
-
-def _read(run: str, path: Path, file: BinaryIO) -> Trace:
-    first = file.readline()
-    if not first:
-        raise ConfigError(f"{run}: {TRACE} is empty; the run was cut off")
-    if not first.endswith(b"\n") and first.startswith(b'{"format"'):
-        raise ConfigError(f"{run}: {TRACE} breaks off in its first line; the run was cut off")
-    try:
-        header = json.loads(first)
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ConfigError(f"{run}: {TRACE} is no trace; its first line is not the header of one")
-    if header.get("version") != VERSION:
+    if header.get("format") != FORMAT or header.get("version") != VERSION:
+        raise ConfigError(f"{run}: {TRACE} does not begin as a trace of this version does")
+    reach = _reach(ended)
+    if line and not (line.endswith(b"\n") and _parse(line)):
         raise ConfigError(
-            f"{run}: {TRACE} has format version {header.get('version')!r}, "
-            f"but this code reads version {VERSION}"
-        )
-    ended = line = b""
-    number = 1
-    for line in file:
-        number += 1
-        if line.startswith(_ITERATION_LINE):
-            ended, before = line, ended
-    whole = not line or (line.endswith(b"\n") and _parse(line) is not None)
-    reach = _reach(ended if whole or ended is not line else before)
-    if not whole:
-        after = (
-            f"after iteration {reach.iterations - 1}" if reach.iterations else "before the end of iteration 0"
-        )
-        raise ConfigError(
-            f"{run}: {TRACE} breaks off in the middle of a line {after}; "
-            "the run was cut off, or is still writing"
+            f"{run}: {TRACE} breaks off after {reach.iterations} iterations; was the run cut off?"
         )
     detail, digest, algo = (str(header.get(key)) for key in ("detail", "digest", "algo"))
     return Trace(run, path, detail, digest, algo, number, reach)
 
 
+def _header(line: bytes) -> Mapping[str, object]:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
 def _reach(line: bytes) -> Reach:
     """Reach of a trace whose last complete iteration ends with this line; an empty line means none."""
     ended = _parse(line)
-    if not isinstance(ended, _Event) or ended.env_steps is None:
+    if ended is None or ended.index is None or ended.env_steps is None:
         return Reach(0, 0)
     return Reach(ended.index + 1, ended.env_steps)
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
     """Raise ConfigError, in one line, unless equal runs would have written equal traces."""
-    devices = [_DEVICES.get(trace.digest, "another device") for trace in (a, b)]
-    if a.algo != b.algo:
-        raise ConfigError(f"other algorithms: {a.run} ran {a.algo}, {b.run} {b.algo}")
-    if a.detail != b.detail:
-        raise ConfigError(
-            f"other details: {a.run} was traced with trace={a.detail}, {b.run} with trace={b.detail}; "
-            "make one of them again with the detail of the other"
-        )
-    if a.digest != b.digest:
-        raise ConfigError(f"other devices: {a.run} ran on {devices[0]}, {b.run} on {devices[1]}")
+    for what in ("algo", "detail", "digest"):
+        one, other = getattr(a, what), getattr(b, what)
+        if one != other:
+            raise ConfigError(f"other {what}: the trace of {a.run} has {what} {one}, that of {b.run} {other}")
 
 
 def first_difference(a: Trace, b: Trace) -> Divergence | None:
@@ -193,7 +156,7 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
 
     Raises ConfigError if a line at the difference is damaged.
     """
-    names: dict[str, list[str]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     ended = b""
     with a.path.open("rb") as lines_a, b.path.open("rb") as lines_b:
         next(lines_a)
@@ -205,42 +168,44 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
                 ended = line_a
             elif line_a.startswith(_ITEMS_LINE):
                 items = _parsed(a, number, line_a)
-                names[items.event] = items.names if isinstance(items, _Items) else []
+                names[items.event] = items.names
         else:
             return None
         rest = itertools.chain([line_a], lines_a), itertools.chain([line_b], lines_b)
         env_steps_after = next((end for lines in rest if (end := _next_env_steps(lines)) is not None), None)
-    in_a, in_b = _parsed(a, number, line_a), _parsed(b, number, line_b)
+    one, other = _parsed(a, number, line_a), _parsed(b, number, line_b)
     before = _reach(ended)
-    divergence = Divergence(
+    found = Divergence(
         line=number,
         iteration=before.iterations,
         env_steps_before=before.env_steps,
         env_steps_after=env_steps_after,
-        event=in_a.event,
-        index=in_a.index if isinstance(in_a, _Event) else None,
+        event=one.event,
+        index=one.index,
         item=OTHER_EVENT,
         further=[],
         equal_before=[],
-        a=str(in_a),
-        b=str(in_b),
+        a=str(one),
+        b=str(other),
     )
-    if in_a.event != in_b.event:
-        return divergence
-    if isinstance(in_a, _Items) or isinstance(in_b, _Items):
-        listed = [one.names if isinstance(one, _Items) else names.get(one.event, []) for one in (in_a, in_b)]
-        only = [", ".join(name for name in one if name not in other) for one, other in (listed, listed[::-1])]
-        only_a, only_b = (text or "nothing that the other lacks" for text in only)
-        return replace(divergence, item=OTHER_ITEMS, a=only_a, b=only_b)
-    if in_a.index != in_b.index:
-        return divergence
-    values_a, values_b = _values(a, number, in_a, names), _values(b, number, in_b, names)
+    if one.event != other.event:
+        return found
+    if one.names or other.names:
+        known = [line.names or names.get(line.event, ()) for line in (one, other)]
+        only_a, only_b = (
+            ", ".join(name for name in mine if name not in theirs) or "nothing that the other lacks"
+            for mine, theirs in (known, known[::-1])
+        )
+        return replace(found, item=OTHER_ITEMS, a=only_a, b=only_b)
+    if one.index != other.index:
+        return found
+    values_a, values_b = _values(a, number, one, names), _values(b, number, other, names)
     differing = [name for name in values_a if values_a[name] != values_b[name]]
-    if not differing:
-        a.damaged(number, f"it has the values of {b.run} in another spelling")
+    if not differing:  # the same values in another spelling
+        _damaged(a, number)
     item = differing[0]
     return replace(
-        divergence,
+        found,
         item=item,
         further=_fingerprints(differing[1:]),
         equal_before=_fingerprints(itertools.takewhile(lambda name: name != item, values_a)),
@@ -258,37 +223,36 @@ def _fingerprints(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in NOT_FINGERPRINTS]
 
 
-def _values(trace: Trace, number: int, event: _Event, names: Mapping[str, list[str]]) -> dict[str, str]:
+def _values(trace: Trace, number: int, line: _Line, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Values of a line by item, in causal order."""
-    if event.event not in names:
-        trace.damaged(number, f"nothing before it names the items of {event.event}")
-    items, digits = names[event.event], event.digits
+    items, digits = names.get(line.event, ()), line.digits
     if len(digits) != DIGITS * len(items):
-        trace.damaged(number, f"{len(items)} items need {DIGITS * len(items)} digits")
+        _damaged(trace, number)
     values = {name: digits[i * DIGITS : (i + 1) * DIGITS] for i, name in enumerate(items)}
-    if event.env_steps is None:
+    if line.env_steps is None:
         return values
     start = {name: values.pop(name) for name in items if name.startswith(AT_START)}
-    return start | {OTHER_ENV_STEPS: f"{event.env_steps:,}"} | values | {OTHER_CHAIN: event.chain}
+    return start | {OTHER_ENV_STEPS: f"{line.env_steps:,}"} | values | {OTHER_CHAIN: line.chain}
 
 
-def _parsed(trace: Trace, number: int, line: bytes) -> _Items | _Event:
-    parsed = _parse(line)
-    if parsed is None:
-        trace.damaged(number, "it is no line of a trace")
-    return parsed
+def _parsed(trace: Trace, number: int, line: bytes) -> _Line:
+    return _parse(line) or _damaged(trace, number)
 
 
-def _parse(line: bytes) -> _Items | _Event | None:
+def _damaged(trace: Trace, number: int) -> NoReturn:
+    raise ConfigError(f"{trace.run}: line {number} of {TRACE} is damaged")
+
+
+def _parse(line: bytes) -> _Line | None:
     try:
         values = json.loads(line)
     except ValueError:
         return None
     match values:
-        case ["items", str(event), [*names]] if all(isinstance(name, str) for name in names):
-            return _Items(event, names)
-        case ["iteration", int(index), int(env_steps), str(digits), str(chain)] if _HEX.fullmatch(digits):
-            return _Event(ITERATION, index, digits, env_steps, chain)
-        case [str(event), int(index), str(digits)] if _HEX.fullmatch(digits) and event != ITERATION:
-            return _Event(event, index, digits)
+        case ["items", str(event), [*names]]:
+            return _Line(event, names=tuple(map(str, names)))
+        case ["iteration", int(index), int(env_steps), str(digits), str(chain)]:
+            return _Line(ITERATION, index, digits, env_steps=env_steps, chain=chain)
+        case [str(event), int(index), str(digits)] if event != ITERATION:
+            return _Line(event, index, digits)
     return None

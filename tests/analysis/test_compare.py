@@ -19,20 +19,19 @@ import pytest
 from conftest import ROOT, write_run
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.advice import LOOK_AT
 from rltemplate.analysis.compare import Comparison, compare_runs, headline, report
-from rltemplate.analysis.differences import ABSENT, Difference
+from rltemplate.analysis.differences import ABSENT
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
 STEP_ITEMS = [
-    *("draw/action", "normalized_obs", "policy", "action", "log_prob"),
-    *("reward", "terminated", "truncated", "next_obs", "obs"),
+    *("obs", "normalized_obs", "policy", "noise", "action", "log_prob"),
+    *("reward", "terminated", "truncated", "next_obs"),
 ]
-UPDATE_ITEMS = ["params", "mu", "nu", "metrics", "gradient"]
+UPDATE_ITEMS = ["loss", "gradient", "optimizer/mu", "optimizer/nu", "params"]
 TARGET_ITEMS = ["scaled_reward", "value", "advantage"]
-START_ITEMS = ["start/streams/action", "start/net/steps"]
-END_ITEMS = ["obs_norm", "return_norm", "end/net/steps"]
+START_ITEMS = ["start/streams/action", "start/adam/2"]
+END_ITEMS = ["obs_norm", "return_norm", "end/adam/2"]
 HEADER = {"format": "rltemplate-trace", "version": 1, "digest": "xxh3_64", "detail": "step", "algo": "ppo"}
 STEPS, UPDATES, ENV_STEPS = 4, 3, 8  # of one iteration
 
@@ -119,19 +118,13 @@ def _digits(text: str, number: int) -> str:
 RECORD: dict[str, Any] = {
     "git": {"tree": "1" * 40, "commit": "c" * 40, "base_commit": "b" * 40, "dirty": False},
     "determinism": {"level": "repeat", "settings": {"torch_num_threads": 1, "cpu_capability": "AVX512"}},
-    "versions": {"attrs": "1.0", "torch": "2.13.0", "numpy": "2.4.6"},
-    "machine": {
-        "cpu": "a processor",
-        "cpu_flags": ["avx2", "fma", "avx512f"],
-        "libc": "glibc 2.36",
-        "memory_bytes": 1,
-        "affinity": "0-3",
-        "gpus": [],
-    },
+    "versions": {"attrs": "1.0", "torch": "2.13.0"},
+    "machine": {"cpu": "a processor", "cpu_flags": ["avx2", "fma"], "libc": "glibc 2.36", "memory_bytes": 1},
     "environment": {"OMP_NUM_THREADS": "1"},
 }
 OTHER_CODE = {"git/tree": "2" * 40, "git/commit": "d" * 40, "git/base_commit": "e" * 40}
 MakeRun = Callable[..., Path]
+Compared = Callable[[Written, Written], Comparison]
 
 
 @pytest.fixture
@@ -155,12 +148,10 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
-def compared(make_run: MakeRun) -> Callable[[Written, Written], Comparison]:
+def compared(make_run: MakeRun) -> Compared:
     """Compare two traces of runs that are equal in everything else."""
     return lambda a, b: compare_runs(make_run("-a", a), make_run("-b", b))
 
-
-Compared = Callable[[Written, Written], Comparison]
 
 FIRST, SECOND = "in iteration 0 (environment steps 1 to 8)", "in iteration 1 (environment steps 9 to 16)"
 
@@ -174,42 +165,22 @@ def test_equal_traces_are_identical_whatever_their_headers_add(compared: Compare
     assert (result.a.iterations, result.b.env_steps, result.a.status) == (3, 3 * ENV_STEPS, "finished")
     text = report(result)
     assert text.startswith("identical: 3 iterations (24 environment steps)\n")
-    assert text.endswith(
-        "nothing else differs: code, configuration, versions, machine, settings, environment are equal"
-    )
+    assert text.endswith("nothing else differs: code, configuration, versions, machine, settings are equal")
 
 
 @pytest.mark.parametrize(
-    ("event", "item", "place", "advice"),
+    ("event", "item", "place"),
     [
-        ("reset 0", "obs", "before the first iteration, first reset: obs", "No action has been taken yet"),
-        ("start 0", "start/net/steps", f"{FIRST}, at its start: start/net/steps", "Nothing has been learned"),
-        ("start 0 1", "start/net/steps", f"{SECOND}, at its start: start/net/steps", "an evaluation"),
-        ("start 0 1", "start/streams/action", f"{SECOND}, at its start", "one draw more or less"),
-        ("step 2", "obs", f"{FIRST}, step 2: obs", "start of a new episode differs"),
-        ("step 2 1", "reward", f"{SECOND}, step 2: reward", "actions up to step 2 were equal"),
-        ("step 3", "action", f"{FIRST}, step 3: action", "exp, tanh"),
-        ("step 2", "draw/action", f"{FIRST}, step 2: draw/action", "fewer than 16 values"),
-        ("targets 0 1", "value", f"{SECOND}, targets: value", "value head"),
-        ("update 2 1", "gradient", f"{SECOND}, update 2: gradient", "num_threads"),
-        (
-            "update 2",
-            "nu",
-            f"{FIRST}, update 2: nu",
-            "traced items of update 1 were equal",
-        ),
-        ("iteration 1 1", "return_norm", f"{SECOND}, at its end: return_norm", "episode ends"),
-        (
-            "iteration 1 1",
-            "end/net/steps",
-            f"{SECOND}, at its end: end/net/steps",
-            "this was its last change",
-        ),
+        ("reset 0", "obs", "before the first iteration, reset: obs"),
+        ("start 0", "start/adam/2", f"{FIRST}, at its start: start/adam/2"),
+        ("start 0 1", "start/streams/action", f"{SECOND}, at its start: start/streams/action"),
+        ("step 2 1", "reward", f"{SECOND}, step 2: reward"),
+        ("targets 0 1", "value", f"{SECOND}, targets 0: value"),
+        ("update 2", "optimizer/nu", f"{FIRST}, update 2: optimizer/nu"),
+        ("iteration 1 1", "return_norm", f"{SECOND}, at its end: return_norm"),
     ],
 )
-def test_each_kind_of_event_is_found_named_and_explained(
-    compared: Compared, event: str, item: str, place: str, advice: str
-) -> None:
+def test_each_kind_of_event_is_found_and_named(compared: Compared, event: str, item: str, place: str) -> None:
     name, index, *in_iteration = event.split()
     number, iteration = int(index), int(in_iteration[0]) if in_iteration else 0
     changed = Written().change(name, number, item, iteration)
@@ -218,22 +189,19 @@ def test_each_kind_of_event_is_found_named_and_explained(
     assert at is not None
     assert (result.verdict, at.event, at.index, at.item, at.further) == ("diverged", name, number, item, [])
     assert (at.iteration, at.env_steps_before) == (iteration, iteration * ENV_STEPS)
-    assert (at.line, at.env_steps_after) == (
-        changed.find(name, number, iteration) + 2,
-        at.env_steps_before + 8,
-    )
-    assert headline(result).startswith(f"diverged {place}")
-    assert advice in " ".join(result.look_at)
+    assert at.line == changed.find(name, number, iteration) + 2
+    assert at.env_steps_after == at.env_steps_before + 8
+    assert headline(result) == f"diverged {place}"
 
 
 def test_the_items_of_the_line_are_told_apart_in_causal_order(compared: Compared) -> None:
     changed = Written()
-    for item in ("next_obs", "action", "reward"):
+    for item in ("next_obs", "noise", "reward"):
         changed.also("step", 2, item, iteration=1)
     at = compared(Written(), changed).divergence
     assert at is not None
-    assert (at.item, at.further) == ("action", ["reward", "next_obs"])
-    assert at.equal_before == ["draw/action", "normalized_obs", "policy"]
+    assert (at.item, at.further) == ("noise", ["reward", "next_obs"])
+    assert at.equal_before == ["obs", "normalized_obs", "policy"]
     assert at.a != at.b
     assert len(at.a) == 16
 
@@ -241,14 +209,12 @@ def test_the_items_of_the_line_are_told_apart_in_causal_order(compared: Compared
 def test_with_one_line_per_iteration_the_place_is_the_iteration(
     compared: Compared, make_run: MakeRun
 ) -> None:
-    changed = Written("iteration").also("iteration", 1, "reward").also("iteration", 1, "metrics")
+    changed = Written("iteration").also("iteration", 1, "reward").also("iteration", 1, "loss")
     result = compared(Written("iteration"), changed)
     assert result.divergence is not None
-    assert result.divergence.further == ["metrics"]
+    assert result.divergence.further == ["loss"]
     assert headline(result) == "diverged in iteration 1 (environment steps 9 to 16): reward"
     assert "trace=step" in result.look_at[0]
-    alone = make_run("-alone", Written("iteration").also("iteration", 1, "return_norm"))
-    assert "trace=step" not in " ".join(compare_runs(Path(result.a.run_dir), alone).look_at)
     longer = Written("iteration").also("iteration", 2, "obs")
     longer.lines[longer.find("iteration", 2)][2] = 30
     at = compare_runs(Path(result.a.run_dir), make_run("-longer", longer)).divergence
@@ -271,37 +237,12 @@ def test_a_trace_that_ends_earlier_is_no_divergence_unless_it_differs_before(mak
 def test_another_event_or_other_items_in_the_same_place(compared: Compared, make_run: MakeRun) -> None:
     result = compared(Written(), Written().without("update", 2, iteration=1))
     assert headline(result).endswith("update 2: a goes on with update 2, b with the end of iteration 1")
-    assert "target_kl" in result.look_at[0]
     changed = Written()
-    changed.lines[0][2] = ["last_obs"]
+    changed.lines[0][2] = ["pixels"]
     result = compare_runs(Path(result.a.run_dir), make_run("-items", changed))
     assert result.divergence is not None
     assert (result.divergence.event, result.divergence.index) == ("reset", None)
-    assert headline(result).endswith("only in a: obs; only in b: last_obs")
-
-
-@pytest.mark.parametrize(
-    ("item", "advice"),
-    [
-        *((item, item) for item in ("draw/replay", "draw/update")),
-        *(
-            ("critic/td_target", "td_target"),
-            ("critic/gradient", "gradient"),
-            ("draw/update#2", "draw/update"),
-        ),
-        *(("critic/mu", "mu"), ("alpha/params", "alpha")),
-    ],
-)
-def test_advice_follows_the_parts_of_a_name(compared: Compared, item: str, advice: str) -> None:
-    one, other = (Written(iterations=0, algo="sac").event("update", 0, ["first", item]) for _ in "ab")
-    assert compared(one, other.also("update", 0, item)).look_at == [LOOK_AT[advice]]
-
-
-def test_an_unknown_item_is_reported_all_the_same(compared: Compared) -> None:
-    one, other = (Written(iterations=0).event("dream", 0, ["vision", "sound"]) for _ in "ab")
-    result = compared(one, other.also("dream", 0, "sound"))
-    assert headline(result) == "diverged in iteration 0 (environment steps from 1), dream: sound"
-    assert "no advice" in result.look_at[0]
+    assert headline(result).endswith("only in a: obs; only in b: pixels")
 
 
 def test_any_single_digit_is_found_at_its_line(make_run: MakeRun) -> None:
@@ -309,7 +250,7 @@ def test_any_single_digit_is_found_at_its_line(make_run: MakeRun) -> None:
     events = [number for number, line in enumerate(lines) if not line.startswith(('["items"', "{"))]
     drawn = random.Random(7)
     a, b = make_run("-a", "".join(lines).encode()), make_run("-b", b"")
-    for number in [events[0], events[-1], *drawn.sample(events, 30)]:
+    for number in [events[0], events[-1], *drawn.sample(events, 20)]:
         at = len(lines[number]) - drawn.randrange(4, 20)  # in its last fingerprint, or the chain
         other = "0" if lines[number][at] != "0" else "1"
         changed = lines[number][:at] + other + lines[number][at + 1 :]
@@ -323,26 +264,17 @@ def test_any_single_digit_is_found_at_its_line(make_run: MakeRun) -> None:
 # --- Traces that cannot be compared ----------------------------------------------------------------------
 
 WHOLE = Written().text().encode()
-BROKEN_OFF = "breaks off in the middle of a line"
 BAD: dict[str, tuple[Written | bytes | None, dict[str, Any], str]] = {
     "no trace, on purpose": (None, {"trace": "off"}, "has no trace.jsonl; the run was made with trace=off"),
     "no trace, though there should be": (None, {}, "it was made with trace=step, so the file was removed"),
-    "empty": (b"", {}, "trace.jsonl is empty"),
-    "another JSON": (b'{"format":"something"}\n', {}, "its first line is not the header of one"),
-    "no JSON": (b"\xff\xfe hello\n", {}, "its first line is not the header of one"),
-    "another version": (Written(version=2), {}, "has format version 2, but this code reads version 1"),
-    "cut off in the header": (WHOLE[:30], {}, "breaks off in its first line"),
-    "cut off early": (WHOLE[:1000], {}, f"{BROKEN_OFF} before the end of iteration 0; the run was cut off"),
-    "cut off": (WHOLE[:-200], {}, f"{BROKEN_OFF} after iteration 1; the run was cut off"),
-    "last line does not parse": (WHOLE[:-20] + b"\n", {}, f"{BROKEN_OFF} after iteration 1"),
-    "last line means nothing": (WHOLE + b'["step","x"]\n', {}, f"{BROKEN_OFF} after iteration 2"),
-    "another algorithm": (Written(algo="sac"), {}, "other algorithms: run-1-a ran ppo, run-1-b sac"),
-    "another detail": (Written("iteration"), {}, "with trace=step, run-1-b with trace=iteration"),
-    "another digest": (
-        Written(digest="keyed_sum_64"),
-        {},
-        "other devices: run-1-a ran on the CPU, run-1-b on CUDA",
-    ),
+    "empty": (b"", {}, "does not begin as a trace of this version does"),
+    "no JSON": (b"\xff\xfe hello\n", {}, "does not begin as a trace of this version does"),
+    "another version": (Written(version=2), {}, "does not begin as a trace of this version does"),
+    "cut off early": (WHOLE[:1000], {}, "breaks off after 0 iterations"),
+    "cut off": (WHOLE[:-200], {}, "breaks off after 2 iterations"),
+    "last line means nothing": (WHOLE + b'["step","x"]\n', {}, "breaks off after 3 iterations"),
+    "another algorithm": (Written(algo="sac"), {}, "other algo: the trace of run-1-a has algo ppo, that"),
+    "another detail": (Written("iteration"), {}, "other detail: the trace of run-1-a has detail step, that"),
 }
 
 
@@ -357,26 +289,25 @@ def test_traces_that_cannot_be_compared_are_refused_in_a_line(
     assert message in printed.err
     assert "run-1-b" in printed.err
     assert (printed.err.count("\n"), printed.out) == (1, "")
-    assert main(["compare", f"a={a}", f"b={a}"]) == 0
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (lambda line: line[:-7] + line[-3:], "of trace.jsonl is damaged: 10 items need 160 digits"),
-        (lambda line: line.replace('",', '"'), "of trace.jsonl is damaged: it is no line of a trace"),
-        (lambda line: line.replace(",", ", "), "of trace.jsonl is damaged: it has the values of"),
+        lambda line: line[:-7] + line[-3:],
+        lambda line: line.replace('",', '"'),
+        lambda line: line.replace(",", ", "),
     ],
     ids=["digits", "syntax", "spelling"],
 )
 def test_a_damaged_line_is_not_taken_for_a_divergence(
-    make_run: MakeRun, damage: Callable[[str], str], message: str
+    make_run: MakeRun, damage: Callable[[str], str]
 ) -> None:
     lines = Written().text().splitlines(keepends=True)
     number = Written().find("step", 2, iteration=1) + 1
     lines[number] = damage(lines[number])
     a, b = make_run("-a", Written()), make_run("-b", "".join(lines).encode())
-    with pytest.raises(ConfigError, match=f"line {number + 1} {message}"):
+    with pytest.raises(ConfigError, match=f"line {number + 1} of trace.jsonl is damaged"):
         compare_runs(a, b)
 
 
@@ -396,8 +327,8 @@ def test_differences_come_in_the_order_in_which_to_examine_them(make_run: MakeRu
         "environment/OMP_NUM_THREADS": "2",
         "determinism/settings": {"torch_num_threads": 1, "cpu_capability": "AVX2"},
         "machine/libc": "glibc 2.41",
-        "machine/cpu_flags": ["avx2", "fma"],
-        "versions": {"attrs": "2.0", "torch": "2.14.0", "numpy": "2.4.6", "zzz": "1"},
+        "machine/cpu_flags": ["avx2"],
+        "versions": {"attrs": "2.0", "torch": "2.14.0", "zzz": "1"},
         "resumed": [{"env_steps": 64, "changed": {"cpu": ["one", "other"]}}],
     }
     assert differences(make_run, facts, algo={"gamma": 0.9}, env={"kwargs": {"wind": 1}}) == [
@@ -405,78 +336,29 @@ def test_differences_come_in_the_order_in_which_to_examine_them(make_run: MakeRu
         ("configuration", "algo.gamma", 0.99, 0.9),
         ("configuration", "env.kwargs.wind", ABSENT, 1),
         ("versions", "libc", "glibc 2.36", "glibc 2.41"),
-        ("versions", "torch", "2.13.0", "2.14.0"),
         ("versions", "attrs", "1.0", "2.0"),
+        ("versions", "torch", "2.13.0", "2.14.0"),
         ("versions", "zzz", ABSENT, "1"),
-        ("machine", "cpu_flags", ["avx2", "fma", "avx512f"], ["avx2", "fma"]),
+        ("machine", "cpu_flags", ["avx2", "fma"], ["avx2"]),
         ("settings", "cpu_capability", "AVX512", "AVX2"),
+        ("settings", "OMP_NUM_THREADS", "1", "2"),
         ("settings", "resumed", [], ["after 64 steps, changed: cpu"]),
-        ("environment", "OMP_NUM_THREADS", "1", "2"),
     ]
 
 
-def test_idle_differences_are_not_listed(make_run: MakeRun) -> None:
+def test_idle_differences_and_what_a_record_lacks_are_not_listed(make_run: MakeRun) -> None:
     facts: dict[str, Any] = {
         "started_at": "2027-01-01T00:00:00.000Z",
-        "duration_s": 99.0,
         "pid": 4711,
-        "hostname": "elsewhere",
         "overrides": ["runs_dir=other"],
         "status": "interrupted",
-        "final_metrics": {},
-        "git/ref": "refs/runs/other",
         "git/branch": "other",
         "git/commit": "d" * 40,  # the same tree
         "machine/memory_bytes": 2,
-        "machine/affinity": "4-7",
+        "versions": None,
+        "determinism": {},
     }
     assert differences(make_run, facts, runs_dir="other", run_dir="here/it/is") == []
-
-
-def test_sections_that_a_record_lacks_are_not_compared(make_run: MakeRun) -> None:
-    lacking: dict[str, Any] = {
-        "git": {},
-        "environment": None,
-        "determinism": {},
-        "machine": None,
-        "versions": None,
-    }
-    assert [one[:3] for one in differences(make_run, lacking)] == [("code", "revision", "b" * 10)]
-
-
-# --- Advice from other differences -----------------------------------------------------------------------
-
-
-def test_changes_come_before_other_causes(make_run: MakeRun) -> None:
-    changed = Written().also("targets", 0, "advantage")
-    a, b = make_run("-a", Written()), make_run("-b", changed, OTHER_CODE)
-    assert compare_runs(a, b).look_at == [
-        f"The code differs: make diff a={a} b={b} code=full shows what was changed between them. "
-        "Look for what computes advantage, the first to differ."
-    ]
-    same = make_run("-same", changed, {"git/commit": "d" * 40}, eval_every=7)
-    assert compare_runs(a, same).look_at == [LOOK_AT["advantage"]]
-    unknown = make_run("-unknown", changed, {"git": {"problem": "no git"}})
-    missing = "The code of b was not recorded, so it may differ."
-    assert compare_runs(a, unknown).look_at == [missing, LOOK_AT["advantage"]]
-    # Conclusions from the traces hold with other code, too.
-    reward = make_run("-reward", Written().also("step", 2, "reward"), OTHER_CODE)
-    assert "actions up to step 2 were equal" in compare_runs(a, reward).look_at[1]
-    keys = {f"key_{i}": 1 for i in range(9)}
-    facts = {"versions/torch": "2.14.0", "environment/OMP_NUM_THREADS": "2"}
-    assert compare_runs(a, make_run("-keys", changed, facts, **keys)).look_at == [
-        "The configuration differs in key_0, key_1, key_2, key_3, key_4, key_5 and 3 more keys.",
-        "What differs in versions (1) and environment (1) is listed below; examine it next.",
-    ]
-
-
-def test_on_cuda_the_card_is_part_of_the_advice(make_run: MakeRun) -> None:
-    for name, item, expected in (("-p", "policy", True), ("-r", "reward", False)):
-        cuda = Written(digest="keyed_sum_64"), Written(digest="keyed_sum_64").also("step", 1, item)
-        look_at = compare_runs(
-            *(make_run(name + side, one) for side, one in zip("ab", cuda, strict=True))
-        ).look_at
-        assert ("multiprocessors" in " ".join(look_at)) is expected
 
 
 # --- The command -----------------------------------------------------------------------------------------
@@ -490,22 +372,30 @@ def test_the_report_begins_and_ends_with_the_verdict(
     facts = {
         **OTHER_CODE,
         "machine/cpu_flags": ["avx2"],
-        "versions": {f"package-{i}": "1" for i in range(40)},
+        "versions": {f"package-{i}": "1" for i in range(40)} | {"torch": "3"},
     }
-    names = [make_run(name, *given).name for name, given in (("-a", [Written()]), ("-b", [changed, facts]))]
-    assert main(["compare", "a=1-a", f"b={names[1]}"]) == 1
+    make_run("-a", Written())
+    make_run("-b", changed, facts, algo={"gamma": 0.5})
+    assert main(["compare", "a=1-a", "b=1-b"]) == 1
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
     assert lines[0] == lines[-1] == "diverged in iteration 0 (environment steps 1 to 8), step 1: policy"
-    assert "  equal  draw/action, normalized_obs" in lines
-    assert "  also   action" in lines
-    (flags,) = [line.split() for line in lines if line.split()[:1] == ["cpu_flags"]]
-    assert " ".join(flags) == "cpu_flags also has fma, avx512f -> has nothing more"
-    assert "    and 31 more; --json lists them all" in lines
-    assert f"make diff a={names[0]} b={names[1]} code=full" in printed.out  # on one line, to be copied
-    assert "\u00a0" not in printed.out
-    assert "\x1b" not in printed.out
+    for line in (
+        "  equal  obs, normalized_obs",
+        "  also   action",
+        "  1. The code differs: make diff a=run-1-a b=run-1-b code=full shows what was changed.",
+        "  2. The configuration differs in algo.gamma.",
+        "  3. Versions and machine differ as well, as listed below.",
+        "    cpu_flags  also has fma -> has nothing more",
+        "    and 30 more; --json lists them all",
+    ):
+        assert line in lines, printed.out
+    assert "zoom=true" in printed.out
+    unknown = compare_runs(
+        Path("runs/ppo-Thing/run-1-a"), make_run("-c", changed, {"git": {"problem": "no git"}})
+    )
+    assert unknown.look_at[0] == "The code of a or b was not recorded, so it may differ."
 
 
 @pytest.mark.parametrize(
@@ -522,12 +412,11 @@ def test_json_says_the_same_with_the_same_exit_status(
     assert document["differences"] == [{"section": "configuration", "key": "seed", "a": 1, "b": 3}]
     if result.divergence is not None:
         assert (document["divergence"]["event"], document["divergence"]["item"]) == ("reset", "obs")
-    assert Difference(**document["differences"][0]) == result.differences[0]
 
 
 def test_the_command_starts_without_torch_and_hydra(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("-a", Written())
-    make_run("-b", Written().also("update", 1, "metrics"))
+    make_run("-b", Written().also("update", 1, "loss"))
     program = (
         "import sys; from rltemplate.__main__ import main\n"
         "status = main(['compare', 'a=1-a', 'b=1-b'])\n"
