@@ -6,7 +6,6 @@ refused, or with `baseline_check=warn` reported.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,6 @@ from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 _NAMED = 6  # things in a message
-_LINES = 12  # about the jobs of a sweep
 
 
 def find_baseline(text: str, runs_dir: Path) -> Run:
@@ -81,10 +79,7 @@ def check_baseline(
             )
         unclear = "what a difference of the returns comes from cannot be told"
         return [*lines, f"warning: against {baseline.id}: {problem}; {unclear}"]
-    counts = Counter(map(_change, found))
-    told = [f"{change}{f' ({count} jobs)' if len(found) > 1 else ''}" for change, count in counts.items()]
-    more = [f"and {len(told) - _LINES} more changes"] if len(told) > _LINES else []
-    return lines + [f"against {baseline.id}: {text}" for text in (*told[:_LINES], *more)]
+    return [*lines, f"against {baseline.id}: {few([*dict.fromkeys(map(_change, found))], _NAMED)}"]
 
 
 def _change(one: RunDiff) -> str:

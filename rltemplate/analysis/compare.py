@@ -119,10 +119,7 @@ def _look_at(
     if at is None:
         return
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
-        yield (
-            "Inside one iteration the first of the list need not be the first in time; trace=step tells which "
-            "it was."
-        )
+        yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
     yield "zoom=true names the operation that made the difference; docs/determinism.md lists causes by item."
 
 

@@ -18,7 +18,8 @@ from rltemplate.analysis.differences import (
     listed,
 )
 from rltemplate.analysis.factors import Factor, count_files, describe, find_factors
-from rltemplate.analysis.runs import MISSING, PLANNED, Run
+from rltemplate.analysis.run_table import cell
+from rltemplate.analysis.runs import PLANNED, Run
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import PROJECT
 
@@ -27,7 +28,7 @@ from rltemplate.run.paths import PROJECT
 class RunDiff:
     """Differences between the runs `a` and `b`, of which `factors` can change results.
 
-    `metrics` are names and the last values of both runs, None where a run has none. `changed_files` is None
+    `metrics` are names and the last values of both runs as text. `changed_files` is None
     where the code cannot be compared. `notes` are facts that the factors do not show.
     """
 
@@ -35,7 +36,7 @@ class RunDiff:
     b: str
     factors: list[Factor]
     differences: list[Difference]
-    metrics: list[tuple[str, Any, Any]]
+    metrics: list[tuple[str, str, str]]
     changed_files: list[str] | None
     notes: list[str]
 
@@ -57,13 +58,11 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     return RunDiff(a.id, b.id, factors, found, list(_metrics(a, b)), files, list(_notes(a, b, found, files)))
 
 
-def _metrics(a: Run, b: Run) -> Iterator[tuple[str, Any, Any]]:
+def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
     known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
     names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
     for name in dict.fromkeys(("steps", *names, "duration")):
-        x, y = (None if run.value(name) is MISSING else run.value(name) for run in (a, b))
-        if (x, y) != (None, None):
-            yield name, x, y
+        yield name, cell(a, name), cell(b, name)
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
@@ -122,7 +121,7 @@ def report(found: RunDiff, code: str | None = None) -> str:
         lines += [f"code: {count_files(files)}{some}", *(named if code is None else [code])]
     for section in SECTIONS[2:]:
         lines += ["", *_section(found, section)]
-    rows = [("", "a", "b"), *((name, _number(a), _number(b)) for name, a, b in found.metrics)]
+    rows = [("", "a", "b"), *found.metrics]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines += ["", "metrics at the end"]
     lines += [f"  {name:{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}" for name, a, b in rows]
@@ -132,12 +131,6 @@ def report(found: RunDiff, code: str | None = None) -> str:
 def _section(found: RunDiff, section: str) -> list[str]:
     lines = list(listed(found.differences, section))
     return [section, *lines] if lines else [f"{section}: equal"]
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def to_dict(found: RunDiff) -> dict[str, Any]:

@@ -66,14 +66,15 @@ class Difference:
         """True if one of the runs has no such value."""
         return ABSENT in (self.a, self.b)
 
-    def shown(self) -> tuple[str, str]:
+    @property
+    def change(self) -> str:
         """Both values as text; of two lists of names only the names that the other lacks."""
         if isinstance(self.a, list) and isinstance(self.b, list) and isinstance([*self.a, *self.b][0], str):
-            return _without(self.a, self.b), _without(self.b, self.a)
-        return text_of(self.a), text_of(self.b)
+            return f"{_without(self.a, self.b)} -> {_without(self.b, self.a)}"
+        return f"{text_of(self.a)} -> {text_of(self.b)}"
 
     def __str__(self) -> str:
-        return f"{' -> '.join(self.shown())}{'' if self.affects_results else '  (no factor)'}"
+        return f"{self.change}{'' if self.affects_results else '  (no factor)'}"
 
 
 def _without(values: list[str], others: list[str]) -> str:

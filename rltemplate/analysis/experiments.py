@@ -48,10 +48,8 @@ class Experiment:
         """The algorithm and the differences."""
         return self.algo if self.by is None else f"{self.algo} {self.by}"
 
-    @property
-    def title(self) -> str:
-        """Algorithm, environment and differences."""
-        return f"{self.algo.upper()} on {self.env}{'' if self.by is None else f', {self.by}'}"
+    def __str__(self) -> str:
+        return f"{self.name} on {self.env}"
 
     @cached_property
     def counted(self) -> list[Run]:

@@ -27,7 +27,6 @@ from rltemplate.analysis.differences import (
     SETTINGS,
     VERSIONS,
     Difference,
-    revision,
 )
 from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import few
@@ -50,30 +49,23 @@ _SETTING_KEYS = {"num_threads", "device", "compile", "determinism", "algo", "env
 class Factor:
     """One thing that was changed. `kind`: config, code, versions, hardware or settings.
 
-    `a` and `b` are its values in the two runs, `detail` the changes that belong to it.
+    `change` says what became what, `detail` has the changes that belong to it.
     """
 
     kind: str
     name: str
-    a: str
-    b: str
+    change: str
     detail: list[str]
 
     def __str__(self) -> str:
-        if self.kind == "config":
-            return f"{self.name} {self.a} -> {self.b}"
-        if self.kind == "code":
-            return f"code ({count_files(self.detail)})"
-        names = [each.partition(" ")[0] for each in self.detail]
-        return f"{self.name} ({self.detail[0] if len(names) == 1 else few(names)})"
+        return f"{self.name} {self.change}"
 
 
 def describe(factors: Sequence[Factor], most: int | None = None) -> str:
     """The factors in one line: `algo.gamma 0.99 -> 0.95; code (2 files)`; beyond `most` only their number."""
     texts = [str(factor) for factor in factors]
-    if most is not None and len(texts) > most:
-        texts = [*texts[:most], f"and {len(texts) - most} more"]
-    return "; ".join(texts)
+    more = f"; and {len(texts) - most} more" if most is not None and len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
 
 
 def count_files(files: Sequence[str]) -> str:
@@ -93,9 +85,8 @@ def find_factors(a: Run, b: Run, found: Sequence[Difference]) -> list[Factor]:
     given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
     factors = list(_config_factors({one.key: one for one in keys}, given))
     if code and code != [REVISION]:
-        factors.append(Factor("code", "code", revision(a), revision(b), code))
-    for kind, section in (("versions", VERSIONS), ("hardware", MACHINE)):
-        factors += _together(kind, counted(section))
+        factors.append(Factor("code", "code", f"({count_files(code)})", code))
+    factors += [*_together("versions", counted(VERSIONS)), *_together("hardware", counted(MACHINE))]
     names = {factor.name.partition(".")[0] for factor in factors}
     if not names & {"versions", "hardware", *_SETTING_KEYS}:
         # Settings with one value may be read back by only one version of the code.
@@ -116,17 +107,16 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> Iterator
         brought_by = [group for group in chosen if group in (root, "algo", "env", "experiment", "recipe")]
         unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen
         if brought_by and (unknown_to_other or not explicit):
-            along[root if root in brought_by else brought_by[0]].append(f"{key} {' -> '.join(one.shown())}")
+            along[root if root in brought_by else brought_by[0]].append(f"{key} {one.change}")
         elif explicit or key != _FOLLOWS:
             own.append(one)
-    for group, one in chosen.items():
-        yield Factor("config", group, *one.shown(), along[group])
-    for one in own:
-        yield Factor("config", one.key, *one.shown(), [])
+    yield from (Factor("config", group, one.change, along[group]) for group, one in chosen.items())
+    yield from (Factor("config", one.key, one.change, []) for one in own)
 
 
 def _together(kind: str, found: Sequence[Difference]) -> Iterator[Factor]:
     """The factor of several differences, if there are any."""
     if found:
-        a, b = ("; ".join(f"{one.key} {one.shown()[side]}" for one in found) for side in (0, 1))
-        yield Factor(kind, kind, a, b, [f"{one.key} {' -> '.join(one.shown())}" for one in found])
+        detail = [f"{one.key} {one.change}" for one in found]
+        names = [one.key for one in found]
+        yield Factor(kind, kind, f"({detail[0] if len(detail) == 1 else few(names)})", detail)

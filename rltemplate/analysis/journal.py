@@ -104,10 +104,10 @@ def _outcome(experiment: Experiment) -> list[str]:
     """The IQM of an experiment with its returns, its standing and cautions."""
     lines = [f"* **Caution** {text}" for text in experiment.cautions()]
     if not experiment.counted:
-        return [f"* **{_plain(experiment.title)}**", *lines]
+        return [f"* **{_plain(experiment)}**", *lines]
     returns = ", ".join(f"{value:,.4g}" for value in experiment.returns[:100])
     standing = f"; {experiment.standing.summary}" if experiment.standing else ""
-    return [f"* **{_plain(experiment.title)}** IQM {experiment.interval()}: {returns}{standing}", *lines]
+    return [f"* **{_plain(experiment)}** IQM {experiment.interval()}: {returns}{standing}", *lines]
 
 
 def _time(text: str | None) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rltemplate.analysis import stats
 from rltemplate.analysis.experiments import Experiment
@@ -69,32 +68,6 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> Pair:
     return Pair(a.name, b.name, a.env, counts, found, improvement, better, verdict, cautions)
 
 
-def as_json(experiments: Sequence[Experiment], compared: Sequence[Pair], left: Sequence[str]) -> Any:
-    """Experiments, comparisons and runs left out in JSON's types; ends of an unknown interval are null."""
-    groups = [
-        {
-            **{key: getattr(each, key) for key in ("name", "algo", "env", "by", "steps", "returns")},
-            **{name: each.interval(name) for name in stats.STATISTICS},
-            "seeds": [run.config["seed"] for run in each.counted],
-            "runs": [run.id for run in each.counted],
-            "standing": each.standing and asdict(each.standing),
-            "cautions": list(each.cautions()),
-        }
-        for each in experiments
-    ]
-    return _plain({"groups": groups, "comparisons": list(map(asdict, compared)), "left_out": list(left)})
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def report(experiments: Sequence[Experiment], compared: Sequence[Pair], statistic: str = "iqm") -> str:
     """Experiments and comparisons for a terminal."""
     parts = [*(_about(each, statistic) for each in experiments), *map(_about_pair, compared)]
@@ -106,9 +79,8 @@ def report(experiments: Sequence[Experiment], compared: Sequence[Pair], statisti
 
 
 def _about(experiment: Experiment, statistic: str) -> str:
-    count, label = len(experiment.counted), "" if experiment.by is None else f", {experiment.by}"
-    what = f"{count} seed{'s' * (count != 1)}, return after {experiment.steps:,} steps"
-    lines = [f"{experiment.algo} on {experiment.env}{label}: {what}"]
+    count = len(experiment.counted)
+    lines = [f"{experiment}: {count} seed{'s' * (count != 1)}, return after {experiment.steps:,} steps"]
     names = dict.fromkeys([statistic, *stats.STATISTICS])
     lines += [f"  {stats.LABELS[name]:8}{experiment.interval(name)}" for name in names]
     lines.append(f"  {'range':8}{show(min(experiment.returns))} to {show(max(experiment.returns))}")

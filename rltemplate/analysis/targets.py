@@ -21,15 +21,13 @@ _NEAR = 2.0
 
 
 class Reference(NamedTuple):
-    """One row of the table. `algo` is 'ppo', 'sac' or 'random'; `method` is the source's word for it."""
+    """One row of the table, which also has the source. `algo` is 'ppo', 'sac' or 'random'."""
 
     env: str
     env_version: str
     algo: str
-    method: str
     steps: int  # environment steps
     return_mean: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +93,7 @@ def references() -> tuple[Reference, ...]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple(
             Reference(
-                **{key: row[key] for key in ("env", "env_version", "algo", "method", "source")},
-                steps=int(row["steps"]),
-                return_mean=float(row["return_mean"]),
+                row["env"], row["env_version"], row["algo"], int(row["steps"]), float(row["return_mean"])
             )
             for row in csv.DictReader(file)
         )

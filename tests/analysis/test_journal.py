@@ -68,7 +68,7 @@ def test_a_sweep_tells_each_setting_with_its_interval(tmp_path: Path) -> None:
     journal.write_sweep(folder, record, tmp_path, tmp_path)
     assert "sweep `seed=1,2` · failed" in text(tmp_path)
     assert "**Jobs** 4 finished, 1 refused, [s1](sweeps/s1)" in text(tmp_path)
-    assert len(re.findall(r"PPO on Thing, gamma=0.\d+\*\* IQM 15 .*: 10, 20", text(tmp_path))) == 1
+    assert len(re.findall(r"ppo gamma=0.\d+ on Thing\*\* IQM 15 .*: 10, 20", text(tmp_path))) == 1
     assert text(tmp_path).count("too few to tell") == 2
 
 

@@ -18,8 +18,8 @@ from conftest import write_run
 from rltemplate.__main__ import main
 from rltemplate.analysis import stats
 from rltemplate.analysis.report import figures
-from rltemplate.analysis.report.figures import Panel, thinned
-from rltemplate.analysis.report.page import Report, make_report, write_tables
+from rltemplate.analysis.report.figures import Panel
+from rltemplate.analysis.report.page import Report, make_report, write_curves
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
@@ -83,14 +83,12 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     assert panels(reported(tmp_path / "unknown"), "001-ppo-Thing")["eval/return"].levels == {}
 
 
-def test_a_thinned_curve_keeps_its_spikes_and_its_ends() -> None:
-    points = [(i, float(i % 7)) for i in range(10_000)]
-    points[5_003], points[7_777] = (5_003, 1e9), (7_777, -1e9)
-    kept = thinned(points, 500)
-    assert len(kept) <= 500
-    assert {points[0], points[5_003], points[7_777], points[-1]} <= set(kept)
-    assert kept == sorted(kept)
-    assert thinned(points[:5], 500) == points[:5]
+def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> None:
+    for count in (1, 300, 301, 1000):
+        write_run(tmp_path / str(count), 1, [float(nr) for nr in range(count)])
+        (line,) = panels(reported(tmp_path / str(count)), "001-ppo-Thing-v0")["eval/return"].lines
+        assert line.points[-1] == (100 * count, count - 1.0)
+        assert len(line.points) == (count if count <= 300 else 151 if count < 1000 else 251)
 
 
 def test_runs_that_should_be_equal_are_called_equal_or_named(tmp_path: Path) -> None:
@@ -115,17 +113,15 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
     for folder in folders:
         folder.mkdir()
         figures.write(report.charts, folder)
-        write_tables(report.experiments, folder)
+        write_curves(report.experiments, folder / "curves.csv")
     files = sorted(path.name for path in folders[0].iterdir())
     name = "001--x-Thing-v0"
-    assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "experiments.csv", "curves.csv"} <= set(
-        files
-    )
+    assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "curves.csv"} <= set(files)
     assert all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in files)
     with Image.open(folders[0] / f"{name}.png") as image:
         assert round(image.info["dpi"][0]) == 300
     with (folders[0] / "curves.csv").open(newline="") as file:
-        points = [(row["seed"], row["env_steps"], row["eval_return"]) for row in csv.DictReader(file)]
+        points = [(row["seed"], row["env_steps"], row["return"]) for row in csv.DictReader(file)]
     assert points == [("1", "100", "1.0"), ("1", "200", "2.0"), ("2", "100", "1.0"), ("2", "200", "4.0")]
 
 
@@ -141,7 +137,7 @@ def test_the_command_puts_the_page_beside_the_runs_in_one_step(
     assert main(["report", "figures=papers"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("written: runs/report.html (")
-    assert "figures as PNG and SVG, and 2 tables as CSV, in papers" in said.out
+    assert "figures as PNG and SVG, and curves.csv, in papers" in said.out
     assert "run-3" in said.err
     assert old.read_text().startswith("<!doctype html>")
     assert link.read_text() == "old"  # replaced, and not written over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -159,13 +158,8 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
     assert "run-9: is interrupted" in said.err
     assert main(["stats", "runs=none/*"]) == 2
     assert main(["stats", "runs=run-9"]) == 2
-    assert main(["stats", "statistic=mean", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    ppo = document["groups"][0]
-    assert (ppo["name"], ppo["seeds"], ppo["returns"][:2]) == ("ppo", [1, 2, 3, 4, 5], [2000.0, 2500.0])
-    assert ppo["mean"]["low"] == pytest.approx(stats.interval(ppo["returns"], "mean").low)
-    assert ppo["standing"]["random"] == pytest.approx(17.04)
-    assert document["comparisons"][0]["better"] == "b"
+    assert main(["stats", "statistic=mean"]) == 0
+    assert "sac is better than ppo: mean higher by 790.0 (" in capsys.readouterr().out
 
 
 def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.report import figures
-from rltemplate.analysis.report.page import make_report, write_tables
+from rltemplate.analysis.report.page import make_report, write_curves
 from rltemplate.config.command_args import file, folder, make_folder, word
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
@@ -22,7 +22,7 @@ class Args:
 
     The page holds all that it shows, so that it can be read without a network. Without `out=` it is
     `report.html` two folders above the runs. `figures=FOLDER` also writes each figure as PNG and SVG, and
-    experiments and curves as CSV.
+    the curves as CSV.
     """
 
     runs: str = word(default="runs/*/*")
@@ -50,6 +50,6 @@ def main(args: Args) -> int:
     if args.figures is not None:
         make_folder("figures", args.figures)
         figures.write(report.charts, args.figures)
-        write_tables(report.experiments, args.figures)
-        print(f"written: {len(report.charts)} figures as PNG and SVG, and 2 tables as CSV, in {args.figures}")
+        write_curves(report.experiments, args.figures / "curves.csv")
+        print(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from rltemplate.analysis import seeds, stats
 from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import load_runs
-from rltemplate.config.command_args import flag, one_of, word
+from rltemplate.config.command_args import one_of, word
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
@@ -26,7 +25,6 @@ class Args:
     runs: str = word(default="runs/*/*")
     by: str | None = word(default=None)
     statistic: str = word(one_of(*stats.STATISTICS), "iqm")
-    json: bool = flag()
 
 
 def main(args: Args) -> int:
@@ -40,8 +38,5 @@ def main(args: Args) -> int:
     compared = list(seeds.pairs(experiments, args.statistic))
     for line in left:
         print(f"left out: {line}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(seeds.as_json(experiments, compared, left)))
-    else:
-        print(seeds.report(experiments, compared, args.statistic))
+    print(seeds.report(experiments, compared, args.statistic))
     return 0

@@ -18,7 +18,7 @@ from rltemplate.run import paths
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
-_MOST_POINTS = 200  # of one line
+_MOST_POINTS = 300  # of one line; others are left out, evenly
 _STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
 
 
@@ -66,7 +66,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
         lines = list(_seeds(each, each.score))
         if len(each.counted) > 1 and each.curve:
             lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
-        first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
+        first = Chart(key, f"{each.score} of {each}", [Panel(each.score, lines, _levels([each]))])
         panels = [
             Panel(name, list(_seeds(each, name)))
             for name in metrics
@@ -74,7 +74,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
         ]
         found[each.number] = [first]
         if panels:
-            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
+            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each}", panels))
     return found
 
 
@@ -96,7 +96,8 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
 def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        found = thinned(points(run, metric), _MOST_POINTS)
+        found = points(run, metric)
+        found = found[: -1 : -(-len(found) // _MOST_POINTS) or 1] + found[-1:]
         if found:
             color = COLORS[number % (len(COLORS) - 1)] if run in experiment.counted else _GREY
             yield Line(_run_name(experiment, run), found, color)
@@ -126,18 +127,6 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
         if standing is not None and standing.random is not None:
             levels["random policy"] = standing.random, standing.random
     return levels
-
-
-def thinned(points: Points, most: int) -> Points:
-    """At most `most` points of a curve: both ends, and of each part the smallest and the largest value."""
-    count, parts = len(points), max(1, (most - 2) // 2)
-    if count <= most:
-        return points
-    kept = {0, count - 1}
-    for part in range(parts):
-        here = range(part * count // parts, (part + 1) * count // parts)
-        kept |= {min(here, key=lambda i: points[i][1]), max(here, key=lambda i: points[i][1])}
-    return [points[i] for i in sorted(kept)]
 
 
 def as_plotly(chart: Chart) -> Any:

@@ -94,18 +94,13 @@ def _rendered(**context: Any) -> str:
     return html.encode("utf-8", "replace").decode("utf-8")
 
 
-def write_tables(experiments: Sequence[Experiment], folder: Path) -> None:
-    """Write `experiments.csv`, a line for each, and `curves.csv`, a line for each return that counts."""
-    table: list[Any] = [("experiment", "algo", "env", "by", "seeds", "steps", "iqm", "low", "high")]
-    curves: list[Any] = [("algo", "env", "seed", "env_steps", "eval_return", "run", "commit", "cpu")]
-    for each in experiments:
-        if each.counted:
-            facts = (each.number, each.algo, each.env, each.by, len(each.counted), each.steps)
-            table.append((*facts, *each.interval()))
-        for run in each.counted:
-            names, code = (each.algo, each.env, run.config["seed"]), cell(run, "commit")
-            cpu = cell(run, "machine.cpu")
-            curves.extend((*names, *point, run.id, code, cpu) for point in points(run, each.score))
-    for name, rows in (("experiments.csv", table), ("curves.csv", curves)):
-        with (folder / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+def write_curves(experiments: Sequence[Experiment], path: Path) -> None:
+    """Write the returns of all runs that count as CSV."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("experiment", "algo", "env", "by", "seed", "run", "commit", "env_steps", "return"))
+        for each in experiments:
+            for run in each.counted:
+                names = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
+                code = cell(run, "commit")
+                writer.writerows((*names, code, *point) for point in points(run, each.score))
