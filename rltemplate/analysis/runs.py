@@ -137,7 +137,7 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
     near = nearest_key(name, dict.fromkeys(key for run in runs for key in run.keys()))  # noqa: SIM118
     hint = f"did you mean {near}? " if near else ""
     raise ConfigError(
-        f"{word}: no run has a single value {name}; {hint}allowed: {', '.join(COLUMNS)}, any key of a "
+        f"{word}: no run has {name} as a single value; {hint}allowed: {', '.join(COLUMNS)}, any key of a "
         "configuration or a record, or a metric"
     )
 

@@ -117,7 +117,7 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
     except OSError as error:
         raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
     if header.get("format") != FORMAT or header.get("version") != VERSION:
-        raise ConfigError(f"{run}: {TRACE} does not begin as a trace of this version does")
+        raise ConfigError(f"{run}: {TRACE} is no trace of this version")
     reach = _reach(ended)
     if line and not (line.endswith(b"\n") and _parse(line)):
         raise ConfigError(

@@ -267,9 +267,9 @@ WHOLE = Written().text().encode()
 BAD: dict[str, tuple[Written | bytes | None, dict[str, Any], str]] = {
     "no trace, on purpose": (None, {"trace": "off"}, "has no trace.jsonl; the run was made with trace=off"),
     "no trace, though there should be": (None, {}, "it was made with trace=step, so the file was removed"),
-    "empty": (b"", {}, "does not begin as a trace of this version does"),
-    "no JSON": (b"\xff\xfe hello\n", {}, "does not begin as a trace of this version does"),
-    "another version": (Written(version=2), {}, "does not begin as a trace of this version does"),
+    "empty": (b"", {}, "is no trace of this version"),
+    "no JSON": (b"\xff\xfe hello\n", {}, "is no trace of this version"),
+    "another version": (Written(version=2), {}, "is no trace of this version"),
     "cut off early": (WHOLE[:1000], {}, "breaks off after 0 iterations"),
     "cut off": (WHOLE[:-200], {}, "breaks off after 2 iterations"),
     "last line means nothing": (WHOLE + b'["step","x"]\n', {}, "breaks off after 3 iterations"),

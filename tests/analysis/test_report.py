@@ -86,7 +86,7 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
 def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> None:
     for count in (1, 300, 301, 1000):
         write_run(tmp_path / str(count), 1, [float(nr) for nr in range(count)])
-        (line,) = panels(reported(tmp_path / str(count)), "001-ppo-Thing-v0")["eval/return"].lines
+        (line,) = panels(reported(tmp_path / str(count)), "001-ppo-Thing")["eval/return"].lines
         assert line.points[-1] == (100 * count, count - 1.0)
         assert len(line.points) == (count if count <= 300 else 151 if count < 1000 else 251)
 

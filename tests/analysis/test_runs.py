@@ -100,9 +100,9 @@ def test_filters_keep_what_fits_all_of_them(runs_dir: Path, words: str, expected
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("algo.gama=0.9", "algo.gama=0.9: no run has a single value algo.gama; did you mean algo.gamma?"),
+        ("algo.gama=0.9", "algo.gama=0.9: no run has algo.gama as a single value; did you mean algo.gamma?"),
         ("gamma=0.9", "did you mean algo.gamma?"),
-        ("sort=-retorn", "sort=-retorn: no run has a single value retorn; did you mean return?"),
+        ("sort=-retorn", "sort=-retorn: no run has retorn as a single value; did you mean return?"),
         ("show=eval/retorn", "did you mean eval/return?"),
         ("determinism=repeat", "did you mean determinism.level?"),
     ],
