@@ -56,24 +56,6 @@ find_python() {
         "An interpreter in another place: make install PYTHON=/path/to/python3.12"
 }
 
-explain_pip_failure() { # $1: what pip printed
-    # The last error line, or the last line of a traceback.
-    error=$(printf '%s\n' "$1" | grep -i 'error' | tail -n 1)
-    say "The dependencies could not be installed. pip's last error:" \
-        "    ${error:-$(printf '%s\n' "$1" | tail -n 1)}"
-    if printf '%s\n' "$1" | grep -q -i -e 'no space left' -e 'quota exceeded'; then
-        say "The disk is full: $PWD/.venv needs about 2 GB (6 GB with CUDA), ${TMPDIR:-/tmp} as much for a moment." \
-            "Free some space, or move the temporary files: TMPDIR=/path make install"
-    elif printf '%s\n' "$1" | grep -q -i -e 'NewConnectionError' -e 'NameResolutionError' -e 'name resolution' \
-        -e 'unreachable' -e 'timed out' -e 'ProxyError' -e 'SSLError' -e 'certificate verify' -e 'retrying'; then
-        rm -f .venv/.installing # nothing was changed yet: an older .venv goes on working
-        say "The package index cannot be reached. With a network again, call make once more." \
-            "Behind a proxy or with an own index: pip config set global.proxy (or global.index-url) URL"
-    else
-        say "To see all of it: .venv/bin/python -m pip install -r requirements.lock"
-    fi
-}
-
 # Is .venv whole, with an interpreter that fits? It must also be a virtual environment and this very one: through a
 # copied or linked bin/python without its pyvenv.cfg, pip would install into the system's interpreter.
 CHECK='
@@ -119,8 +101,14 @@ output=$(PIP_USER=0 PIP_REQUIRE_VIRTUALENV=1 .venv/bin/python -m pip install --q
     -r requirements.lock 2>&1)
 status=$?
 if [ "$status" -ne 0 ]; then
-    explain_pip_failure "$output"
-    exit 1
+    rm -f .venv/.installing # pip takes back what it has begun: an older .venv goes on working
+    # The last error line, or the last line of a traceback.
+    error=$(printf '%s\n' "$output" | grep -i 'error' | tail -n 1)
+    die "The dependencies could not be installed. pip's last error:" \
+        "    ${error:-$(printf '%s\n' "$output" | tail -n 1)}" \
+        "The usual reasons are a full disk ($PWD/.venv needs 2 GB, 6 GB with CUDA, ${TMPDIR:-/tmp} as much for a moment)" \
+        "and a network that is missing or has a proxy: pip config set global.proxy (or global.index-url) URL" \
+        "To see all of it: .venv/bin/python -m pip install -r requirements.lock"
 fi
 rm -f .venv/.installing
 # The repository itself: a path file needs no build tools and shows every edit at once.
