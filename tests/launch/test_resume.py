@@ -120,7 +120,9 @@ def without(state: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
 UNUSED = {("foreign",), ("run",), ("streams", "init"), ("streams", "warmup")}
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS if name != "ppo")]
+)
 def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: Path, algo: str) -> None:
     """One by one: with another value in its place, what is learned next differs, or it is refused."""
     config = configure(*small(algo, *SETTINGS, env="Pendulum"))

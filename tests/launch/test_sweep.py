@@ -255,6 +255,7 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(project: Path,
     assert kept == [True, False, False, True, True, True]  # a run without a record cannot be resumed
 
 
+@pytest.mark.long
 def test_a_sweep_crosses_algorithms_and_environments_and_doubts_once(project: Path, tmp_path: Path) -> None:
     words = ["algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0", "total_env_steps=1000"]
     status, out, err = train(project, tmp_path, *words)
