@@ -80,6 +80,7 @@ def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) ->
     loaded = loaded_by_the_run(["algo=sac", "env=Hopper"], tmp_path)
     assert {"torch", "gymnasium", "rltemplate.run.logger"} <= loaded  # it is the list of what was loaded
     assert sorted(LATER & loaded) == []
+    (tmp_path / "more").mkdir()
     more = loaded_by_the_run(["algo=ppo"], tmp_path / "more", before="import PIL.Image, torch._dynamo")
     assert {"PIL", "torch._dynamo"} <= LATER & more
 
