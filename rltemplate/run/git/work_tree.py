@@ -49,7 +49,7 @@ class GitRecord:
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
     `changed` names paths in which the tree differs from the base commit, `skipped` files that it lacks.
-    `problem` is one line with a cure; `notes` are limits of the snapshot.
+    `problem` is one line with a cure.
     """
 
     ref: str | None = None
@@ -63,7 +63,6 @@ class GitRecord:
     skipped: list[SkippedFile] = field(default_factory=list)
     skipped_count: int = 0
     dirty_submodules: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     problem: str | None = None
 
     def to_json(self) -> str:
@@ -89,7 +88,7 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
     new = _copy_index(git, base)
     edited: list[bytes] = []
     gone: list[bytes] = []
-    found.dirty_submodules, found.skipped, found.notes = [], [], []
+    found.dirty_submodules, found.skipped = [], []
     options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
     for entry in git.names("status", "--porcelain=v2", "-z", *options):
         if entry.startswith(b"? "):
@@ -113,10 +112,6 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
     found.dirty = bool(names or found.skipped or found.dirty_submodules)
     found.changed, found.changed_count = [as_text(name) for name in names[:MAX_NAMED]], len(names)
     found.skipped, found.skipped_count = found.skipped[:MAX_NAMED], len(found.skipped)
-    if found.base_commit is None:
-        found.notes.append("the repository has no commits yet, so there is no base commit to compare with")
-    if found.dirty_submodules:
-        found.notes.append("changes inside submodules are not recorded: commit them there")
     found.tree = tree
 
 
@@ -132,13 +127,14 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
             git("update-index", option, "-z", "--stdin", stdin=b"\0".join(seen))
     staged = git.names("diff-index", "--cached", "--diff-filter=A", "--no-renames", "-z", "--name-only", base)
     git("read-tree", "--reset", base)
-    return [path for path in staged if os.path.lexists(_on_disk(git, path))]
+    return staged
 
 
 def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
     """Paths that may be recorded; the others are named in `skipped`."""
     taken, total = [], 0
-    for size, path in sorted((_size(_on_disk(git, path)), path) for path in set(paths)):
+    on_disk = {path for path in paths if os.path.lexists(_on_disk(git, path))}
+    for size, path in sorted((_on_disk(git, path).lstat().st_size, path) for path in on_disk):
         reason = _why_left_out(git, path, size, new)
         if reason is None and new and total + size > MAX_NEW_BYTES:
             reason = f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
@@ -165,13 +161,6 @@ def _why_left_out(git: Git, path: bytes, size: int, new: bool) -> str | None:
         return secret_content(file.read_bytes(), file.name)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
 
 
 def _on_disk(git: Git, path: bytes) -> Path:
