@@ -245,34 +245,50 @@ def test_without_commits(tmp_path: Path) -> None:
 TOKENS = {"aws": "AKI" + "AIOSFODNN7EXAMPLE", "github": "gh" + "p_" + "a1B2" * 9}
 
 
-def test_a_committed_file_that_got_a_token_keeps_its_committed_version(repo: Path) -> None:
+def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_tree, "MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr(work_tree, "MAX_NEW_BYTES", 3000)
+    make_repo(repo / "embedded")
+    sizes = {"over": 2001, "limit": 2000, "staged": 2002, "too_much": 1500, "small": 500}
+    for name, size in sizes.items():
+        (repo / f"{name}.npz").write_bytes(b"x" * size)
+    git(repo, "add", "staged.npz")
+    (repo / "a.pem").touch()
+    for name in (".env", "big.py", "changed.py", "more.py"):
+        (repo / name).touch()
+    git(repo, "add", "-f", ".env", "big.py", "changed.py", "more.py")
+    git(repo, "commit", "-qm", "on purpose", "--", ".env", "big.py", "changed.py", "more.py")
+    (repo / ".env").write_text("changed\n")
+    for name in ("changed.py", "more.py"):
+        (repo / name).write_text("y" * 2000)  # changed, not new
+    (repo / "big.py").write_text("y" * 2001)
     (repo / "train.py").write_text(TOKENS["github"])
     (repo / "sub" / "deep.py").write_text(TOKENS["aws"])
-    git(repo, "add", "sub/deep.py")  # staged: the index has the token as well
+    git(repo, "add", "sub/deep.py")  # the index has the token as well
     record = whole(repo)
+    kept = "; the version of the base commit is kept"
+    assert left_out(record) == {
+        "big.py": f"larger than 0 MB{kept}",
+        "sub/deep.py": f"likely secret: contains an AWS key{kept}",
+        "train.py": f"likely secret: contains a GitHub token{kept}",
+        "a.pem": "likely secret: named like *.pem",
+        "embedded/": "a git repository of its own",
+        "over.npz": "larger than 0 MB",
+        "staged.npz": "larger than 0 MB",
+        "limit.npz": "new files together exceed 0 MB",
+    }
+    assert {entry["path"]: entry["bytes"] for entry in record.skipped}["over.npz"] == 2001
+    assert (record.dirty, set(record.changed)) == (
+        True,
+        {".env", "changed.py", "more.py", "small.npz", "too_much.npz"},
+    )
     tree = stored(repo, record.commit)
     assert (tree["train.py"], tree["sub/deep.py"]) == (b"print('train')\n", b"x = 1\n")
-    assert set(left_out(record)) == {"train.py", "sub/deep.py"}
-    assert "base commit is kept" in left_out(record)["train.py"]
-    assert record.dirty is True
-
-
-def test_large_files_are_left_out_and_named(repo: Path) -> None:
-    (repo / "limit.bin").write_bytes(b"\0" * work_tree.MAX_FILE_BYTES)
-    (repo / "over.bin").write_bytes(b"\0" * (work_tree.MAX_FILE_BYTES + 1))
-    (repo / "staged.bin").write_bytes(b"\0" * 11_000_000)
-    git(repo, "add", "staged.bin")
-    (repo / "train.py").write_bytes(b"\0" * 12_000_000)
-    record = whole(repo)
-    tree = stored(repo, record.commit)
-    assert "limit.bin" in tree
-    assert not {"over.bin", "staged.bin"} & set(tree)
-    assert tree["train.py"] == b"print('train')\n"
-    assert {entry["path"]: entry["bytes"] for entry in record.skipped} == {
-        "over.bin": work_tree.MAX_FILE_BYTES + 1,
-        "staged.bin": 11_000_000,
-        "train.py": 12_000_000,
-    }
+    assert (tree[".env"], tree["big.py"]) == (b"changed\n", b"")  # committed names: the user's decision
+    monkeypatch.setattr(work_tree, "MAX_NAMED", 3)
+    record = record_run(repo, "run-2")
+    assert (len(record.skipped), record.skipped_count) == (3, 8)
+    assert (len(record.changed), record.changed_count) == (3, 5)
 
 
 def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
@@ -287,28 +303,6 @@ def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     record = whole(repo, "moved")
     assert at(repo, f"{record.commit}:lib") == at(repo / "lib", "HEAD")
     assert checkout.submodules(repo, f"{record.commit}") == ["lib"]
-
-
-def test_new_files_are_named_limited_and_counted(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_tree, "MAX_NEW_BYTES", 1000)
-    monkeypatch.setattr(work_tree, "MAX_NAMED", 3)
-    make_repo(repo / "embedded")
-    for number, size in enumerate([600, 500, 300, 90]):
-        (repo / f"{number}.npz").write_bytes(b"x" * size)
-    (repo / "train.py").write_text("y" * 2000)  # changed, not new
-    for name in ("a.pem", ".env"):
-        (repo / name).touch()
-    git(repo, "add", "-f", ".env")
-    git(repo, "commit", "-qm", "on purpose")
-    (repo / ".env").write_text("changed\n")
-    record = whole(repo)
-    assert left_out(record) == {
-        "a.pem": "likely secret: named like *.pem",
-        "embedded/": "a git repository of its own",
-        "0.npz": "new files together exceed 0 MB",
-    }
-    assert (len(record.changed), record.changed_count) == (3, 5)
-    assert stored(repo, record.commit)[".env"] == b"changed\n"  # committed: the user's decision
 
 
 # --- trouble with git ---------------------------------------------------------------------------------
