@@ -26,7 +26,6 @@ from typing import Any
 import xxhash
 
 from rltemplate.config.cli.preflight import Plan
-from rltemplate.config.command_args import few
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import package_versions
@@ -39,8 +38,8 @@ from rltemplate.launch.process import (
 )
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
-from rltemplate.run.continuation import ACCEPT, changed_code, changed_libraries, how_back
-from rltemplate.run.git.snapshot import GitRecord, take_snapshot
+from rltemplate.run.continuation import changed_code, changed_libraries, refuse_changes
+from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import leaves
@@ -67,12 +66,22 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
         RunLock(folder).acquire()
     except OSError as error:
         raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
-    record = _new_record(folder.name, plan) if plan.resume is None else SweepRecord.read(folder)
-    if record.status == "finished":
-        print("every job has finished already; nothing is started")
-        _show(record, folder)
-        return 0
-    if plan.resume is not None:
+    if plan.resume is None:
+        record = SweepRecord(
+            id=folder.name,
+            words=plan.words,
+            num_jobs=plan.num_jobs,
+            commands=[],
+            start_time=_now(),
+            versions=package_versions(),
+            snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start in days
+        )
+    else:
+        record = SweepRecord.read(folder)
+        if record.status == "finished":
+            print("every job has finished already; nothing is started")
+            _show(record, folder)
+            return 0
         _resume(record, folder, plan)
     record.commands.append(list(command))
     record.write(folder)
@@ -115,23 +124,16 @@ def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
     raise ConfigError(f"sweep={text}: no such sweep in {root} was started with these words{last}")
 
 
-def _new_record(sweep_id: str, plan: Plan) -> SweepRecord:
-    """Record the code as it is now: the last job may start in days."""
-    return SweepRecord(
-        id=sweep_id,
-        words=plan.words,
-        num_jobs=plan.num_jobs,
-        commands=[],
-        start_time=_now(),
-        versions=package_versions(),
-        snapshot=take_snapshot(PROJECT, keep_ref=sweep_id),
-    )
-
-
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     """Check that a sweep may be resumed, and make its record that of a new start."""
     snapshot = take_snapshot(PROJECT)
-    record.changed = _check_changes(record, snapshot, plan.accept)
+    changes = {
+        "code": changed_code(record.snapshot, snapshot),
+        "libraries": changed_libraries(record.versions),
+    }
+    if not plan.accept:
+        refuse_changes(f"sweep {record.id}", changes, record.snapshot.ref)
+    record.changed = {what: found for what, found in changes.items() if found}
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
     # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
@@ -139,19 +141,6 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     record.status, record.end_time, record.versions = "running", None, package_versions()
     record.num_jobs, record.accept = plan.num_jobs, plan.accept
     print(f"sweep {record.id} goes on", flush=True)
-
-
-def _check_changes(record: SweepRecord, snapshot: GitRecord, accept: bool) -> dict[str, list[str]]:
-    """Code and libraries that affect results and have changed; ConfigError unless that is accepted."""
-    before = record.snapshot
-    changed = {"code": changed_code(before, snapshot), "libraries": changed_libraries(record.versions)}
-    for what, found in changed.items():
-        if found and not accept:
-            raise ConfigError(
-                f"{record.id}: the {what} changed since the sweep began: {few(found)}\n"
-                f"bring back {how_back(what, before.ref)}, or go on all the same with accept={ACCEPT}"
-            )
-    return {what: found for what, found in changed.items() if found}
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:

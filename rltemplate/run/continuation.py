@@ -132,12 +132,8 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         notes.append(about_added(run_dir.name, added))
     if not job.accept:
         keys = [key for key in added if affects_results(key) and key not in BOOKKEEPING_KEYS]
-        for what, found in (("code", code), ("libraries", libraries), ("configuration", keys)):
-            if found:
-                raise ConfigError(
-                    f"{run_dir.name}: the {what} changed since the run began: {few(found)}\n"
-                    f"bring back {how_back(what, record.git.ref)}, or go on all the same with accept={ACCEPT}"
-                )
+        changes = {"code": code, "libraries": libraries, "configuration": keys}
+        refuse_changes(f"{run_dir.name}: the run", changes, record.git.ref)
     changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
     changed |= _changed_machine(record.machine)
     then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
@@ -220,10 +216,15 @@ def changed_code(before: GitRecord, snapshot: GitRecord) -> list[str]:
     return [path for path in changed if file_matters(path)]
 
 
-def how_back(what: str, ref: str | None) -> str:
-    """Advice on bringing back code or libraries, with the git command for code."""
-    recorded = what == "code" and ref is not None
-    return f"what it had (git worktree add --detach FOLDER {ref})" if recorded else "what it had"
+def refuse_changes(name: str, changes: Mapping[str, Sequence[str]], ref: str | None) -> None:
+    """Raise ConfigError for the first of `changes` since a run or sweep began; `ref` has its code."""
+    for what, found in changes.items():
+        if found:
+            how = f" (git worktree add --detach FOLDER {ref})" if what == "code" and ref else ""
+            raise ConfigError(
+                f"{name} began with other {what}: {few(found)}\n"
+                f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
+            )
 
 
 def changed_libraries(before: Mapping[str, str]) -> list[str]:

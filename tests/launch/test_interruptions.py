@@ -263,7 +263,7 @@ def test_what_has_changed_is_refused_unless_it_is_accepted(
         notes.write_text("thoughts\n")
         code.write_text(original + "\n# another\n")
         refused = start("resume", f"run={run_dir}")
-        assert_refused(refused, "the code changed since the run began: rltemplate/learning/optim.py")
+        assert_refused(refused, "the run began with other code: rltemplate/learning/optim.py")
         assert "NOTES.md" not in refused.said
         assert listing(run_dir) == before
         start("resume", f"run={run_dir}", "accept=changes", status=0)
@@ -280,7 +280,7 @@ def test_what_has_changed_is_refused_unless_it_is_accepted(
     facts["versions"]["torch"] = "1.0"
     facts["machine"]["cpu"] = "an abacus"
     (other / paths.RECORD).write_text(json.dumps(facts))
-    assert_refused(start("resume", f"run={other}"), "the libraries changed since the run began: torch 1.0 ->")
+    assert_refused(start("resume", f"run={other}"), "the run began with other libraries: torch 1.0 ->")
     facts["versions"]["torch"] = torch.__version__
     (other / paths.RECORD).write_text(json.dumps(facts))
     config = other / paths.CONFIG

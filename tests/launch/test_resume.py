@@ -228,7 +228,7 @@ def test_a_run_goes_on_with_a_new_key_only_if_that_is_said(
     )
     monkeypatch.setitem(ALGORITHMS, "ppo", replace(ALGORITHMS["ppo"], config=with_new_key))
     monkeypatch.setitem(ADDED, "algo.aux_coef", 0.0)
-    with pytest.raises(ConfigError, match=r"configuration changed .*: algo\.aux_coef\n.*accept=changes$"):
+    with pytest.raises(ConfigError, match=r"other configuration: algo\.aux_coef\n.*accept=changes$"):
         go_on_with(accept=False)
     found = go_on_with(accept=True)
     assert found.changed == {"new_keys": {"algo.aux_coef": 0.0}}

@@ -255,19 +255,6 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(project: Path,
     assert kept == [True, False, False, True, True, True]  # a run without a record cannot be resumed
 
 
-@pytest.mark.long
-def test_a_sweep_crosses_algorithms_and_environments_and_doubts_once(project: Path, tmp_path: Path) -> None:
-    words = ["algo=ppo,sac", "env=Hopper-v5,MountainCarContinuous-v0", "total_env_steps=1000"]
-    status, out, err = train(project, tmp_path, *words)
-    assert status == 0, out
-    assert err.count("this run collects random actions and learns nothing\n") == 1
-    assert len(err.splitlines()) == 1, err
-    assert len({job.run_id for job in sweep_in(tmp_path)[1].jobs}) == 4
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    pairs = [f"{algo}-{env}" for algo in ("ppo", "sac") for env in ("Hopper", "MountainCarContinuous-v0")]
-    assert [name for name in folders if "-" in name] == pairs
-
-
 INHERITED = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
 
 
@@ -422,7 +409,7 @@ def test_changed_code_stops_a_sweep_and_a_changed_configuration_starts_its_jobs_
     changed.write_text(f"{changed.read_text()}# something else\n")
     status, out, err = train(copy, cwd, *words)
     assert (status, out) == (2, "")
-    assert f"{folder.name}: the code changed since the sweep began: rltemplate/rng.py\n" in err
+    assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in err
     assert f"refs/runs/{folder.name}" in err
     assert "accept=changes" in err
     assert sweep_in(cwd)[1] == before
@@ -548,18 +535,14 @@ SMALL += ["env=Pendulum", "env.max_episode_steps=20", "eval_episodes=1", "video_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("first", "second"), [("joblib", "basic"), ("basic", "submitit_local")])
-def test_a_sweep_that_was_killed_has_the_results_of_single_runs(
-    fork: Path, tmp_path: Path, first: str, second: str
-) -> None:
-    single, cwd = tmp_path / "single", tmp_path / "sweep"
-    for path in (single, cwd):
-        path.mkdir()
+def test_a_sweep_that_was_killed_has_the_results_of_single_runs(fork: Path, tmp_path: Path) -> None:
+    cwd = tmp_path / "sweep"
+    cwd.mkdir()
     for seed in (1, 2):
-        assert train(fork, single, *SMALL, f"seed={seed}", f"run_dir={seed}")[0] == 0
-    straight = [(single / f"{seed}" / "trace.jsonl").read_bytes() for seed in (1, 2)]
+        assert train(fork, tmp_path, *SMALL, f"seed={seed}", f"run_dir={seed}")[0] == 0
+    straight = [(tmp_path / f"{seed}" / "trace.jsonl").read_bytes() for seed in (1, 2)]
     assert straight[0] != straight[1]
-    process = start(fork, cwd, *SMALL, "seed=1,2", f"hydra/launcher={first}")
+    process = start(fork, cwd, *SMALL, "seed=1,2", "hydra/launcher=joblib")
 
     def in_the_middle() -> bool:
         """Beyond the first checkpoint of the second run, and far from its end."""
@@ -571,7 +554,7 @@ def test_a_sweep_that_was_killed_has_the_results_of_single_runs(
     kill_session(process.pid)
     finish(process)
     assert statuses(cwd)[1] == "running"
-    status, out, err = train(fork, cwd, *SMALL, "seed=1,2", "sweep=resume", f"hydra/launcher={second}")
+    status, out, err = train(fork, cwd, *SMALL, "seed=1,2", "sweep=resume", "hydra/launcher=submitit_local")
     assert status == 0, err + out
     folder, found = sweep_in(cwd)
     run_dirs = [job.run(folder) or folder for job in found.jobs]
