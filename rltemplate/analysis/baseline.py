@@ -1,6 +1,6 @@
 """The check of `baseline=RUN`: a new run may differ from its baseline in one thing.
 
-Factors are counted as by `make diff` (analysis/factors.py), before anything is created. More than one is
+Factors are counted as by `make diff` (analysis/differences.py), before anything is created. More than one is
 refused, or with `baseline_check=warn` reported.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.diff import RunDiff, compare_records
-from rltemplate.analysis.factors import Factor, describe
+from rltemplate.analysis.differences import Factor, describe
 from rltemplate.analysis.runs import PLANNED, Run, load_run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions

@@ -9,16 +9,17 @@ from typing import Any
 
 from rltemplate.analysis.differences import (
     CODE,
-    CONFIGURATION,
     SECTIONS,
     SEED,
     Difference,
+    Factor,
     changed_files,
+    describe,
     differences,
+    find_factors,
     listed,
 )
-from rltemplate.analysis.factors import Factor, count_files, describe, find_factors
-from rltemplate.analysis.run_table import cell
+from rltemplate.analysis.run_table import NOTHING, cell
 from rltemplate.analysis.runs import PLANNED, Run
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import PROJECT
@@ -41,9 +42,9 @@ class RunDiff:
     notes: list[str]
 
     @property
-    def seeds(self) -> tuple[Any, Any] | None:
+    def seeds(self) -> str | None:
         """Both seeds, if they differ."""
-        return next(((one.a, one.b) for one in self.differences if one.key == SEED), None)
+        return next((one.change for one in self.differences if one.key == SEED), None)
 
 
 def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
@@ -62,7 +63,8 @@ def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
     known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
     names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
     for name in dict.fromkeys(("steps", *names, "duration")):
-        yield name, cell(a, name), cell(b, name)
+        if (values := (cell(a, name), cell(b, name))) != (NOTHING, NOTHING):
+            yield name, *values
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
@@ -94,43 +96,29 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
 
 def verdict(found: RunDiff) -> str:
     """The changes in a line; a warning if there is more than one, or the code is unknown."""
-    count, known = len(found.factors), describe(found.factors)
-    if count > 1 or found.changed_files is None:
-        told = (
-            f"{count} thing{'s differ' if count > 1 else ' differs'}: {known}" if count else "nothing differs"
-        )
-        unknown = ", and the code cannot be compared" if found.changed_files is None else ""
-        return f"warning: {told}{unknown}; what a difference of the returns comes from cannot be told"
+    count, unknown = len(found.factors), found.changed_files is None
+    told = {0: "nothing differs", 1: "1 thing differs"}.get(count, f"{count} things differ")
+    told += f": {describe(found.factors)}" if count else ""
+    if count > 1 or unknown:
+        told += ", and the code cannot be compared" if unknown else ""
+        return f"warning: {told}; what a difference of the returns comes from cannot be told"
     if count:
-        return f"1 thing differs: {known}"
-    if found.seeds is not None:
-        return f"same experiment: only the seed differs, {found.seeds[0]} -> {found.seeds[1]}"
-    return "same experiment, same seed"
+        return told
+    seed = "same seed" if found.seeds is None else f"only the seed differs, {found.seeds}"
+    return f"same experiment: {seed}"
 
 
 def report(found: RunDiff, code: str | None = None) -> str:
     """The differences for a terminal, the verdict last; `code` is shown in place of the names of files."""
-    files = found.changed_files
-    lines = [f"a  {found.a}", f"b  {found.b}", "", *_section(found, CONFIGURATION), ""]
-    if not files:
-        lines.append("code: cannot be compared" if files is None else "code: equal")
-    else:
-        idle = {one.key for one in found.differences if one.section == CODE and not one.affects_results}
-        named = [f"  {name}{'  (no factor)' if name in idle else ''}" for name in files]
-        some = f", {len(files) - len(idle)} of which can change a run" if idle else ""
-        lines += [f"code: {count_files(files)}{some}", *(named if code is None else [code])]
-    for section in SECTIONS[2:]:
-        lines += ["", *_section(found, section)]
+    lines = [f"a  {found.a}", f"b  {found.b}"]
+    for section in SECTIONS:
+        shown = [code] if code and section == CODE else list(listed(found.differences, section))
+        lines += ["", section if shown else f"{section}: equal", *shown]
     rows = [("", "a", "b"), *found.metrics]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines += ["", "metrics at the end"]
     lines += [f"  {name:{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}" for name, a, b in rows]
     return "\n".join([*lines, "", *(f"note: {note}" for note in found.notes), verdict(found)])
-
-
-def _section(found: RunDiff, section: str) -> list[str]:
-    lines = list(listed(found.differences, section))
-    return [section, *lines] if lines else [f"{section}: equal"]
 
 
 def to_dict(found: RunDiff) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from conftest import RecordedRun, git, run_train
 
 from rltemplate.__main__ import main
 from rltemplate.analysis.diff import compare_records, report, verdict
-from rltemplate.analysis.differences import ABSENT
-from rltemplate.analysis.factors import describe
+from rltemplate.analysis.differences import ABSENT, describe
 from rltemplate.analysis.runs import Run
 from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import commit_outcome, commit_run, take_snapshot
@@ -176,7 +175,7 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     )
     found = compare_records(a, run("b"), ["README.md", "docs/x.py"])
     assert found.notes == ["only files differ that cannot change a run: README.md, docs/x.py"]
-    assert verdict(found) == "same experiment, same seed"
+    assert verdict(found) == "same experiment: same seed"
 
 
 def test_unknown_code_is_warned_about() -> None:
@@ -191,7 +190,7 @@ def test_unknown_code_is_warned_about() -> None:
 
 def test_the_same_experiment_is_called_so() -> None:
     a = run("a")
-    assert verdict(compare_records(a, run("b"), [])) == "same experiment, same seed"
+    assert verdict(compare_records(a, run("b"), [])) == "same experiment: same seed"
     other = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
     assert verdict(other) == "same experiment: only the seed differs, 1 -> 2"
     one = compare_records(a, run("b", config={"algo.gamma": 0.9, "seed": 2}), [])
@@ -225,9 +224,8 @@ def test_the_report_has_all_of_it() -> None:
     for line in (
         "  algo.gamma  0.99 -> 0.9",
         "  seed        1 -> 2  (no factor)",
-        "code: 2 files, 1 of which can change a run",
-        "  rltemplate/learning/optim.py",
-        "  README.md  (no factor)",
+        "  rltemplate/learning/optim.py  3333333333 -> 3333333333",
+        "  README.md                     3333333333 -> 3333333333  (no factor)",
         "  wandb  0.31.0 -> 1  (no factor)",
         "machine: equal",
     ):
@@ -351,8 +349,9 @@ def call(
 
 def test_the_command_shows_the_changes(call: Call) -> None:
     lines = call().splitlines()
+    files = [line.split()[0] for line in lines if " -> " in line]
     assert lines[-1].startswith("warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (1 file); what a")
-    assert {"  rltemplate/learning/optim.py", "  README.md  (no factor)"} <= set(lines)
+    assert {"rltemplate/learning/optim.py", "README.md"} <= set(files)
     assert "+# another thought" in call("code=full").splitlines()
 
 
