@@ -92,7 +92,7 @@ class VideoRecorder:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failures.items())
-        hint = "" if "native" in self.failures else f" ({INSTALL_HINT})"
+        hint = "" if {"native", "raycast"} & self.failures.keys() else f" ({INSTALL_HINT})"
         self._say(f"videos are off: {reasons}{hint}")
         return None
 
