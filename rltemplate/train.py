@@ -48,7 +48,7 @@ FINISHED, FAILED, REFUSED = 0, 1, 2
 
 def run(job: Job) -> int:
     """Make the run of a job, and return its exit status."""
-    job = settled(job, build_algorithm)
+    job = settled(job)
     config = from_dict(job.config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     training, stop = TrainingRun(job, partial(_write_journal, config)), Stop()

@@ -14,8 +14,6 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +58,6 @@ def group_rows(rows: int) -> None:
 def in_force() -> dict[str, Any]:
     """The choices in force."""
     return {"products": chosen.products, "row_groups": chosen.row_groups}
-
-
-@contextmanager
-def grouped(rows: int) -> Iterator[None]:
-    """`group_rows(rows)` for the block."""
-    before = chosen.row_groups
-    group_rows(rows)
-    try:
-        yield
-    finally:
-        group_rows(before)
 
 
 def total(x: Tensor) -> Tensor:

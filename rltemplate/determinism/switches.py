@@ -52,8 +52,9 @@ def apply(
         settings["cpp_compiler"] = compiler_version()
     for name, value in _wanted(switches, num_threads, products, settings).items():
         if value is not None and settings[name] != value:  # null leaves it free
-            instead = _instead(switches, name)
-            raise ConfigError(f"determinism: {name} should be {value} and is {settings[name]}; {instead}")
+            raise ConfigError(
+                f"determinism: {name} should be {value} and is {settings[name]}; {_instead(switches)}"
+            )
     return settings
 
 
@@ -127,15 +128,11 @@ def _wanted(
     }
 
 
-def _instead(switches: Switches, name: str) -> str:
-    if name == "mkl_branch":
-        return "this CPU does not have it; use determinism.products=padded"
-    if name == "blas_threads":
-        return "numpy has another BLAS than OpenBLAS; use determinism=invariant with products=padded"
-    if name in ("cpu_capability", "blas_kernels"):
-        if switches.profile is None:
-            return f"this machine cannot; leave determinism.{name} at null"
+def _instead(switches: Switches) -> str:
+    if switches.profile is not None:
         return f"this machine cannot be {switches.profile}; use determinism=invariant"
+    if switches.products.name != "plain":
+        return "use determinism.products=padded, or start runs with scripts/train.py, which prepares them"
     return "start runs with scripts/train.py, which prepares their process, or use determinism=fast"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import EnvSpec, make_env
-from rltemplate.envs.vector import EnvFactory, SerialEnvs, step_dtype
+from rltemplate.envs.vector import SerialEnvs, make_recorder, step_dtype
 from rltemplate.envs.workers import WorkerPool
 from rltemplate.types import ConfigError, Episode, Probe
 
@@ -48,12 +48,13 @@ class Envs:
             self.codec = Codec(spec.id, tried.observation_space, tried.action_space)
         finally:
             tried.close()
-        factory, dtype = EnvFactory(spec, num_envs), step_dtype(self.codec.obs_space, self.codec.action_space)
+        dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
         self._vector: SerialEnvs | WorkerPool
         if num_workers:
-            self._vector = WorkerPool(factory, num_workers, self._seeds, dtype)
+            self._vector = WorkerPool(spec, self._seeds, num_workers, dtype)
         else:
-            self._vector = SerialEnvs(list(map(factory.make_env, range(num_envs))), np.zeros(num_envs, dtype))
+            envs = [make_recorder(spec, number, num_envs) for number in range(num_envs)]
+            self._vector = SerialEnvs(envs, np.zeros(num_envs, dtype))
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 

@@ -140,9 +140,9 @@ class ActionRecorder:
                 if self._last[2] or self._last[3]:  # stepping on after an early end may raise anything
                     return differs
                 episode_return += self.step(action.copy())[1]
-            if self._outcome() != outcome:
+            if len(self._actions) != length or self._outcome() != outcome:
                 return differs
-        return next(actions, None) is None, len(self._actions), episode_return
+        return next(actions, None) is None, length, episode_return
 
     def _outcome(self) -> str:
         obs, reward, terminated, truncated = self._last

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,29 +27,15 @@ class StepResult(NamedTuple):
     truncated: np.ndarray  # (N,) bool
 
 
-@dataclass(frozen=True, slots=True)
-class EnvFactory:
-    """Makes the copies of one environment, by their numbers from 0."""
-
-    spec: EnvSpec
-    num_envs: int
-
-    def name(self, first: int, last: int) -> str:
-        """Some of the environments in messages."""
-        if self.num_envs == 1:
-            return self.spec.id
-        which = f"environment {first + 1}" if first == last else f"environments {first + 1} to {last + 1}"
-        return f"{self.spec.id}, {which} of {self.num_envs}"
-
-    def make_env(self, number: int) -> ActionRecorder:
-        """The environment of this number."""
-        name = self.name(number, number)
-        try:
-            return ActionRecorder(make_env(self.spec), name)
-        except Exception as error:
-            if not isinstance(error, ConfigError):
-                error.add_note(f"{name}, when it was made")
-            raise
+def make_recorder(spec: EnvSpec, number: int, num_envs: int) -> ActionRecorder:
+    """One of the copies of an environment, by its number from 0."""
+    name = spec.id if num_envs == 1 else f"{spec.id}, environment {number + 1} of {num_envs}"
+    try:
+        return ActionRecorder(make_env(spec), name)
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            error.add_note(f"{name}, when it was made")
+        raise
 
 
 def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.dtype[Any]:

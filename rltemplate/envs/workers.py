@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -22,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from rltemplate.envs.vector import EnvFactory, SerialEnvs, StepResult
+from rltemplate.envs.make import EnvSpec
+from rltemplate.envs.vector import SerialEnvs, StepResult, make_recorder
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 
 _GRACE_S = 5.0  # for workers to close their environments
@@ -41,17 +43,15 @@ class WorkerPool:
     signals that are meant for the run, and none outlives it.
     """
 
-    def __init__(
-        self, factory: EnvFactory, num_workers: int, seeds: Sequence[int], dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, spec: EnvSpec, seeds: Sequence[int], num_workers: int, dtype: np.dtype[Any]) -> None:
         """Global generators of a worker start from the seed of its first environment.
 
         After a fork they would all start from the same numbers.
         """
-        num_envs, groups = factory.num_envs, num_workers + 1
+        num_envs, groups = len(seeds), num_workers + 1
         bounds = [-(-number * num_envs // groups) for number in range(groups + 1)]
-        self._groups = [slice(bounds[number], bounds[number + 1]) for number in range(groups)]
-        self._factory = factory
+        self._groups = list(map(slice, bounds, bounds[1:]))
+        self._id = spec.id
         self._own: SerialEnvs | None = None
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -67,16 +67,14 @@ class WorkerPool:
         try:
             for group in self._groups[:-1]:
                 pipe, other = context.Pipe()
-                work = (other, factory, group, memory, dtype, seeds[group.start], os.getpid())
-                name = factory.name(group.start, group.stop - 1)
-                process = context.Process(target=_work, args=work, name=name, daemon=True)
+                work = (other, spec, group, memory, dtype, seeds[group.start], os.getpid())
+                process = context.Process(target=_work, args=work, daemon=True)
                 process.start()
                 other.close()
                 self._pipes.append(pipe)
                 self._processes.append(process)
-            *_, self._own = self._finish(
-                range(num_workers), lambda: _make_group(factory, self._groups[-1], table)
-            )
+            own = partial(_make_group, spec, self._groups[-1], table)
+            *_, self._own = self._finish(range(num_workers), own)
         except BaseException:
             self.close()
             raise
@@ -130,12 +128,12 @@ class WorkerPool:
         try:
             return self._pipes[number].recv()
         except (EOFError, OSError):
-            process, group = self._processes[number], self._groups[number]
+            process = self._processes[number]
             process.join(1.0)  # its pipe closes a moment before
             code = process.exitcode or 0
             how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-            name = self._factory.name(group.start, group.stop - 1)
-            raise RunError(f"{name}: its worker process died ({how})") from None
+            which = f"worker process {number + 1} of {len(self._pipes)}"
+            raise RunError(f"{self._id}: {which} died ({how})") from None
 
 
 def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
@@ -156,7 +154,7 @@ def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
 
 def _work(
     pipe: Connection,
-    factory: EnvFactory,
+    spec: EnvSpec,
     group: slice,
     memory: Any,
     dtype: np.dtype[Any],
@@ -180,7 +178,7 @@ def _work(
             try:
                 if envs is None:
                     seed_global_rng(seed)
-                    envs = _make_group(factory, group, table)
+                    envs = _make_group(spec, group, table)
                 elif method == "step":
                     envs.step(table["action"][group].copy())  # an environment may keep its action
                 else:
@@ -197,8 +195,9 @@ def _work(
         envs.close()
 
 
-def _make_group(factory: EnvFactory, group: slice, table: np.ndarray) -> SerialEnvs:
-    return SerialEnvs([factory.make_env(number) for number in range(group.start, group.stop)], table[group])
+def _make_group(spec: EnvSpec, group: slice, table: np.ndarray) -> SerialEnvs:
+    envs = [make_recorder(spec, number, len(table)) for number in range(group.start, group.stop)]
+    return SerialEnvs(envs, table[group])
 
 
 def _end_with(run: int) -> None:

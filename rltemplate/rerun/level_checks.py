@@ -26,7 +26,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError where the run would be refused before its checks.
     """
-    config = from_dict(settled(job, build_algorithm).config)
+    config = from_dict(settled(job).config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_global_rng(config.seed)
     algorithm, _ = build_algorithm(config)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, kernels, switches
-from rltemplate.envs.envs import Envs
-from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.determinism.levels import on_cpu
 from rltemplate.envs.make import uses_mujoco
 from rltemplate.run.job import Job
-from rltemplate.run.lines import to_stderr
 from rltemplate.run.record import DeterminismFacts
 from rltemplate.types import Algorithm
-
-Build = Callable[[Config], tuple[Algorithm, Envs]]
 
 
 def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
@@ -44,26 +40,15 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
     return DeterminismFacts(level=config.determinism.level.name, settings=dict(confirmed), checks=found)
 
 
-def settled(job: Job, build: Build) -> Job:
+def settled(job: Job) -> Job:
     """`job` with the way of matrix products by name, where the level of a new run leaves it open.
 
-    So it stands in the recorded configuration, and a rerun takes the same way. Notes an unusual one.
+    So it stands in the recorded configuration, and a rerun takes the same way.
     """
     config = from_dict(job.config)
     level, device = config.determinism, switches.resolve_device(config.device.name)
     if level.products is not Products.auto or device.type != "cpu" or job.resume:
         return job
-    switches.apply(level, config.num_threads, config.compile, config.device.name)
-    chosen = str(kernels.in_force()["products"])
-    if chosen == "padded":
-        seed_global_rng(config.seed)
-        here = dataclasses.replace(config, env=dataclasses.replace(config.env, num_workers=0))
-        algorithm, _ = build(here)
-        try:
-            chosen, problem = checks.choose_products(trial(config, algorithm))
-        finally:
-            algorithm.close()
-        if problem is not None:
-            to_stderr(f"determinism.products=auto: {problem}; {chosen} is taken")
-    named = dataclasses.replace(config, determinism=dataclasses.replace(level, products=Products[chosen]))
+    products = Products[on_cpu(level.products.name)]
+    named = dataclasses.replace(config, determinism=dataclasses.replace(level, products=products))
     return dataclasses.replace(job, config=to_dict(named))

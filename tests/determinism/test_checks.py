@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from conftest import ROOT, SHRUNK, Configure, small
 
 from rltemplate.algos.build import build_algorithm
@@ -22,14 +20,12 @@ from rltemplate.determinism.checks import (
     Trial,
     check_repeats,
     check_rows,
-    choose_products,
-    differing_rows,
 )
 from rltemplate.determinism.layers import Elu, Linear, Rows
-from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import Algorithm, ConfigError, ForwardPass
 
 CPU = torch.device("cpu")
+Network = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +33,11 @@ def plain_afterwards() -> Iterator[None]:
     yield
     kernels.use("plain")
     kernels.group_rows(0)
+
+
+def tried(configure: Configure, network: Network, products: str = "padded") -> Trial:
+    passes = {"policy": ForwardPass(network, 3, (4,))}
+    return Trial(configure("determinism=invariant").determinism, passes, CPU, products, physics=False)
 
 
 def built(configure: Configure, algo: str) -> Algorithm:
@@ -50,14 +51,14 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     configure: Configure, algo: str, products: str
 ) -> None:
     algorithm = built(configure, algo)
+    level = configure("determinism=invariant").determinism
+    trial = Trial(level, algorithm.forward_passes(), CPU, products, physics=False)
     kernels.use(products)
-    facts = check_rows(algorithm.forward_passes(), CPU, products)
-    assert facts["threads"] == [1, 2]
-    assert set(facts["networks"]) == set(algorithm.forward_passes())
+    assert set(check_rows(trial)["networks"]) == set(trial.passes)
     kernels.use("plain")
     if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
         with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
-            check_rows(algorithm.forward_passes(), CPU, "plain")
+            check_rows(trial)
     algorithm.close()
 
 
@@ -92,24 +93,25 @@ def test_a_sum_has_one_order_where_the_level_asks_for_it() -> None:
     assert sums["padded"].pop() == pytest.approx(x.double().sum().item(), rel=1e-4)
 
 
-def test_a_network_that_does_not_repeat_is_found() -> None:
+def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
     calls = iter(range(1000))
 
     def drifting(rows: torch.Tensor) -> torch.Tensor:
         return rows + next(calls) * 1e-6
 
-    with pytest.raises(ConfigError, match="the drifting network gives different bits for equal inputs"):
-        check_repeats({"drifting": ForwardPass(drifting, 3, (4,))}, CPU, "repeat")
-    facts = check_repeats({"steady": ForwardPass(lambda rows: rows * 2, 3, (4,))}, CPU, "repeat")
-    assert "the steady network" in facts["tried"]
+    with pytest.raises(ConfigError, match="the policy network gives different bits for equal inputs"):
+        check_repeats(tried(configure, drifting))
+    assert check_repeats(tried(configure, lambda rows: rows * 2))["holds"]
 
 
-def test_a_network_that_looks_at_its_neighbours_is_found() -> None:
+def test_a_network_that_looks_at_its_neighbours_is_found(configure: Configure) -> None:
     def centred(rows: torch.Tensor) -> torch.Tensor:
         return rows - rows.mean(0)
 
-    assert differing_rows(ForwardPass(centred, 3, (4,)), CPU)
-    assert differing_rows(ForwardPass(torch.tanh, 3, (4,)), CPU) == []
+    assert check_rows(tried(configure, torch.tanh))["holds"]
+    for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
+        with pytest.raises(ConfigError, match=rf"other bits in a batch of \d+ rows on .*; use {instead}"):
+            check_rows(tried(configure, centred, products))
 
 
 def train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -150,47 +152,6 @@ def test_threads_and_grouping_change_no_bit_of_a_run_at_invariant(tmp_path: Path
             traces.setdefault(level, set()).add((folder / "trace.jsonl").read_text())
     assert len(traces["invariant"]) == 1
     assert len(traces["repeat"]) > 1
-
-
-@pytest.mark.long
-def test_what_padding_does_not_mend_is_left_to_blas(tmp_path: Path) -> None:
-    """Layers of odd width, for which padding is not enough on CPUs that have no strict branch of MKL."""
-    words = ["env=CartPole", "determinism=invariant", "algo.hidden_sizes=[31,31]", *SHRUNK["ppo"]]
-    words += ["total_env_steps=128", "log_every=1", "eval_every=0"]
-    for name, threads, groups in (("one", 1, "0"), ("two", 2, "7")):
-        done = train(tmp_path / name, *words, f"num_threads={threads}", RLTEMPLATE_ROW_GROUPS=groups)
-        assert done.returncode == 0, done.stderr
-        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
-        if cpu_identity()[0] == "GenuineIntel":
-            assert config["determinism"]["products"] == "strict"
-            continue
-        assert re.search(
-            r"products=auto: with products=padded the \w+ network .*; blas is taken", done.stderr
-        )
-        assert config["determinism"]["products"] == "blas"
-        record = json.loads((tmp_path / name / "record.json").read_text())
-        assert record["determinism"]["settings"]["products"] == "blas"
-        assert first_ratios(tmp_path / name) == {0.0}
-    assert (tmp_path / "one" / "trace.jsonl").read_text() == (tmp_path / "two" / "trace.jsonl").read_text()
-
-
-def test_the_usual_way_is_kept_where_it_holds(configure: Configure) -> None:
-    def centred(rows: torch.Tensor) -> torch.Tensor:
-        return rows - rows.mean(0)
-
-    def chosen(network: Callable[[torch.Tensor], torch.Tensor]) -> tuple[str, bool]:
-        passes = {"policy": ForwardPass(network, 3, (4,))}
-        way, problem = choose_products(Trial(switches, passes, CPU, "padded", physics=False))
-        return way, problem is None
-
-    switches = configure("determinism=invariant").determinism
-    kernels.use("padded")
-    kernels.group_rows(7)  # is not to decide anything
-    assert chosen(torch.tanh) == ("padded", True)
-    assert chosen(centred) == ("blas", False)
-    for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
-        with pytest.raises(ConfigError, match=f"use {instead}"):
-            check_rows({"policy": ForwardPass(centred, 3, (4,))}, CPU, products)
 
 
 @pytest.mark.parametrize("groups", ["-1", "many"])

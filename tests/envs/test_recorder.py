@@ -1,14 +1,11 @@
-"""Environments go on exactly from a file: in another process, and only where they can."""
+"""Environments go on exactly from a file, and only where they can."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +18,6 @@ from rltemplate.envs.make import EnvSpec
 from rltemplate.rng import env_seeds
 from rltemplate.types import ConfigError
 
-HERE = Path(__file__).resolve().parent
 FURTHER = 200  # steps after the snapshot
 
 # The time limit ends episodes of those that never fall over.
@@ -34,22 +30,8 @@ LIMITS = {
 MOMENTS = ("first episode", "mid-episode", "just ended")
 
 
-class Case(NamedTuple):
-    """One run that is saved at one moment."""
-
-    env_id: str
-    num_envs: int
-    moment: str
-    save_workers: int = 0
-    load_workers: int = 0
-
-    @property
-    def file(self) -> str:
-        return "-".join(map(str, self)).replace(" ", "_") + ".pt"
-
-    def envs(self, num_workers: int, seed: int) -> Envs:
-        spec = EnvSpec(self.env_id, LIMITS[self.env_id], {})
-        return Envs(spec, self.num_envs, env_seeds(seed, "env", self.num_envs), num_workers)
+def make(env_id: str, num: int, workers: int = 0, seed: int = 1) -> Envs:
+    return Envs(EnvSpec(env_id, LIMITS.get(env_id), {}), num, env_seeds(seed, "env", num), workers)
 
 
 def play(envs: Envs, start: int, steps: int) -> list[list[Any]]:
@@ -79,82 +61,59 @@ def reach(envs: Envs, moment: str) -> int:
     return t if moment == "just ended" else t + 7
 
 
-def save(case: Case, folder: Path) -> None:
-    """Write the state at the case's moment."""
-    envs = case.envs(case.save_workers, seed=1)
-    t = reach(envs, case.moment)
-    torch.save({"t": t, "envs": envs.state_dict()}, folder / case.file)
-    envs.close()
+def goes_on(env_id: str, num: int, moment: str, workers: int, later: int, file: Path) -> bool:
+    """True if environments go on from a file as they would have gone on without."""
+    whole, again = (
+        make(env_id, num, workers),
+        make(env_id, num, later, seed=2),
+    )  # whose own seed leads elsewhere
+    try:
+        t = reach(whole, moment)
+        torch.save(whole.state_dict(), file)
+        again.load_state_dict(torch.load(file, weights_only=True))
+        expected = play(whole, t, FURTHER)
+        assert any(episodes for *_, episodes in expected)  # so that resets are among it
+        return play(again, t, FURTHER) == expected
+    finally:
+        whole.close()
+        again.close()
 
 
-def go_on(folder: Path, cases: list[Case]) -> None:
-    """The work of the other process: load, step on and write what came."""
-    for case in cases:
-        state = torch.load(folder / case.file, weights_only=True)
-        envs = case.envs(case.load_workers, seed=2)  # whose own seed leads elsewhere
-        envs.load_state_dict(state["envs"])
-        torch.save(play(envs, state["t"], FURTHER), folder / f"trail-{case.file}")
-        envs.close()
-
-
-def parted(case: Case, folder: Path) -> list[str]:
-    """The case and the step at which the other process left the course of a run without interruption."""
-    start = torch.load(folder / case.file, weights_only=True)["t"]
-    whole = case.envs(0, seed=1)
-    whole.reset()
-    expected = play(whole, 0, start + FURTHER)[start:]
-    whole.close()
-    came = torch.load(folder / f"trail-{case.file}", weights_only=True)
-    assert any(episodes for *_, episodes in came)  # so that resets were among it
-    pairs = enumerate(zip(expected, came, strict=True))
-    return [f"{case}, step {i}" for i, (one, other) in pairs if one != other][:1]
-
-
-def all_parted(cases: list[Case], folder: Path) -> list[str]:
-    for case in cases:
-        save(case, folder)
-    program = (
-        "import test_recorder as t, pathlib, sys;"
-        f"t.go_on(pathlib.Path(sys.argv[1]), [t.Case(*c) for c in {[tuple(case) for case in cases]!r}])"
-    )
-    places = os.pathsep.join([str(HERE), str(HERE.parent)])
-    command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, check=True)
-    return [found for case in cases for found in parted(case, folder)]
-
-
-@pytest.mark.long
-def test_a_run_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
-    cases = [
-        *(Case("CartPole-v1", 3, moment) for moment in MOMENTS),
-        Case("LunarLander-v3", 3, "mid-episode"),
-        Case("BipedalWalker-v3", 1, "just ended"),
-        Case("CartPole-v1", 3, "just ended", save_workers=3, load_workers=1),
-        Case("Hopper-v5", 3, "mid-episode", save_workers=2, load_workers=0),
-    ]
-    assert all_parted(cases, tmp_path) == []
+@pytest.mark.parametrize(
+    ("env_id", "num", "moment", "workers", "later"),
+    [
+        *(("CartPole-v1", 3, moment, 0, 0) for moment in MOMENTS),
+        ("LunarLander-v3", 3, "mid-episode", 0, 0),
+        ("BipedalWalker-v3", 1, "just ended", 0, 0),
+        ("CartPole-v1", 3, "just ended", 3, 1),
+        ("Hopper-v5", 3, "mid-episode", 2, 0),
+    ],
+)
+def test_a_run_goes_on_bit_for_bit(
+    env_id: str, num: int, moment: str, workers: int, later: int, tmp_path: Path
+) -> None:
+    assert goes_on(env_id, num, moment, workers, later, tmp_path / "state.pt")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", LIMITS)
 def test_every_environment_goes_on_from_every_moment(env_id: str, tmp_path: Path) -> None:
-    kinds = itertools.product((1, 3), MOMENTS, ((0, 0), (1, 1)))
-    cases = [Case(env_id, num, moment, *modes) for num, moment, modes in kinds]
-    assert all_parted(cases, tmp_path) == []
+    for num, moment, workers in itertools.product((1, 3), MOMENTS, (0, 1)):
+        assert goes_on(env_id, num, moment, workers, workers, tmp_path / "state.pt")
 
 
 # --- A piece that is missing or another one ----------------------------------------------------------------
 
 
 def running(env_id: str = "CartPole-v1", num: int = 2, steps: int = 75) -> Envs:
-    envs = Envs(EnvSpec(env_id, None, {}), num, env_seeds(1, "env", num))
+    envs = make(env_id, num)
     envs.reset()
     play(envs, 0, steps)
     return envs
 
 
 def restored(state: dict[str, Any], env_id: str = "CartPole-v1", num: int = 2, workers: int = 0) -> Envs:
-    envs = Envs(EnvSpec(env_id, None, {}), num, env_seeds(2, "env", num), workers)
+    envs = make(env_id, num, workers, seed=2)
     try:
         envs.load_state_dict(state)
     finally:
