@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rltemplate.determinism import golden
-from rltemplate.determinism.levels import PROMISES, Switches
+from rltemplate.determinism.levels import PROMISES
 from rltemplate.types import ConfigError, ForwardPass
+
+if TYPE_CHECKING:
+    from rltemplate.config.schema import DeterminismConfig
 
 # Numbers of rows around those at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
@@ -36,7 +39,7 @@ class Trial:
     `products` is the way of matrix products in force, `physics` whether the environment uses MuJoCo.
     """
 
-    switches: Switches
+    switches: DeterminismConfig
     passes: Mapping[str, ForwardPass]
     device: torch.device
     products: str
@@ -123,7 +126,7 @@ def _threads(number: int) -> Iterator[None]:
 
 # By name; each gives what it found, or raises `ConfigError`.
 CHECKS: dict[str, Callable[[Trial], dict[str, Any]]] = {
-    "golden": lambda trial: golden.check(trial.switches, trial.device.type, trial.physics),
+    "golden": lambda trial: golden.check(trial.switches, trial.physics),
     "repeats": check_repeats,
     "rows": check_rows,
 }

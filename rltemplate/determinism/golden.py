@@ -11,7 +11,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
 from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
-from rltemplate.determinism.levels import Switches
 from rltemplate.types import ConfigError
+
+if TYPE_CHECKING:
+    from rltemplate.config.schema import DeterminismConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -30,16 +32,12 @@ Array = np.ndarray[Any, Any]
 _BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 
-def check(switches: Switches, device: str = "cpu", physics: bool = True) -> dict[str, Any]:
+def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
     """The digest of every part here, after comparing it with the profile's.
 
     `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
     `ConfigError` naming the first part that differs, and what to use instead.
     """
-    if device != "cpu":
-        raise ConfigError(
-            f"device={device}: determinism=profile is about CPUs; use device=cpu or determinism=invariant"
-        )
     found = digests(physics)
     for part, digest in found.items():
         golden = switches.golden.get(part)

@@ -7,10 +7,13 @@ Variables that are read when a process or a library starts are set here, by whoe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.determinism.variables import REMOVED
+
+if TYPE_CHECKING:
+    from rltemplate.config.schema import DeterminismConfig
 
 # The checks (`checks.CHECKS`) that the name of a level promises, whatever its switches have been set to.
 PROMISES: dict[str, tuple[str, ...]] = {
@@ -21,39 +24,20 @@ PROMISES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Switches(Protocol):
-    """The switches of a level, as the configuration has them."""
-
-    level: Any  # an enumeration, as are the other two of type Any
-    hash_seed: int | None
-    deterministic_algorithms: bool
-    fill_uninitialized_memory: bool
-    cudnn_benchmark: bool
-    cudnn_deterministic: bool
-    float32_precision: Any
-    cublas_workspace: str | None
-    products: Any
-    profile: str | None
-    cpu_capability: str | None
-    blas_kernels: str | None
-    numpy_without: str | None
-    golden: dict[str, str]
-
-
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
 # and where other programs need the cores an update of SAC takes seconds. Of the numbers tried this is the
 # smallest that costs nothing on idle cores (docs/determinism.md).
 _SPINS = 10_000
 
 
-def prepared(environment: Mapping[str, str], switches: Switches, num_threads: int) -> dict[str, str]:
+def prepared(environment: Mapping[str, str], switches: DeterminismConfig, num_threads: int) -> dict[str, str]:
     """`environment` as the process of a run needs it."""
     waiting = {} if "OMP_WAIT_POLICY" in environment else {"GOMP_SPINCOUNT": str(_SPINS)}
     merged = {**waiting, **environment, **process_environment(switches, num_threads)}
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def process_environment(switches: Switches, num_threads: int) -> dict[str, str | None]:
+def process_environment(switches: DeterminismConfig, num_threads: int) -> dict[str, str | None]:
     """Environment variables for the process of a run; None removes one that may be inherited."""
     threads, products = str(num_threads), on_cpu(switches.products.name)
     variables: dict[str, str | None] = {

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rltemplate.determinism import denormals, kernels, libraries
-from rltemplate.determinism.levels import Switches, on_cpu, strict_branch
+from rltemplate.determinism.levels import on_cpu, strict_branch
 from rltemplate.determinism.machine import compiler_version
 from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.types import ConfigError
+
+if TYPE_CHECKING:
+    from rltemplate.config.schema import DeterminismConfig
 
 _DETERMINISTIC: Any = torch.utils.deterministic  # an attribute is missing from torch's type stubs
 
 
 def apply(
-    switches: Switches, num_threads: int, compiles: bool = False, device: str = "cpu"
+    switches: DeterminismConfig, num_threads: int, compiles: bool = False, device: str = "cpu"
 ) -> dict[str, Any]:
     """Set everything that can be set from inside, then return what the libraries say is in force.
 
@@ -42,7 +45,10 @@ def apply(
     torch.backends.cuda.matmul.fp32_precision = switches.float32_precision.name
     on_gpu, products = resolve_device(device).type == "cuda", switches.products.name
     if on_gpu and products == "blas":
-        raise ConfigError(f"determinism.products=blas: is about CPUs, not device={device}; use tiled")
+        raise ConfigError(
+            f"device={device}: determinism.products=blas is about CPUs; use device=cpu, or "
+            "determinism=invariant with products=tiled"
+        )
     products = "tiled" if on_gpu and products == "auto" else on_cpu(products)
     kernels.use(products)
     kernels.group_rows(_row_groups())
@@ -102,7 +108,7 @@ def read_back() -> dict[str, Any]:
 
 
 def _wanted(
-    switches: Switches, num_threads: int, products: str, settings: Mapping[str, Any]
+    switches: DeterminismConfig, num_threads: int, products: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     capability, forbidden = switches.cpu_capability, (switches.numpy_without or "").split()
     # Numpy may have another BLAS than OpenBLAS, which only the way `blas` cannot do with.
@@ -128,7 +134,7 @@ def _wanted(
     }
 
 
-def _instead(switches: Switches) -> str:
+def _instead(switches: DeterminismConfig) -> str:
     if switches.profile is not None:
         return f"this machine cannot be {switches.profile}; use determinism=invariant"
     if switches.products.name != "plain":

@@ -18,12 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT, Configure, program
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.determinism import golden
+from rltemplate.determinism import golden, switches
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import ConfigError
@@ -46,7 +47,7 @@ def told(function, *arguments):
 
 def checked(digests):
     level.golden = digests
-    return told(golden.check, level, "cpu", False)
+    return told(golden.check, level, False)
 
 settings = told(switches.apply, level, config.num_threads)
 found = settings
@@ -162,9 +163,11 @@ def test_the_check_names_what_differs(found: dict[str, dict[str, Any]]) -> None:
     assert "blas_threads should be 1 and is 2 after the env" in seen["two threads"]["refused"]
 
 
-def test_a_gpu_is_no_cpu(profiled: Config) -> None:
-    with pytest.raises(ConfigError, match=r"device=cuda: .* use device=cpu or determinism=invariant"):
-        golden.check(profiled.determinism, device="cuda")
+def test_a_gpu_is_no_cpu(profiled: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"device=cuda: .* use device=cpu, or determinism=invariant"):
+        switches.apply(profiled.determinism, torch.get_num_threads(), device="cuda")
+    torch.set_deterministic_debug_mode("default")
 
 
 def test_digests_cover_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
