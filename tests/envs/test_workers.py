@@ -197,10 +197,12 @@ def test_an_environment_may_keep_its_action_and_draw_from_global_generators(buil
     assert len(set(rewards)) == len(rewards)
 
 
+@pytest.mark.parametrize("moment", ["making", "act"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_environment_flushes_no_number_of_another(build: Build, workers: int) -> None:
+def test_an_environment_flushes_no_number_of_another(build: Build, workers: int, moment: str) -> None:
+    """When it is made, and whenever it is reset or stepped."""
     kept = trail(build("Breaks-v0", 4, workers), 4)
-    envs = build("Breaks-v0", 4, workers, act="flushes")
+    envs = build("Breaks-v0", 4, workers, **{moment: "flushes"})
     assert [step[1] for step in trail(envs, 4)[1:]] == [step[1] for step in kept[1:]]
 
 
