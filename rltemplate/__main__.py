@@ -18,7 +18,8 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from rltemplate.config.command_args import nearest, parse, program, readable, shown, usage
+from rltemplate.config.command_args import parse, program, readable, shown, usage
+from rltemplate.config.validation import choose
 from rltemplate.launch.subprocesses import Interrupted
 from rltemplate.types import ConfigError
 
@@ -62,9 +63,7 @@ def _run(argv: list[str]) -> int:
         print(_help())
         return 0
     if name not in COMMANDS:
-        raise ConfigError(
-            f"{shown(name)}: no such command; {nearest(name, COMMANDS)}allowed: {', '.join(COMMANDS)}, help"
-        )
+        raise ConfigError(f"{shown(name)}: no such command; {choose(name, [*COMMANDS, 'help'])}")
     module = _module(name)
     if "--help" in words or "-h" in words:
         print(usage(name, module.Args))

@@ -8,16 +8,16 @@ function `main(args: Args) -> int`. The text of a value is data: nothing in it i
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
+from rltemplate.config.validation import choose
 from rltemplate.types import ConfigError
 
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
             wrong = (
                 "no such option" if key.startswith("-") else "no such key" if equals else "expected key=value"
             )
-            raise ConfigError(f"{shown(text)}: {wrong}; {nearest(key, names)}allowed: {', '.join(names)}")
+            raise ConfigError(f"{shown(text)}: {wrong}; {choose(key, names)}")
     for key, field in words.items():
         if field.name not in values and field.default is dataclasses.MISSING:
             raise ConfigError(f"{key}= is missing; allowed: {', '.join(names)}")
@@ -91,13 +91,6 @@ def usage(name: str, args: type[Any]) -> str:
 def program(*words: str) -> list[str]:
     """The command line of this program, as it is recorded."""
     return ["python", "-m", __name__.partition(".")[0], *(words or sys.argv[1:])]
-
-
-def nearest(wrong: str, names: Iterable[str]) -> str:
-    """The hint at the name most like `wrong`, or nothing."""
-    plain = {name.strip("-="): name for name in names}
-    near = difflib.get_close_matches(wrong[:_LONGEST].strip("-+~ ").lower(), plain, n=1)
-    return f"did you mean {plain[near[0]]}? " if near else ""
 
 
 def _converted(word: str, kind: Kind, text: str) -> Any:
@@ -139,7 +132,7 @@ def one_of(*names: str) -> Kind:
     def convert(text: str) -> str:
         if text in names:
             return text
-        raise ConfigError(f"{nearest(text, names)}allowed: {', '.join(names)}")
+        raise ConfigError(choose(text, names))
 
     return convert
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rltemplate.types import ConfigError
 
 # Arguments of gymnasium.make that the environment is made with, and that env.kwargs cannot give as well.
 _SET_BY_THE_PROJECT = ("id", "render_mode", "max_episode_steps", "disable_env_checker")
+_LONGEST = 100  # characters; nothing that exists is like a longer word
 
 
 def check(config: Config) -> None:
@@ -83,10 +84,9 @@ def check_folder(config: Config) -> None:
         raise ConfigError(f"{key}={text}: cannot be written, {there} does not allow it")
 
 
-def choose(wrong: str, allowed: Any) -> str:
+def choose(wrong: str, allowed: Iterable[Any]) -> str:
     """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
-    names = sorted(allowed)
-    folded = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(wrong.lower(), list(folded), n=1, cutoff=0.5)
-    hint = f"did you mean {folded[near[0]]}? " if near else ""
-    return f"{hint}allowed: {', '.join(names)}"
+    names = {str(name).lower().strip("-="): str(name) for name in allowed}
+    near = difflib.get_close_matches(wrong[:_LONGEST].lower().strip("-="), names, n=1, cutoff=0.5)
+    hint = f"did you mean {names[near[0]]}? " if near else ""
+    return f"{hint}allowed: {', '.join(names.values())}"

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -149,13 +148,11 @@ def test_all_pairs_compose(algo: str) -> None:
         assert config.recipe == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_change_something_for_an_existing_pair(recipe: str) -> None:
-    algo, _, env = recipe.partition("-")
-    words = [f"algo={algo}", f"env={env}"]
-    with_recipe = compose(*words)
-    assert with_recipe.recipe == recipe
-    assert to_dict(with_recipe) != to_dict(compose(*words, "recipe=null")) | {"recipe": recipe}
+def test_recipes_change_something_for_an_existing_pair() -> None:
+    for recipe in RECIPES:
+        words = [f"{key}={name}" for key, name in zip(("algo", "env"), recipe.split("-"), strict=True)]
+        without = to_dict(compose(*words, "recipe=null"))
+        assert to_dict(compose(*words)) != without | {"recipe": recipe}
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -173,36 +170,6 @@ def test_debugging_runs_are_short_and_learn(algo: str) -> None:
         ]
         assert max(steps, default=0) <= config.total_env_steps / 2
         assert list(config.algo.notes(config.env.num_envs, config.total_env_steps)) == []
-
-
-def value_of(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_switch_and_choice_can_be_flipped(algo: str) -> None:
-    plain = compose(f"algo={algo}")
-    others: dict[str, list[str]] = {}
-    for key, hint in leaves(plain):
-        value = value_of(plain, key)
-        if key == "determinism.level":  # chosen through its group
-            continue
-        if isinstance(value, bool):
-            others[key] = [str(not value).lower()]
-        elif isinstance(hint, type) and issubclass(hint, Enum):
-            others[key] = [name for name in hint.__members__ if name != value.name]
-    assert len(others) > 10
-    # All at once, and as often as the longest list of choices is long.
-    for turn in range(max(map(len, others.values()))):
-        chosen = {key: names[turn % len(names)] for key, names in others.items()}
-        # These two exclude each other, so they take turns.
-        chosen |= {"compile": "false"} if turn else {"determinism.products": "plain"}
-        changed = compose(f"algo={algo}", *(f"{key}={name}" for key, name in chosen.items()))
-        for key, name in chosen.items():
-            value = value_of(changed, key)
-            assert (value.name if isinstance(value, Enum) else str(value).lower()) == name, key
 
 
 # ------------------------------------------------------------------------------------------------ types
@@ -229,23 +196,13 @@ def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seed", 1.5),
         ("seed", -1),
-        ("algo.learning_rate", "abc"),
-        ("algo.learning_rate", float("inf")),
-        ("algo.learning_rate", 0.0),
-        ("algo.gamma", 1.5),
-        ("algo.hidden_sizes", []),
         ("algo.hidden_sizes", [64, 0]),
-        ("determinism.float32_precision", "banana"),
         ("determinism.cublas_workspace", ":8:8"),
         ("env.kwargs", {"render_mode": "human"}),
         ("algo.num_minibatches", 7),
         ("algo.name", "scc"),
-        ("env.num_envs", 0),
-        ("env.num_workers", -1),
         ("env.num_workers", 9),
-        ("unknown", 1),
         ("algo.unknown", 1),
     ],
 )
@@ -379,9 +336,7 @@ def test_a_key_that_came_afterwards_takes_the_value_declared_for_the_time_before
     before_aux_coef: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ADDED, "algo.aux_coef", 0.0)
-    _, added = load_recorded(before_aux_coef)
-    assert added == {"algo.aux_coef": 0.0}
-    assert about_added("a-run", added).endswith("algo.aux_coef=0.0 (rltemplate/config/recorded_keys.py)")
+    assert load_recorded(before_aux_coef)[1] == {"algo.aux_coef": 0.0}
 
 
 @pytest.mark.parametrize("level", [level.name for level in Level])

@@ -37,6 +37,7 @@ from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 # Jobs composed in advance, at a tenth of a second each; jobs that differ in their seed alone count once.
 _COMPOSE_AT_MOST = 100
 _SEED = re.compile(r"seed=[0-9]{1,18}")
+_STRIDE = 7919  # a prime number
 _JOBS_AT_MOST = 10_000
 
 
@@ -183,19 +184,11 @@ def _num_values(override: Override) -> int:
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or of too many those that bring a new pair of algorithm and environment or a new value.
-
-    Values of shorter lists come first: a list of hundreds of values is a range of one kind.
-    """
-    if len(set(map(_but_seed, jobs))) <= _COMPOSE_AT_MOST:
+    """All jobs, or some of too many. The stride meets every value of short lists, as it divides none."""
+    if len({_but_seed(job) for job in jobs}) <= _COMPOSE_AT_MOST:
         return jobs
-    first: dict[tuple[str, ...], list[str]] = {}
-    for job in jobs:
-        first.setdefault(tuple(text for text in job if text.startswith(("algo=", "env="))), job)
-    for values in sorted((dict.fromkeys(column) for column in zip(*jobs, strict=True)), key=len):
-        for value in values:
-            first.setdefault((value,), next(job for job in jobs if value in job))
-    return list({tuple(job): job for job in first.values()}.values())[:_COMPOSE_AT_MOST]
+    distinct = list({_but_seed(job): job for job in jobs}.values())
+    return [distinct[i * _STRIDE % len(distinct)] for i in range(_COMPOSE_AT_MOST)]
 
 
 def _but_seed(job: Sequence[str]) -> tuple[str, ...]:
