@@ -86,7 +86,12 @@ def check_folder(config: Config) -> None:
 
 def choose(wrong: str, allowed: Iterable[Any]) -> str:
     """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
-    names = {str(name).lower().strip("-="): str(name) for name in allowed}
+    names = [str(name) for name in allowed]
+    return f"{nearest(wrong, names)}allowed: {', '.join(names)}"
+
+
+def nearest(wrong: str, allowed: Iterable[str]) -> str:
+    """The hint at the name most like `wrong`, or nothing."""
+    names = {name.lower().strip("-="): name for name in allowed}
     near = difflib.get_close_matches(wrong[:_LONGEST].lower().strip("-="), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]}? " if near else ""
-    return f"{hint}allowed: {', '.join(names.values())}"
+    return f"did you mean {names[near[0]]}? " if near else ""

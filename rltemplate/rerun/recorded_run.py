@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from rltemplate.analysis import traces
-from rltemplate.config.command_args import few, nearest
+from rltemplate.config.command_args import few
 from rltemplate.config.loading import load_config
+from rltemplate.config.validation import nearest
 from rltemplate.run import paths
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import attempt
