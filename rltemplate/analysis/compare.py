@@ -18,8 +18,8 @@ from rltemplate.analysis.differences import (
     differences,
     listed,
 )
-from rltemplate.analysis.runs import Run, load_run
-from rltemplate.analysis.traces import Divergence, Trace, check_comparable, first_difference, open_trace
+from rltemplate.analysis.runs import load_run
+from rltemplate.analysis.traces import Divergence, check_comparable, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import TRACE
 
@@ -64,7 +64,9 @@ class Comparison:
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
     runs = load_run(a), load_run(b)
-    trace_a, trace_b = (open_trace(run.dir, _why_no_trace(run)) for run in runs)
+    trace_a, trace_b = (
+        open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs
+    )
     check_comparable(trace_a, trace_b)
     divergence = first_difference(trace_a, trace_b)
     found = differences(*runs, changed_files(*runs))
@@ -73,19 +75,11 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     if divergence is not None or trace_a.lines != trace_b.lines:
         verdict = SHORTER if divergence is None else DIVERGED
         advice = list(_look_at(divergence, trace_a.detail, found, diff_command(str(a), str(b))))
-    sides = _side(runs[0], trace_a), _side(runs[1], trace_b)
-    return Comparison(verdict, *sides, trace_a.detail, divergence, advice, found)
-
-
-def _side(run: Run, trace: Trace) -> Side:
-    return Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
-
-
-def _why_no_trace(run: Run) -> str:
-    detail = run.config.get("trace")
-    if detail == "off":
-        return "the run was made with trace=off, make it again with trace=iteration or trace=step"
-    return f"it was made with trace={detail}, so the file was removed or the run ended before it began"
+    side_a, side_b = (
+        Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
+        for run, trace in zip(runs, (trace_a, trace_b), strict=True)
+    )
+    return Comparison(verdict, side_a, side_b, trace_a.detail, divergence, advice, found)
 
 
 def diff_command(a: str, b: str) -> str:
@@ -154,7 +148,6 @@ def _item(at: Divergence) -> str:
         traces.OTHER_EVENT: f"a goes on with {at.a}, b with {at.b}",
         traces.OTHER_ITEMS: f"other items; only in a: {at.a}; only in b: {at.b}",
         traces.OTHER_ENV_STEPS: f"it ends after {at.a} environment steps in a, {at.b} in b",
-        traces.OTHER_CHAIN: "chain digest",
     }
     return texts.get(at.item, at.item)
 

@@ -54,7 +54,7 @@ def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Pat
     drawn = {line.name: line for line in panels(report, "001-ppo-Thing")["eval/return"].lines}
     assert drawn["IQM of 3 seeds"].points == [(100, 0.0), (200, 20.0)]
     assert drawn["seed 2"].points == [(100, 0.0), (200, 20.0)]
-    assert {"seed 4, failed", "seed 1, not counted (-1-old)"} < set(drawn)
+    assert {"seed 4, not counted: failed", "seed 1, not counted: finished"} < set(drawn)
     losses = panels(report, "001-ppo-Thing-metrics")["loss/policy"].lines
     assert [line.points[-1][1] for line in losses] == [-9.0, -10.0, -20.0, -30.0, -7.0]
     text = text_of(report.html)

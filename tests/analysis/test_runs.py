@@ -226,12 +226,6 @@ def test_a_reader_who_has_seen_enough_is_no_error(many: Path) -> None:
         assert process.wait() == 0
 
 
-def test_a_terminal_shows_colours(runs_dir: Path, call: Call) -> None:
-    assert "\x1b" not in call(runs_dir)[0]
-    runs, _ = run_table.find_runs(runs_dir)
-    assert any("\x1b[31mfailed" in line for line in run_table.lines(runs, ["id", "status"], colour=True))
-
-
 def test_an_experiment_is_what_its_seeds_share() -> None:
     env = {"id": "Hopper-v5", "num_workers": 0}
     config = {"algo": {"gamma": 0.9}, "env": env, "seed": 1, "trace": "iteration", "eval_every": 100}

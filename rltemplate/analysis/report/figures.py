@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis.experiments import Experiment, Points, points
-from rltemplate.analysis.runs import Run
 from rltemplate.run import paths
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -99,15 +98,9 @@ def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
         found = points(run, metric)
         found = found[: -1 : -(-len(found) // _MOST_POINTS) or 1] + found[-1:]
         if found:
-            color = COLORS[number % (len(COLORS) - 1)] if run in experiment.counted else _GREY
-            yield Line(_run_name(experiment, run), found, color)
-
-
-def _run_name(experiment: Experiment, run: Run) -> str:
-    name, status = f"seed {run.config['seed']}", run.value("status")
-    if run in experiment.counted:
-        return name
-    return f"{name}, {status if status != 'finished' else f'not counted ({run.id[-6:]})'}"
+            name, counted = f"seed {run.config['seed']}", run in experiment.counted
+            color = COLORS[number % (len(COLORS) - 1)] if counted else _GREY
+            yield Line(name if counted else f"{name}, not counted: {run.value('status')}", found, color)
 
 
 def _middle(experiment: Experiment, color: str, name: str) -> Line:
