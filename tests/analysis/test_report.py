@@ -206,7 +206,7 @@ def test_a_browser_draws_every_chart_and_runs_no_word_of_a_run_folder(tmp_path: 
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [str(BROWSER), *words, profile, "--virtual-time-budget=20000", page.as_uri()]
     seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert seen.count('js-plotly-plot"') == len(report.charts) > 5
+    assert seen.count('class="chart js-plotly-plot"') == len(report.charts) > 5
     assert len(re.findall(r'class="js-line"[^>]* d="M[^"]*L', seen)) > 15
     assert "<title>Report of runs</title>" in seen
 
