@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -76,51 +76,43 @@ class _Work:
     shown_by: str
     children: Children
 
-    def run_again(self, aim: str, place: tuple[str, int] | None, since: tuple[str, int] | None) -> list[Path]:
-        """Run both runs again, and hold them to their records; the new folders."""
+    def run_again(self, aim: str, **wanted: Any) -> list[Path]:
+        """Run both runs again, and hold them to their records; the new folders.
+
+        `wanted` are the fields of the request about the event to keep, if there is one.
+        """
         folders = []
         for side in self.sides:
             where = "the beginning" if self.start is None else f"step {self.start:,}"
             code = "the present code" if side.commit is None else f"commit {side.commit[:12]}"
             self.say(f"zoom: {side.name} again with {code} from {where}, for {aim}")
-            folders.append(self.folder / ("steps" if place is None else "event") / side.name)
-            problem = self._run(side, folders[-1], place, since)
-            if problem is None:
-                continue
-            for part in side.record.resumed:
-                if part.changed.get("code"):
-                    problem += f"; it went on with changed code after {part.env_steps:,} environment steps"
-            if self.start is not None:
-                problem += "; zoom=start needs no checkpoint"
-            if side.stands_in is not None:
-                problem += f"; {side.stands_in}, so the present code was run"
-            raise ConfigError(
-                f"{side.name}: cannot be run again here: {problem}\n"
-                f"instead: {self.shown_by} shows what was changed, and trace=step says more"
-            )
+            folder = self.folder / ("event" if wanted else "steps") / side.name
+            folder.mkdir(parents=True)
+            folders.append(folder)
+            config, log = raw_config(side.run_dir / paths.CONFIG), folder / "output.txt"
+            if side.commit is None:  # the present code may have other keys
+                config = to_dict(load_config(side.run_dir / paths.CONFIG))
+            start = None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start))
+            request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
+            words, children = [request.to_json()], self.children
+            status = side.code.run("rerun.replay", words, side.record, config, side.run_dir, log, children)
+            problem = last_words(log, status) if status else None
+            problem = problem or _not_repeated(side.run_dir, folder, self.iteration)
+            if problem is not None:
+                self._give_up(side, problem)
         return folders
 
-    def _run(
-        self, side: _Side, folder: Path, place: tuple[str, int] | None, since: tuple[str, int] | None
-    ) -> str | None:
-        """Run a side again in `folder`; the reason if it cannot be, or is not what was recorded."""
-        folder.mkdir(parents=True)
-        log = folder / "output.txt"
-        config = raw_config(side.run_dir / paths.CONFIG)
-        if side.commit is None:  # the present code may have other keys
-            config = to_dict(load_config(side.run_dir / paths.CONFIG))
-        request = Request(
-            folder=str(folder),
-            iteration=self.iteration,
-            checkpoint=None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start)),
-            event=None if place is None else place[0],
-            index=0 if place is None else place[1],
-            since=since,
+    def _give_up(self, side: _Side, problem: str) -> NoReturn:
+        if any(part.changed.get("code") for part in side.record.resumed):
+            problem += "; it was resumed with changed code"
+        if self.start is not None:
+            problem += "; zoom=start needs no checkpoint"
+        if side.stands_in is not None:
+            problem += f"; {side.stands_in}, so the present code was run"
+        raise ConfigError(
+            f"{side.name}: cannot be run again here: {problem}\n"
+            f"instead: {self.shown_by} shows what was changed, and trace=step says more"
         )
-        status = side.code.run(
-            "rerun.replay", [request.to_json()], side.record, config, side.run_dir, log, self.children
-        )
-        return last_words(log, status) if status else _not_repeated(side.run_dir, folder, self.iteration)
 
 
 def zoom_in(
@@ -204,7 +196,7 @@ def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
 
 def _look(work: _Work, result: Zoom, other_code: bool) -> None:
     """Both passes; what they find goes into `result`."""
-    steps = work.run_again("its steps and updates", None, None)
+    steps = work.run_again("its steps and updates")
     at = traces.first_difference(*(traces.open_trace(folder, "") for folder in steps))
     if at is None or at.item in (traces.OTHER_CHAIN, traces.OTHER_ENV_STEPS):
         result.notes.append("No item differs, so no operation made the difference: a count may differ.")
@@ -220,7 +212,8 @@ def _look(work: _Work, result: Zoom, other_code: bool) -> None:
     index, since = _place(steps[0] / paths.TRACE, at.line)
     result.event, result.index = at.event, 0 if at.event == RESULTS else index
     place = (result.event, result.index)
-    kept = [_Kept(folder) for folder in work.run_again(f"tensors of {place_name(*place)}", place, since)]
+    aim, wanted = f"tensors of {place_name(*place)}", {"event": place[0], "index": place[1], "since": since}
+    kept = [_Kept(folder) for folder in work.run_again(aim, **wanted)]
     result.items = list(_compared(*kept))
     result.first = next((item.name for item in result.items if item.difference.kind != ulp.EQUAL), None)
     if result.first is None:

@@ -50,12 +50,10 @@ def main(args: Args) -> int:
     if args.json:
         found = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
         print(json.dumps(found | result.metrics()))
-    else:
-        spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
-        print(
-            f"{config.algo.name} on {config.env.id} after {env_steps:,} steps, {args.episodes} episodes\n"
-            f"return  {statistics.mean(returns):10.2f} +- {spread:.2f} between episodes\n"
-            f"        {min(returns):10.2f} to {max(returns):.2f}\n"
-            f"length  {statistics.mean(lengths):10.1f}"
-        )
+        return 0
+    spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    print(f"{config.algo.name} on {config.env.id} after {env_steps:,} steps, {args.episodes} episodes")
+    print(f"return  {statistics.mean(returns):10.2f} +- {spread:.2f} between episodes")
+    print(f"        {min(returns):10.2f} to {max(returns):.2f}")
+    print(f"length  {statistics.mean(lengths):10.1f}")
     return 0

@@ -34,9 +34,14 @@ class Args:
 
 def main(args: Args) -> int:
     """Compare, and write if asked to."""
-    path = _profile_file(args.profile)
-    digests = _measured(path.stem)
-    golden = yaml.safe_load(path.read_text())["golden"]
+    files = {
+        yaml.safe_load(path.read_text()).get("profile"): path for path in CONF.glob("determinism/*.yaml")
+    }
+    files.pop(None, None)
+    if args.profile not in files:
+        raise ConfigError(f"profile={args.profile}: {choose(args.profile, files)}")
+    path = files[args.profile]
+    golden, digests = yaml.safe_load(path.read_text())["golden"], _measured(path.stem)
     for part, digest in digests.items():
         print(f"{part:20}{digest}  {'same' if golden.get(part) == digest else 'differs'}")
     if args.write and golden != digests:
@@ -44,16 +49,6 @@ def main(args: Args) -> int:
         print(f"written to {path}")
         return 0
     return 0 if golden == digests else 1
-
-
-def _profile_file(name: str) -> Path:
-    found = {
-        yaml.safe_load(path.read_text()).get("profile"): path for path in CONF.glob("determinism/*.yaml")
-    }
-    found.pop(None, None)
-    if name not in found:
-        raise ConfigError(f"profile={name}: {choose(name, found)}")
-    return found[name]
 
 
 def _measured(level: str) -> dict[str, str]:
@@ -64,23 +59,13 @@ def _measured(level: str) -> dict[str, str]:
     (config,) = preflight([f"determinism={level}", "local=null"]).configs
     environment = prepared(os.environ, config.determinism, config.num_threads)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-P", "-m", __name__]
-    text = json.dumps(to_dict(config))
+    command, text = [sys.executable, "-P", "-m", __name__], json.dumps(to_dict(config))
     done = subprocess.run(command, input=text, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode == 2:
         raise SystemExit(2)  # it has said why
     done.check_returncode()
     digests: dict[str, str] = json.loads(done.stdout)
     return digests
-
-
-def _here() -> dict[str, str]:
-    """The digests of this process, whose configuration is on standard input."""
-    from rltemplate.determinism import golden, switches
-
-    config = from_dict(json.load(sys.stdin))
-    switches.apply(config.determinism, config.num_threads, device=config.device.name)
-    return golden.digests()
 
 
 def _write(path: Path, digests: dict[str, str]) -> None:
@@ -97,8 +82,12 @@ def _write(path: Path, digests: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    from rltemplate.determinism import golden, switches
+
+    config = from_dict(json.load(sys.stdin))
     try:
-        print(json.dumps(_here()))
+        switches.apply(config.determinism, config.num_threads, device=config.device.name)
+        print(json.dumps(golden.digests()))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
