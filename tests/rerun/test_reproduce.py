@@ -171,12 +171,9 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
     """The run that was made again is kept, and can be looked at more closely."""
 
     def edit(text: str) -> str:
-        lines = text.splitlines(keepends=True)
-        (third,) = [i for i, line in enumerate(lines) if line.startswith('["iteration",2,')]
-        values = json.loads(lines[third])
-        values[3] = "0" * 16 + values[3][16:]
-        lines[third] = json.dumps(values, separators=(",", ":")) + "\n"
-        return "".join(lines)
+        before, line, rest = text.partition('["iteration",2,')
+        steps, quote, digits = rest.partition('"')
+        return before + line + steps + quote + "0" * 16 + digits[16:]
 
     run = place.told("tampered", files={TRACE_PATH: edit})
     found = place.again(run)
@@ -188,7 +185,6 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
     kept = Path(found.kept)
     assert kept.parent == place.runs_dir / "reproductions" / run
     assert {paths.TRACE, paths.RECORD, paths.CONFIG, "rerun.log"} <= {path.name for path in kept.iterdir()}
-    assert json.loads((kept / paths.RECORD).read_text())["git"] == place.outcome()["git"]
     assert f"compare a={run} b={kept} zoom=true" in report(found)
 
 
@@ -390,10 +386,6 @@ def test_an_environment_is_made_from_the_recorded_lock(place: Place) -> None:
     git(place.clone, "commit", "-qam", "with one that fails")
     said = "env=install: it could not be installed: the disk is full"
     assert place.refused(place.told("fails", code=place.head()), install=True) == said
-    git(place.clone, "rm", "-q", "scripts/setup.sh")
-    git(place.clone, "commit", "-qm", "without one")
-    said = "env=install: the code of lacks has no scripts/setup.sh with a requirements.lock"
-    assert place.refused(place.told("lacks", code=place.head()), install=True) == said
 
 
 # --- the command -----------------------------------------------------------------------------------------
