@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rltemplate.run import paths
-from rltemplate.run.git.command import Git, GitError, as_text, attempt
+from rltemplate.run.git.command import Git, GitError, attempt
 from rltemplate.run.git.snapshot import CONFIG_PATH, ENDED_PATHS, OUTCOME_PATH, RESERVED
 
 OUTCOME = OUTCOME_PATH.removeprefix(RESERVED)
@@ -49,17 +49,6 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
         return found
 
     return attempt(project, read)
-
-
-def submodules(project: Path, commit: str) -> list[str]:
-    """Paths of the submodules in a commit. Raises GitError."""
-    entries = attempt(project, lambda git: git.names("ls-tree", "-r", "-z", commit))
-    return [as_text(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
-
-
-def read_file(project: Path, commit: str, path: str) -> bytes | None:
-    """A file of a commit, by its path in the project; None if the commit has none. Raises GitError."""
-    return attempt(project, lambda git: _content(git, f"{commit}:{git.prefix}{path}"))
 
 
 def _content(git: Git, name: str) -> bytes | None:

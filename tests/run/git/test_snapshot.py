@@ -222,7 +222,6 @@ def test_a_project_below_the_top_of_its_repository_snapshots_all_of_it(repo: Pat
     assert record.changed == ["train.py"]
     with checkout.worktree(repo / "sub", REF, tmp_path / "copy") as project:
         assert project == tmp_path / "copy" / "sub"
-        assert checkout.read_file(repo / "sub", REF, "deep.py") == b"x = 1\n"
     (repo / "ignored" / "download").mkdir(parents=True)
     record = record_run(repo / "ignored" / "download", "another")
     assert record.commit is None
@@ -302,7 +301,6 @@ def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     git(repo / "lib", "commit", "-qam", "inside")
     record = whole(repo, "moved")
     assert at(repo, f"{record.commit}:lib") == at(repo / "lib", "HEAD")
-    assert checkout.submodules(repo, f"{record.commit}") == ["lib"]
 
 
 # --- trouble with git ---------------------------------------------------------------------------------
