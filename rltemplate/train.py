@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.run import exits, paths
+from rltemplate.run import paths
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.continuation import check_same_run
 from rltemplate.run.job import PROJECT, Job
@@ -67,19 +68,21 @@ def run(job: Job) -> int:
             observers = training.observe(algorithm, envs, stop, partial(_standing, config))
 
             # Loop.
-            stop.at_once = partial(training.interrupt, stop) if config.compile else None
             while stop.signal is None and algorithm.env_steps < config.total_env_steps:
                 denormals.keep()  # observers load libraries, which may switch them off
                 before, started = algorithm.env_steps, time.perf_counter()
                 result = algorithm.train_iteration()
-                stop.at_once = None
                 observers.observe(result, before, time.perf_counter() - started)
             training.finish()
+        except SystemExit as error:  # of an environment or a library; this code never raises it
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            left = RunError(f"{at.filename}, line {at.lineno}, ended the process, status {error.code or 0}")
+            training.fail(left)
+            raise left from error
         except BaseException as error:
             training.fail(error)
             raise
         finally:
-            stop.at_once = None
             training.close()
     return FINISHED if observers.complete or stop.signal is None else stop.exit_status
 
@@ -97,14 +100,10 @@ def _standing(config: Config, env_steps: int, value: float) -> str | None:
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
     try:
-        with exits.seen():
-            return run(Job.from_environment())
+        return run(Job.from_environment())
     except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED if isinstance(error, ConfigError) else FAILED
-    except SystemExit as error:  # of an environment or a library; this code never raises it
-        print(f"error: {exits.told(error)}", file=sys.stderr)
-        return FAILED
 
 
 def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
@@ -112,9 +111,7 @@ def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple
     config, added = load_recorded(run_dir / paths.CONFIG)
     if added:
         note(about_added(run_dir.name, added))
-    checkpoint = newest_checkpoint(
-        run_dir, lambda text: note(f"{text}; an older one is taken"), experience=False
-    )
+    checkpoint = newest_checkpoint(run_dir, note, experience=False)
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVER_KEYS, "total_env_steps"))

@@ -84,8 +84,7 @@ def check_env(spec: EnvSpec) -> Codec:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb((error.__context__ or error).__traceback__)
-        at = [frame for frame in frames if not frame.filename.endswith("run/exits.py")][-1]
+        at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         raise ConfigError(
             f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
             f"{_first_line(error)}"

@@ -16,7 +16,6 @@ from rltemplate.config.cli.preflight import Plan, job_context, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
-from rltemplate.run import exits
 from rltemplate.run.job import PROJECT, new_job
 from rltemplate.types import ConfigError
 
@@ -91,8 +90,7 @@ def check_environments(configs: Sequence[Config]) -> None:
 def _check(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
     if plan.configs and not _is_known(plan):
-        with exits.seen():
-            check_environments(plan.configs)
+        check_environments(plan.configs)
     if plan.resume is None and any(config.baseline is not None for config in plan.configs):
         from rltemplate.analysis.baseline import check_baseline
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rltemplate.config.command_args import program, whole, word
-from rltemplate.config.loading import to_dict
+from rltemplate.config.loading import load_config, to_dict
 from rltemplate.config.validation import check
 from rltemplate.launch.process import become
-from rltemplate.run.continuation import ACCEPT, recorded_config, take
+from rltemplate.run import paths
+from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import Job
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import find_run
@@ -62,7 +63,7 @@ def resume_job(
 
     Raises ConfigError for all that can be known before anything starts. Changes nothing.
     """
-    record, config = RunRecord.read(run_dir), recorded_config(run_dir)
+    record, config = RunRecord.read(run_dir), load_config(run_dir / paths.CONFIG)
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")
@@ -72,7 +73,7 @@ def resume_job(
     if record.status == "finished" and total == recorded:
         return None
     lock = RunLock(run_dir)
-    take(lock, run_dir)
+    lock.acquire()
     lock.release()
     return Job(
         config=to_dict(config),

@@ -38,7 +38,7 @@ from rltemplate.launch.process import (
 )
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
-from rltemplate.run.continuation import changed_code, changed_libraries, refuse_changes
+from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
 from rltemplate.run.lock import RunLock
@@ -127,13 +127,8 @@ def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     """Check that a sweep may be resumed, and make its record that of a new start."""
     snapshot = take_snapshot(PROJECT)
-    changes = {
-        "code": changed_code(record.snapshot, snapshot),
-        "libraries": changed_libraries(record.versions),
-    }
-    if not plan.accept:
-        refuse_changes(f"sweep {record.id}", changes, record.snapshot.ref)
-    record.changed = {what: found for what, found in changes.items() if found}
+    name = f"sweep {record.id}"
+    record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept)
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
     # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.

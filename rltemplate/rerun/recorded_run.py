@@ -184,7 +184,7 @@ def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
     if checkout.OUTCOME not in files:
         raise ConfigError(f"{ref}: does not say how the run ended; give its folder if it was killed")
     text = files[checkout.OUTCOME].read_text(encoding="utf-8", errors="replace")
-    return replace(RunRecord.parse(text, f"{ref}: its outcome", run_id), id=run_id)
+    return replace(RunRecord.parse(text, f"{ref}: its outcome"), id=run_id)
 
 
 def _check_not_running(run_dir: Path) -> None:

@@ -7,26 +7,13 @@ noted in the record.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import xxhash
-import yaml
-
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import few
-from rltemplate.config.loading import (
-    about_added,
-    complete,
-    from_dict,
-    load_config,
-    load_recorded,
-    to_dict,
-    to_yaml,
-)
+from rltemplate.config.loading import about_added, complete, from_dict, load_recorded, to_dict, to_yaml
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run import paths
@@ -35,19 +22,10 @@ from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
-from rltemplate.run.lines import replace_text
-from rltemplate.run.lock import RunLock
-from rltemplate.run.logger import cut_metrics
-from rltemplate.run.read import leaves, read_config, rows_so_far
-from rltemplate.run.record import RUNNING, ResumedPart, RunRecord, this_process
-from rltemplate.types import (
-    BOOKKEEPING_KEYS,
-    EXECUTION_KEYS,
-    OBSERVER_KEYS,
-    Algorithm,
-    ConfigError,
-    affects_results,
-)
+from rltemplate.run.lines import replace_text, strict_json
+from rltemplate.run.read import leaves, read_metrics
+from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
+from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, Algorithm, ConfigError
 
 ACCEPT = "changes"
 
@@ -60,7 +38,6 @@ class Continuation:
     checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
     changed: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    rows: list[dict[str, float]] = field(default_factory=list)  # of metrics.jsonl, after `cut_back`
 
     @property
     def run_state(self) -> dict[str, Any] | None:
@@ -88,89 +65,43 @@ class Continuation:
         )
 
 
-def recorded_config(run_dir: Path) -> Config:
-    """The configuration of a run in a folder that may be damaged or older than this code.
-
-    Raises ConfigError in a line, also for a record that cannot be read.
-    """
-    RunRecord.read(run_dir)
-    where = f"{run_dir.name}: {paths.CONFIG}"
-    if "algo.name" not in dict(leaves(read_config(run_dir))):
-        raise ConfigError(f"{where} has no algo.name")
-    try:
-        return load_config(run_dir / paths.CONFIG)
-    except ConfigError as error:
-        raise ConfigError(f"{where} does not fit this version of the code: {error}") from error
-
-
-def take(lock: RunLock, run_dir: Path) -> None:
-    """Lock the folder of a run for this process, or raise ConfigError with one line."""
-    try:
-        lock.acquire()
-    except OSError as error:
-        raise ConfigError(f"{run_dir} cannot be written: {error.strerror}") from error
-
-
 def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     """The newest whole checkpoint of a job's run, and all that has changed since the run began.
 
     Raises ConfigError if the run must not resume. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
-    record = RunRecord.read(run_dir)
-    checkpoint = newest_checkpoint(run_dir, lambda text: notes.append(f"{text}; an older one is taken"))
+    record, (recorded, added) = RunRecord.read(run_dir), load_recorded(run_dir / paths.CONFIG)
+    checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is None:
-        _check_beginning(run_dir, record, config.checkpoint_every)
+        shown = (run_dir / paths.METRICS).exists()
+        if record.status == FINISHED or (shown and config.checkpoint_every == 0):
+            raise ConfigError(
+                f"{run_dir.name}: has no checkpoint, and starting again would overwrite what it has shown; "
+                "begin a new run instead"
+            )
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
-    elif "run" not in checkpoint.state:
-        raise ConfigError(f"{checkpoint.path}: holds what was learned, but not the run around it")
     else:
         check_same_run(checkpoint.config, config, checkpoint.path.name)
-    code, libraries = changed_code(record.git, snapshot), changed_libraries(record.versions)
-    recorded, added = load_recorded(run_dir / paths.CONFIG)
     if added:
         notes.append(about_added(run_dir.name, added))
-    if not job.accept:
-        keys = [key for key in added if affects_results(key) and key not in BOOKKEEPING_KEYS]
-        changes = {"code": code, "libraries": libraries, "configuration": keys}
-        refuse_changes(f"{run_dir.name}: the run", changes, record.git.ref)
-    changed: dict[str, Any] = {"code": code, "libraries": libraries, "new_keys": added}
-    changed |= _changed_machine(record.machine)
-    then, now = dict(leaves(to_dict(recorded))), dict(leaves(to_dict(config)))
-    changed |= {key: [then[key], now[key]] for key in EXECUTION_KEYS if then[key] != now[key]}
-    before = recorded.total_env_steps if checkpoint is None else checkpoint.config["total_env_steps"]
-    if before != config.total_env_steps:
-        changed["total_env_steps"] = [before, config.total_env_steps]
+    changed: dict[str, Any] = check_changes("the run", record.git, record.versions, snapshot, job.accept)
+    now = machine_facts(with_gpus=False)
+    for key in ("cpu", "python", "libc"):
+        if record.machine.get(key) not in (None, now[key]):
+            changed[key] = [record.machine[key], now[key]]
+    before = to_dict(recorded) if checkpoint is None else checkpoint.config
+    then, new = dict(leaves(before)), dict(leaves(to_dict(config)))
+    for key in (*EXECUTION_KEYS, "total_env_steps"):
+        if then[key] != new[key]:
+            changed[key] = [then[key], new[key]]
+    if "total_env_steps" in changed:
         notes += [
             f"{setting}: from here on it follows from total_env_steps={config.total_env_steps}, as in no "
             "uninterrupted run"
             for setting in config.algo.tied_to_total()
         ]
-    changed = {key: value for key, value in changed.items() if value}
     return Continuation(record=record, checkpoint=checkpoint, changed=changed, notes=notes)
-
-
-def _check_beginning(run_dir: Path, record: RunRecord, every: int) -> None:
-    """Raise ConfigError unless a run that has no checkpoint may start again in its folder."""
-    rows = rows_so_far(run_dir)
-    reached = int(rows[-1]["env_steps"]) if rows else 0
-    if reached > 0 and (record.status == "finished" or every == 0 or reached >= 2 * every):
-        why = "it was told to keep none" if every == 0 else "they are gone"
-        raise ConfigError(
-            f"{run_dir.name}: has no checkpoint after {reached:,} environment steps, {why}; starting again "
-            "would overwrite what it has shown; begin a new run instead"
-        )
-    # Of the text as it lies there: the code that wrote it may have had other keys.
-    recorded = yaml.safe_load((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
-    written = [record.config_digest, *(part.config_digest for part in record.resumed)]
-    if any(written) and config_digest(recorded) not in written:
-        raise ConfigError(f"{run_dir.name}: {paths.CONFIG} was changed since the run began; bring it back")
-
-
-def config_digest(values: Mapping[str, Any]) -> str:
-    """Digest of the values of a nested configuration that affect results, without `total_env_steps`."""
-    values = {key: value for key, value in _deciding(values) if key != "total_env_steps"}
-    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
 def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
@@ -178,69 +109,44 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: S
 
     `free` names root keys that may differ besides bookkeeping and execution keys.
     """
-    now = to_dict(config)
-    algorithms = [values.get("algo", {}).get("name") for values in (before, now)]
-    if algorithms[0] != algorithms[1]:
-        known = "" if algorithms[0] in ALGORITHMS else ", which this version does not have"
-        raise ConfigError(f"algo={algorithms[1]}: {name} was made by {algorithms[0]}{known}")
-    left, right = dict(leaves(before)), dict(leaves(now))
-    if right.keys() - left.keys():
-        left = dict(leaves(to_dict(complete(before)[0])))
+    left, right = dict(leaves(to_dict(complete(before)[0]))), dict(leaves(to_dict(config)))
     for key in {**left, **right}:
-        if (
-            key.partition(".")[0] in (*BOOKKEEPING_KEYS, *free)
-            or key in EXECUTION_KEYS
-            or left.get(key) == right.get(key)
-        ):
-            continue
-        if key == "total_env_steps" and right[key] > left[key]:
-            continue
-        raise ConfigError(
-            f"{key}={right.get(key)}: {name} was made with {left.get(key)}; a run goes on with the "
-            "configuration that it had"
-        )
+        may_differ = key in EXECUTION_KEYS or key.partition(".")[0] in (*BOOKKEEPING_KEYS, *free)
+        grown = key == "total_env_steps" and right[key] > left[key]
+        if left.get(key) != right.get(key) and not may_differ and not grown:
+            raise ConfigError(
+                f"{key}={right.get(key)}: {name} was made with {left.get(key)}; a run goes on with the "
+                "configuration that it had"
+            )
 
 
-def _deciding(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in leaves(values) if key not in (*BOOKKEEPING_KEYS, *EXECUTION_KEYS))
+def check_changes(
+    name: str, git: GitRecord, versions: Mapping[str, str], snapshot: GitRecord, accept: bool
+) -> dict[str, list[str]]:
+    """Code and libraries that may change results and are not those recorded for the run or sweep `name`.
 
-
-def changed_code(before: GitRecord, snapshot: GitRecord) -> list[str]:
-    """Files that may change what a run computes and are not what they were."""
-    if None in (before.tree, snapshot.tree) or before.tree == snapshot.tree:
-        return []  # unknown without git
-    now = {"tree": snapshot.tree}
-    changed = files_between(paths.PROJECT, asdict(before), now)
-    if changed is None:
-        return ["what it was is not in this repository"]
-    return [path for path in changed if file_matters(path)]
-
-
-def refuse_changes(name: str, changes: Mapping[str, Sequence[str]], ref: str | None) -> None:
-    """Raise ConfigError for the first of `changes` since a run or sweep began; `ref` has its code."""
-    for what, found in changes.items():
-        if found:
-            how = f" (git worktree add --detach FOLDER {ref})" if what == "code" and ref else ""
+    Raises ConfigError for any unless `accept` is set. Code is unknown without git.
+    """
+    code: list[str] = []
+    if git.tree is not None and snapshot.tree not in (None, git.tree):
+        files = files_between(paths.PROJECT, asdict(git), {"tree": snapshot.tree})
+        missing = ["the recorded code is not in this repository"]
+        code = missing if files is None else [path for path in files if file_matters(path)]
+    here = package_versions()
+    libraries = [
+        f"{package} {version} -> {here.get(package)}"
+        for package, version in versions.items()
+        if package_matters(package) and version != here.get(package)
+    ]
+    changed = {what: found for what, found in (("code", code), ("libraries", libraries)) if found}
+    for what, found in changed.items():
+        if not accept:
+            how = f" (git worktree add --detach FOLDER {git.ref})" if what == "code" and git.ref else ""
             raise ConfigError(
                 f"{name} began with other {what}: {few(found)}\n"
                 f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
             )
-
-
-def changed_libraries(before: Mapping[str, str]) -> list[str]:
-    """Packages that may compute and are not of the version recorded in `before`, with both versions."""
-    now = package_versions()
-    return [
-        f"{name} {version} -> {now.get(name)}"
-        for name, version in before.items()
-        if package_matters(name) and version != now.get(name)
-    ]
-
-
-def _changed_machine(before: Mapping[str, Any]) -> dict[str, Any]:
-    now = machine_facts(with_gpus=False)
-    named = ("cpu", "python", "libc") if before else ()
-    return {key: [before.get(key), now[key]] for key in named if before.get(key) != now[key]}
+    return changed
 
 
 def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
@@ -266,15 +172,13 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
 
     A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
+    state, limit = continuation.run_state, continuation.env_steps
+    if state is None or not state["looked"]:
+        limit -= 1  # the row of this step is made again
+    if (metrics := run_dir / paths.METRICS).exists():
+        kept = [row for row in read_metrics(run_dir) if (row["env_steps"] or 0) <= limit]
+        replace_text(metrics, [strict_json(row) + "\n" for row in kept])
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
-    state = continuation.run_state
-    limit = -1 if state is None else continuation.env_steps
-    continuation.rows, damaged = cut_metrics(run_dir / paths.METRICS, limit)
-    last = int(continuation.rows[-1]["env_steps"]) if continuation.rows else 0
-    if damaged or (state is not None and last < state["logged_steps"]):
-        continuation.notes.append(
-            f"{paths.METRICS} lacks rows of the time before the checkpoint, which are lost; it goes on"
-        )
-    prune_checkpoints(run_dir, newest=limit)
+    prune_checkpoints(run_dir, newest=continuation.env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of writers that were killed

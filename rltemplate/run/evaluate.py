@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
-LONGEST_EVALUATION = 10_000
+_LONGEST_EPISODE = 10_000
 
 Act = Callable[["np.ndarray"], "np.ndarray"]
 
@@ -37,9 +37,9 @@ class Evaluation:
 class Evaluator:
     """Runs whole episodes side by side, one environment for each, with one policy call per step.
 
-    Every episode starts from its own seed, so the result depends on the policy and on the seeds alone and
-    not on how often there was an evaluation before. An environment that has finished is not stepped on,
-    and therefore short episodes are not counted more often than long ones.
+    Every episode starts from its own seed, so the result depends on the policy and on the seeds alone. An
+    environment that has finished is not stepped on, so short episodes are not counted more often than long
+    ones.
     """
 
     def __init__(self, make_env: Callable[[], gym.Env[Any, Any]], codec: Codec) -> None:
@@ -47,8 +47,8 @@ class Evaluator:
         self._codec = codec
         self._envs: list[gym.Env[Any, Any]] = []
 
-    def run(self, act: Act, seeds: Sequence[int], max_steps: int | None = None) -> Evaluation:
-        """One episode for each of `seeds`; `max_steps` bounds environments without a time limit."""
+    def run(self, act: Act, seeds: Sequence[int]) -> Evaluation:
+        """One episode for each of `seeds`."""
         self.close()  # what outlives an episode, such as Box2D's worlds, must not reach the next evaluation
         self._envs = [self._make_env() for _ in seeds]
         obs = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=True)]
@@ -61,7 +61,7 @@ class Evaluator:
                 obs[i], reward, terminated, truncated, _ = self._envs[i].step(action)
                 returns[i] += float(reward)
                 lengths[i] += 1
-                if not (terminated or truncated or lengths[i] == max_steps):
+                if not (terminated or truncated or lengths[i] == _LONGEST_EPISODE):
                     still.append(i)
             running = still
         return Evaluation(returns, lengths)

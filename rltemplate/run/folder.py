@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rltemplate.config.loading import from_dict, to_dict, to_yaml
+from rltemplate.config.loading import from_dict, to_yaml
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import influences
 from rltemplate.run import paths
-from rltemplate.run.continuation import (
-    Continuation,
-    config_digest,
-    cut_back,
-    take,
-)
+from rltemplate.run.continuation import Continuation, cut_back
 from rltemplate.run.git.snapshot import (
     GitRecord,
     commit_outcome,
@@ -37,89 +33,59 @@ class RunFolder:
     def __init__(self, job: Job) -> None:
         """The folder of `job`. Changes nothing yet."""
         self.path = Path(job.run_dir)
-        self.git: GitRecord | None = None
+        self.git = GitRecord()
+        self.lock = RunLock(self.path)
         self._job, self._config = job, from_dict(job.config)
-        self._lock = RunLock(self.path)
         self._record: RunRecord | None = None
         self._began, self._earlier_s = time.monotonic(), 0.0
-        self._made: list[Path] = []
-
-    # --- A new run ---------------------------------------------------------------------------------------
 
     def begin(self, snapshot: GitRecord, determinism: DeterminismFacts) -> None:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
-        self._make()
-        try:
-            text = to_yaml(self._config)
-            self.git = commit_run(paths.PROJECT, snapshot, self._job.run_id, text)
-            (self.path / paths.CONFIG).write_text(text)
-            self._record = self._first_record(determinism)
-            self._record.write(self.path)
-        except OSError as error:
-            self.rollback()
-            raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
-
-    def rollback(self) -> None:
-        """Remove everything of a run that could not begin; the lock guards its files."""
-        if self.git is not None:
-            withdraw_run(paths.PROJECT, self.git)
-        self._remove()
-
-    def _make(self) -> None:
-        """Make the folder, or take an empty one, and lock it."""
-        # Parents that have to be made too, the innermost first.
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        job = self._job
+        new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run_dir={self.path}: cannot be made, {error.strerror}") from error
-        if any(self.path.iterdir()):
-            raise ConfigError(f"run_dir={self.path}: is not empty; a run needs a folder of its own")
-        try:
-            self._lock.acquire()
-        except OSError as error:
-            self._remove()
-            raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
         if any(path.name != paths.LOCK for path in self.path.iterdir()):
-            raise ConfigError(
-                f"run_dir={self.path}: is in use by another run; a run needs a folder of its own"
+            raise ConfigError(f"run_dir={self.path}: is not empty; a run needs a folder of its own")
+        self.lock.acquire()
+        try:
+            text = to_yaml(self._config)
+            (self.path / paths.CONFIG).write_text(text)
+            self.git = commit_run(paths.PROJECT, snapshot, job.run_id, text)
+            self._record = RunRecord(
+                id=job.run_id,
+                status=RUNNING,
+                command_line=job.command,
+                working_directory=str(Path.cwd()),
+                overrides=job.overrides,
+                sweep=job.sweep,
+                git=self.git,
+                determinism=determinism,
+                environment=influences(os.environ, self._config.compile),
+                versions=package_versions(),
+                machine=machine_facts(),
+                **this_process(),
             )
+            self._record.write(self.path)
+        except OSError as error:
+            self._rollback(new_folders)
+            raise RunError(f"{self.path} cannot be written: {error.strerror}; nothing was begun") from error
 
-    def _remove(self) -> None:
+    def _rollback(self, new_folders: list[Path]) -> None:
+        """Remove everything of a run that could not begin; the lock guards its files."""
+        withdraw_run(paths.PROJECT, self.git)
         for path in self.path.iterdir():
             path.unlink()
-        self._lock.release()
-        for folder in self._made:
-            folder.rmdir()
-
-    def _first_record(self, determinism: DeterminismFacts) -> RunRecord:
-        job = self._job
-        assert self.git is not None
-        return RunRecord(
-            id=job.run_id,
-            status=RUNNING,
-            command_line=job.command,
-            working_directory=str(Path.cwd()),
-            overrides=job.overrides,
-            sweep=job.sweep,
-            git=self.git,
-            config_digest=config_digest(to_dict(self._config)),
-            determinism=determinism,
-            environment=influences(os.environ, self._config.compile),
-            versions=package_versions(),
-            machine=machine_facts(),
-            **this_process(),
-        )
-
-    # --- A resumed run -----------------------------------------------------------------------------------
-
-    def take(self) -> None:
-        """Lock the folder of an existing run, or raise ConfigError with one line."""
-        take(self._lock, self.path)
+        self.lock.release()
+        with contextlib.suppress(OSError):  # another run may be in the same parent folder
+            for folder in new_folders:
+                folder.rmdir()
 
     def check(self) -> None:
         """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
-        now = self._lock.moved_to()
+        now = self.lock.moved_to()
         if now:
             raise RunError(
                 f"{self.path} was moved to {now} under the run; make resume run={now} goes on there"
@@ -127,59 +93,40 @@ class RunFolder:
         if now is not None:
             raise RunError(f"{self.path} was deleted under the run, and everything in it is lost")
 
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-
     def resume(self, snapshot: GitRecord, continuation: Continuation) -> None:
         """Add this part to the record, and remove all that lies beyond the checkpoint."""
         self._record = record = continuation.record
-        before = record.git
-        text = to_yaml(self._config)
+        before, text = record.git, to_yaml(self._config)
         self.git = git = commit_run(paths.PROJECT, snapshot, self._job.run_id, text, before)
         part = continuation.part()
         part.command_line, part.commit, part.git_problem = self._job.command, git.commit, git.problem
-        part.config_digest = config_digest(to_dict(self._config))  # of the text that is written now
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.resumed = [*record.resumed, part]
+        if git.commit is not None and git.commit != before.commit:
+            record.git = git
         self._earlier_s = record.duration_s or 0.0
         try:
-            record.write(self.path)
             cut_back(self.path, self._config, continuation)
-            if git.commit is not None and git.commit != before.commit:
-                record.git = git
-                self._write()
+            record.write(self.path)
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror}; it can go on later") from error
 
-    # --- Its end -----------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        assert self._record is not None
-        self._record.duration_s = self._earlier_s + time.monotonic() - self._began
-        self._record.write(self.path)
-
     def finish(
-        self,
-        status: str,
-        final_metrics: Mapping[str, float],
-        error: str | None = None,
-        trace: TraceFacts | None = None,
+        self, status: str, final_metrics: Mapping[str, float], error: str | None, trace: TraceFacts | None
     ) -> None:
         """Write how the run ended into its record, and put that on top of its commit."""
         record = self._record
         assert record is not None
-        assert self.git is not None
         record.status, record.error, record.trace = status, error, trace
         record.final_metrics, record.ended_at = dict(final_metrics), utc_now()
+        record.duration_s = self._earlier_s + time.monotonic() - self._began
         try:
-            self._write()
+            record.write(self.path)
             files, left_out = ended_files(self.path)
-            record.outcome_not_recorded = commit_outcome(
-                paths.PROJECT, self.git, record.outcome(left_out), files
-            )
+            outcome = record.outcome(left_out)
+            record.outcome_not_recorded = commit_outcome(paths.PROJECT, self.git, outcome, files)
             if record.outcome_not_recorded is not None:
-                self._write()
+                record.write(self.path)
         except OSError as failure:
             problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
             if error is None:

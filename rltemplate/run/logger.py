@@ -7,7 +7,6 @@ Between two rows nothing is read from the device: tensors are kept, then read in
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from array import array
@@ -15,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rltemplate.run.lines import LineFile, replace_text, to_stderr
-from rltemplate.run.read import parse_row
-from rltemplate.run.sinks.sink import Row, Sink
+from rltemplate.run.lines import LineFile, strict_json, to_stderr
+from rltemplate.run.sinks.sink import Sink
 from rltemplate.types import Episode
 
 if TYPE_CHECKING:
@@ -31,55 +29,26 @@ T = TypeVar("T")
 _READ_AT = 1024
 
 
-def strict_json(row: Row) -> str:
-    """`row` as one line of JSON that every parser accepts: numbers that are not finite become null."""
-    clean = {name: value if math.isfinite(value) else None for name, value in row.items()}
-    return json.dumps(clean, allow_nan=False)
-
-
-def cut_metrics(path: Path, env_steps: int) -> tuple[list[dict[str, Any]], int]:
-    """Drop the rows of `path` beyond `env_steps`, when a run resumes from a checkpoint taken there.
-
-    Returns the rows that are left, and the number of lines that were no rows and are dropped too. The file
-    is replaced in one step, so that a crash leaves the old or the new one.
-    """
-    rows: list[dict[str, Any]] = []
-    if not path.exists():
-        return rows, 0
-    lines = path.read_bytes().split(b"\n")
-    damaged = 0
-    for line in lines[:-1]:  # what has no end was torn, and beyond any checkpoint
-        row = parse_row(line)
-        reached = None if row is None else row.get("env_steps")
-        if row is None or reached is None:
-            damaged += 1
-        elif reached <= env_steps:
-            rows.append(row)
-    replace_text(path, [json.dumps(row) + "\n" for row in rows])
-    return rows, damaged
-
-
 class Logger:
     """Collects the metrics of iterations and turns them into rows.
 
-    Sinks get each row in the order given, and close in reverse: name the console first, so that the
-    others' last words are seen. Rows carry `env_steps`, `wall_time_s` (seconds since the run began, without
-    the time between its parts) and the metrics.
+    Sinks get each row in the order given, and close in reverse: name the console first, so that the last
+    words of the other sinks are seen. Rows carry `env_steps`, `wall_time_s` (seconds since the run began,
+    without the time between its parts) and the metrics.
     """
 
     def __init__(
         self, sinks: Sequence[Sink], lines: LineFile, clock: Callable[[], float] = time.perf_counter
     ) -> None:
+        self.final_metrics: dict[str, float] = {}  # the last value of every metric
         self._sinks = list(sinks)
         self._lines = lines
         self._lines.warn = self.message
         self._clock = clock
         self._begun = clock()
-        self._last_log = (0, clock())
         self._kept: list[Mapping[str, Tensor]] = []  # metrics of iterations, not yet read
         self._values: dict[str, array[float]] = {}  # read since the last row
         self._episodes: list[Episode] = []
-        self._closed = False
 
     def observe(self, result: IterationResult) -> None:
         """Keep the metrics of an iteration. Reads no value, so that the device is not waited for."""
@@ -88,7 +57,7 @@ class Logger:
         if len(self._kept) >= _READ_AT:
             self._read()
 
-    def log(self, env_steps: int, extra: Mapping[str, float] | None = None) -> dict[str, float]:
+    def log(self, env_steps: int, extra: Mapping[str, float]) -> dict[str, float]:
         """Write one row about everything since the last one, and return its metrics.
 
         A metric is the mean over the iterations that reported it, and the largest value of a `_max_error`;
@@ -97,19 +66,13 @@ class Logger:
         """
         self._read()
         metrics = {name: _summary(name, values) for name, values in self._values.items()}
-        self._values = {}
-        if self._episodes:
-            ended = len(self._episodes)
+        if ended := len(self._episodes):
             metrics["episode/return"] = math.fsum(e.episode_return for e in self._episodes) / ended
             metrics["episode/length"] = sum(e.length for e in self._episodes) / ended
-            self._episodes = []
-        now = self._clock()
-        last_steps, last_time = self._last_log
-        if env_steps > last_steps and now > last_time:
-            metrics["time/steps_per_second"] = (env_steps - last_steps) / (now - last_time)
-        self._last_log = (env_steps, now)
-        metrics.update({name: float(value) for name, value in (extra or {}).items()})
-        row = {"env_steps": env_steps, "wall_time_s": round(now - self._begun, 6), **metrics}
+        self._values, self._episodes = {}, []
+        metrics.update({name: float(value) for name, value in extra.items()})
+        self.final_metrics.update(metrics)
+        row = {"env_steps": env_steps, "wall_time_s": round(self._clock() - self._begun, 6), **metrics}
         self._lines.write(strict_json(row))
         self._to_sinks(lambda sink: sink.write(row))
         return metrics
@@ -119,27 +82,19 @@ class Logger:
         import torch
 
         self._read()
-        now = self._clock()
-        last_steps, last_time = self._last_log
         return {
             "pending": {name: torch.tensor(v, dtype=torch.float64) for name, v in self._values.items()},
             "episodes": torch.tensor(self._episodes, dtype=torch.float64).reshape(-1, 2),
-            "wall_time_s": now - self._begun,
-            "last_log": [last_steps, now - last_time],
+            "final_metrics": self.final_metrics,
+            "wall_time_s": self._clock() - self._begun,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], logged: Row | None = None) -> None:
-        """Resume there; `logged` is the row that was written between then and the end of the process."""
-        now = self._clock()
-        self._begun = now - state["wall_time_s"]
-        last_steps, since_s = state["last_log"]
-        self._last_log = (last_steps, now - since_s)
-        if logged is not None:
-            self._begun = now - logged["wall_time_s"]
-            self._last_log = (int(logged["env_steps"]), now)
-            return
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where `state_dict` was taken."""
         self._values = {name: array("d", values.tolist()) for name, values in state["pending"].items()}
         self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
+        self.final_metrics = dict(state["final_metrics"])
+        self._begun = self._clock() - state["wall_time_s"]
 
     def sync(self) -> None:
         """Flush all rows to the disk."""
@@ -155,33 +110,26 @@ class Logger:
         if not any(seen):
             to_stderr(text)
 
-    def close(self, status: str, final_metrics: Mapping[str, float] | None = None) -> None:
-        """End the run with `status`. Every sink closes, whatever becomes of the others."""
-        if self._closed:
-            return
-        self._closed = True
+    def close(self, status: str) -> None:
+        """End the run with `status`. Every sink closes, even if another one fails."""
         self._lines.close()
         for sink in reversed(list(self._sinks)):
-            self._try(sink, lambda sink: sink.close(status, final_metrics or {}))
+            self._try(sink, lambda sink: sink.close(status, self.final_metrics))
         self._sinks = []
 
     def _read(self) -> None:
-        """Read all kept metrics, with one transfer for each device and type."""
+        """Read all kept metrics, with one transfer for each device."""
         import torch
 
         kept, self._kept = self._kept, []
-        groups: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
-        for metrics in kept:
-            for name, given in metrics.items():
-                plain = not isinstance(given, torch.Tensor)
-                value = torch.tensor(given, dtype=torch.float64) if plain else given
-                if value.ndim:
-                    shape = tuple(value.shape)
-                    raise ValueError(f"metric {name!r} must be a single number, got shape {shape}")
-                self._values.setdefault(name, array("d"))
-                groups.setdefault((value.device, value.dtype), []).append((name, value.detach()))
+        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        for name, value in (entry for metrics in kept for entry in metrics.items()):
+            if value.ndim:
+                raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}")
+            self._values.setdefault(name, array("d"))
+            groups.setdefault(value.device, []).append((name, value.double()))
         for group in groups.values():
-            numbers = torch.stack([value for _, value in group]).double().tolist()
+            numbers = torch.stack([value for _, value in group]).tolist()
             for (name, _), number in zip(group, numbers, strict=True):
                 self._values[name].append(number)
 

@@ -7,9 +7,9 @@ an iteration, so that they share one clock.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail, VideoRenderer
@@ -20,8 +20,7 @@ from rltemplate.envs.make import make_env
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, list_checkpoints
-from rltemplate.run.continuation import Continuation
-from rltemplate.run.evaluate import LONGEST_EVALUATION, Evaluator
+from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.finite import first_not_finite
 from rltemplate.run.logger import Logger
 from rltemplate.run.signals import Stop
@@ -63,8 +62,6 @@ class Observers:
 
         `check_folder` is called before anything is written, and raises RunError if the folder has gone.
         """
-        self.complete = False  # the last iteration of the run was observed to its end
-        self.final_metrics: dict[str, float] = {}
         self.trace = make_trace(config, run_dir)
         algorithm.probe = self.trace or Probe()
         if self.trace is not None:
@@ -85,15 +82,18 @@ class Observers:
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, since)
         self._iterations = 0
         self._before = 0  # environment steps before the last iteration
+        self._looked = False  # the last iteration has its evaluation and its row, as far as they are due
         self._training_s = 0.0  # time spent in iterations since the last log row
         self._logged_steps = 0
         self._saved_steps = algorithm.env_steps
 
-    def observe(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Observe an iteration that began after `before` steps. RunError if its result is not finite.
+    @property
+    def complete(self) -> bool:
+        """True if the last iteration of the run was evaluated and logged."""
+        return self._looked and self._at_end
 
-        A checkpoint comes first, so that trouble in the other observers costs no weights.
-        """
+    def observe(self, result: IterationResult, before: int, seconds: float) -> None:
+        """Observe an iteration that began after `before` steps. RunError if its result is not finite."""
         self._check_folder()
         self._logger.observe(result)
         self._iterations += 1
@@ -102,13 +102,15 @@ class Observers:
         if self.trace is not None:
             self.trace.end_iteration(self._algorithm, result.metrics)
         self._check_finite(result)
-        if self._due(self._config.checkpoint_every):
-            self._save()
-        self._look()
+        self._looked = False
+        try:
+            self._look()
+        finally:  # trouble in an evaluation or a video costs no weights
+            if self._due(self._config.checkpoint_every):
+                self._save()
 
-    def resume(self, continuation: Continuation) -> None:
-        """Take over the state of the run, and make up for an evaluation, row or video that is missing."""
-        state = continuation.run_state
+    def resume(self, state: dict[str, Any] | None) -> None:
+        """Take over the state that a checkpoint has under `run`; None if the run starts over."""
         if self.trace is not None:
             iterations, chain = (0, NO_PAST) if state is None else (state["iterations"], state["chain"])
             if not self.trace.resume(iterations, chain):
@@ -118,22 +120,12 @@ class Observers:
                 )
         if state is None:
             return
-        for row in continuation.rows:
-            self._remember(row)
-        steps, rows = self._algorithm.env_steps, continuation.rows
-        # The row of this very step may have been written after the checkpoint.
-        logged = rows[-1] if rows and rows[-1]["env_steps"] == steps else None
-        self._iterations, self._before = int(state["iterations"]), int(state["before"])
-        self._logger.load_state_dict(state["logger"], logged)
-        if logged is None:
-            self._training_s, self._logged_steps = state["training_s"], int(state["logged_steps"])
+        self._iterations, self._before = state["iterations"], state["before"]
+        self._training_s, self._logged_steps = state["training_s"], state["logged_steps"]
+        self._looked = state["looked"]
+        self._logger.load_state_dict(state["logger"])
+        if not self._looked:  # the last evaluation was cut short
             self._look()
-            return
-        self._logged_steps = steps
-        with contextlib.suppress(_CutShort):
-            if self._due(self._config.video_every) and not paths.video_path(self._run_dir, steps).exists():
-                self._film()
-            self.complete = self._at_end
 
     def finish(self) -> None:
         """Save a run that ends early. Its next row waits until it resumes."""
@@ -162,9 +154,9 @@ class Observers:
             self._check_folder()
             if evaluation or self._at_end or self._due(self._config.log_every):
                 self._log(evaluation)
+            self._looked = True
             if self._due(self._config.video_every):
                 self._film()
-            self.complete = self._at_end
 
     def _act(self, obs: np.ndarray) -> np.ndarray:
         if self._stop.signal is not None:
@@ -175,7 +167,7 @@ class Observers:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
-        return self._evaluator.run(self._act, seeds, LONGEST_EVALUATION).metrics()
+        return self._evaluator.run(self._act, seeds).metrics()
 
     def _film(self) -> None:
         steps = self._algorithm.env_steps
@@ -183,17 +175,12 @@ class Observers:
         if path is not None:
             self._logger.video(path, steps)
 
-    def _log(self, evaluation: Mapping[str, float]) -> None:
+    def _log(self, evaluation: dict[str, float]) -> None:
         steps = self._algorithm.env_steps
         # The speed of training alone; the time of observers shows in wall_time_s.
         speed = (steps - self._logged_steps) / max(self._training_s, 1e-9)
         self._training_s, self._logged_steps = 0.0, steps
-        self._remember(self._logger.log(steps, {**evaluation, "time/steps_per_second": speed}))
-
-    def _remember(self, row: Mapping[str, float | None]) -> None:
-        """Keep the last value of every metric."""
-        named = {name: value for name, value in row.items() if name not in ("env_steps", "wall_time_s")}
-        self.final_metrics.update({name: value for name, value in named.items() if value is not None})
+        self._logger.log(steps, {**evaluation, "time/steps_per_second": speed})
 
     def _check_finite(self, result: IterationResult) -> None:
         """Raise RunError for NaN or infinity: nothing that follows would be worth anything."""
@@ -201,24 +188,26 @@ class Observers:
         if found is None:
             return
         self._log({})
-        steps, good = self._algorithm.env_steps, list_checkpoints(self._run_dir)
-        also = f" (and then {', '.join(found.others[:4])})" if found.others else ""
-        kept = (
-            f"the last checkpoint before it is {good[-1].name}" if good else "there is no earlier checkpoint"
-        )
+        steps = self._algorithm.env_steps
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
         raise RunError(
-            f"{found.item} became {found.value} at {found.place}{also} in iteration {self._iterations - 1}, "
-            f"environment steps {self._before:,} to {steps:,}\n{kept}{trace}"
+            f"{found} in iteration {self._iterations - 1}, environment steps {self._before:,} to {steps:,}\n"
+            f"{self._last_checkpoint()}{trace}"
         )
+
+    def _last_checkpoint(self) -> str:
+        good = list_checkpoints(self._run_dir)
+        return f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
 
     def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, at the end of the run an error."""
+        self._check_folder()
         algorithm, steps = self._algorithm, self._algorithm.env_steps
         state = algorithm.state_dict() | {"foreign": global_rng_state()}
         state["run"] = {
             "iterations": self._iterations,
             "before": self._before,
+            "looked": self._looked,
             "training_s": self._training_s,
             "logged_steps": self._logged_steps,
             "logger": self._logger.state_dict(),
@@ -233,9 +222,8 @@ class Observers:
             self._checkpoints.save(steps, state, (lambda _: None) if replay is None else replay.since)
             self._saved_steps = steps
         except OSError as error:
-            good = list_checkpoints(self._run_dir)
-            last = f"the last one is {good[-1].name}" if good else "there is none yet"
-            problem = f"the checkpoint after {steps:,} steps could not be written, {error.strerror}; {last}"
+            problem = f"the checkpoint after {steps:,} steps could not be written, {error.strerror}"
+            problem = f"{problem}; {self._last_checkpoint()}"
             if self._at_end or self._stop.signal is not None:
                 raise RunError(problem) from error
             self._logger.message(problem)

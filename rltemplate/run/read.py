@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import glob
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +21,22 @@ from rltemplate.types import ConfigError
 
 Row = dict[str, float | None]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
 
-_LONGEST_ID = 255  # characters; no file system has longer names
-
 
 def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
-    """The run folder that the word `key=text` names.
+    """The run folder that the argument `key=text` names.
 
     `text` is a folder, an id, a unique part of an id, the run's git ref, `last` for the run that began last,
     or `best` for the finished run with the highest final return. Raises ConfigError.
     """
-    folder, runs_dir = _expanded(text), _expanded(str(runs_dir))
-    if _is(folder / paths.RECORD, Path.is_file):
-        return folder.absolute()
     wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
-    records = runs_dir.glob(f"*/*/{paths.RECORD}") if _is(runs_dir, Path.is_dir) else ()
-    known = {record.parent.name: record.parent for record in records}
+    try:
+        folder, runs_dir = Path(text).expanduser(), runs_dir.expanduser()
+        if (folder / paths.RECORD).is_file():
+            return folder.absolute()
+        is_there = folder.exists()
+        known = {record.parent.name: record.parent for record in runs_dir.glob(f"*/*/{paths.RECORD}")}
+    except (OSError, RuntimeError) as error:  # longer than any name, or ~somebody without a home here
+        raise ConfigError(f"{key}={text[:100]}: no such run, {error.args[-1]}") from None
     if wanted in known:
         return known[wanted].absolute()
     if text in ("last", "best"):
@@ -49,7 +52,9 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
         raise ConfigError(
             f"{key}={text}: in the ids of {len(matches)} runs, the last are {last}; use more of it"
         )
-    raise ConfigError(f"{key}={text}: {_why_none(folder, runs_dir)}{_instead(wanted, known)}")
+    if is_there:
+        raise ConfigError(f"{key}={text}: is no run folder, it has no {paths.RECORD}")
+    raise ConfigError(f"{key}={text}: no such run under {runs_dir}; {_instead(wanted, known)}")
 
 
 def _last(records: Mapping[Path, RunRecord]) -> Path:
@@ -87,93 +92,70 @@ def final_return(record: RunRecord) -> float | None:
     return value if _is_number(value) else None
 
 
-def _expanded(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # ~somebody, whom this machine does not know
-        return Path(text)
-
-
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except OSError:  # longer than any name of a file
-        return False
-
-
-def _why_none(folder: Path, runs_dir: Path) -> str:
-    if _is(folder, Path.is_file):
-        return "is a file, and no run folder"
-    if _is(folder, Path.is_dir):
-        return f"is a folder without {paths.RECORD}, and no run folder"
-    if not _is(runs_dir, Path.is_dir):
-        return f"there is no folder runs_dir={runs_dir}"
-    return f"no such run under {runs_dir}"
-
-
 def _instead(wanted: str, known: Collection[str]) -> str:
     """The id that is nearest to `wanted`, compared as a whole or by its last part."""
     ends = {name[-len(wanted) :]: name for name in sorted(known)} if wanted else {}
-    near = difflib.get_close_matches(wanted[:_LONGEST_ID], [*known, *ends], n=1, cutoff=0.75)
+    near = difflib.get_close_matches(wanted[:100], [*known, *ends], n=1, cutoff=0.75)
     if near:
-        return f"; did you mean {ends.get(near[0], near[0])}?"
-    return (
-        f"; the newest is {max(known)}" if known else "; expected a run's folder, or its id or a part of it"
-    )
+        return f"did you mean {ends.get(near[0], near[0])}?"
+    return f"the newest is {max(known)}" if known else "expected a run's folder, or its id or a part of it"
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
-    """The run folders that match `runs=pattern` or one of its parts. Raises ConfigError for none."""
-    parts = [part for part in pattern.split(",") if part] or [pattern]
-    return list(dict.fromkeys(run_dir for part in parts for run_dir in _run_dirs(part)))
+    """The run folders that match `runs=pattern` or one of its parts: folders, else ids, each part sorted.
+
+    Raises ConfigError for a part that matches none.
+    """
+    found: dict[Path, None] = {}
+    for part in pattern.split(","):
+        matched = _runs_in(part) or _runs_in(f"runs/*/{part}")
+        if not matched:
+            deeper = next((deep for deep in (f"{part}/*", f"{part}/*/*") if _runs_in(deep)), None)
+            hint = f"; did you mean runs='{deeper}'?" if deeper else ""
+            raise ConfigError(f"runs={part}: no run folders there{hint}")
+        found |= dict.fromkeys(matched)
+    return list(found)
 
 
-def _run_dirs(pattern: str) -> list[Path]:
-    """Run folders of one pattern, sorted. It matches folders, else ids."""
-    found = _matching(pattern, paths.RECORD) or _matching(f"runs/*/{pattern}", paths.RECORD)
-    if not found:
-        deeper = next((deep for deep in ("*", "*/*") if _matching(pattern, f"{deep}/{paths.RECORD}")), None)
-        hint = f"; did you mean runs='{Path(pattern) / deeper}'?" if deeper else ""
-        raise ConfigError(f"runs={pattern}: no run folders there{hint}")
-    return [path.parent for path in found]
-
-
-def _matching(pattern: str, below: str) -> list[Path]:
-    try:
-        wanted = Path(pattern).expanduser()
-        root = Path(wanted.anchor or ".")
-        return sorted(root.glob(f"{wanted.relative_to(root)}/{below}"))
-    except ValueError as error:
-        raise ConfigError(f"runs={pattern}: is no pattern of folders, {str(error).lower()}") from None
-    except (OSError, RuntimeError):  # longer than any name, or ~somebody whom this machine does not know
-        return []
+def _runs_in(pattern: str) -> list[Path]:
+    pattern = os.path.expanduser(f"{pattern}/{paths.RECORD}")  # noqa: PTH111 - never raises
+    return [Path(name).parent for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - absolute ones too
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The run's configuration (nested) under present keys. Raises ConfigError if it cannot be read."""
-    name = f"{run_dir.name}: {paths.CONFIG}"
     try:
-        values = _parsed((run_dir / paths.CONFIG).read_text(encoding="utf-8"))
+        # libyaml, which PyYAML's wheels have, is ten times as fast.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        values = yaml.load((run_dir / paths.CONFIG).read_text(encoding="utf-8"), Loader=loader)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir.name}: has no {paths.CONFIG}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ConfigError(f"{name} cannot be read, {line}{error.problem or error.context}") from None
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{run_dir.name}: {paths.CONFIG} cannot be read, {said}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} holds no configuration")
+        raise ConfigError(f"{run_dir.name}: {paths.CONFIG} holds no configuration")
     return values
 
 
-def _parsed(text: str) -> Any:
-    try:  # libyaml, which PyYAML's wheels have, is ten times as fast
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError:
-        return yaml.safe_load(text)  # names the mistake and its place better
+def read_metrics(run_dir: Path) -> list[Row]:
+    """The rows of the run's `metrics.jsonl` up to a torn last line; ConfigError if it cannot be read."""
+    name = f"{run_dir.name}: {paths.METRICS}"
+    try:
+        lines = (run_dir / paths.METRICS).read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        raise ConfigError(f"{run_dir.name}: has no {paths.METRICS}") from None
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read, {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if (row := parse_row(line)) is None:
+            raise ConfigError(f"{name}: line {number} is damaged; expected names with numbers")
+        rows.append(row)
+    return rows
 
 
-def parse_row(line: str | bytes) -> Row | None:
+def parse_row(line: bytes) -> Row | None:
     """A line of `metrics.jsonl`; None if it is damaged."""
     try:
         row = json.loads(line)
@@ -184,32 +166,11 @@ def parse_row(line: str | bytes) -> Row | None:
 
 
 def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run's `metrics.jsonl`, up to a torn line. Null is read as NaN."""
-    rows: list[dict[str, float]] = []
-    with contextlib.suppress(OSError):
-        for line in (run_dir / paths.METRICS).read_bytes().splitlines():
-            row = parse_row(line)
-            if row is None:
-                break
-            rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
-
-
-def read_metrics(run_dir: Path) -> Iterator[Row]:
-    """The rows of the run's `metrics.jsonl`. Raises ConfigError if it cannot be read."""
-    name = f"{run_dir.name}: {paths.METRICS}"
-    try:
-        lines = (run_dir / paths.METRICS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise ConfigError(f"{run_dir.name}: has no {paths.METRICS}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} cannot be read, {_reason(error)}") from None
-    for number, line in enumerate(lines, start=1):
-        row = parse_row(line)
-        if row is None:
-            where = f"{run_dir.name}: line {number} of {paths.METRICS}"
-            raise ConfigError(f"{where} is damaged; expected names with numbers")
-        yield row
+    """The rows of a run that goes on. Null is read as NaN."""
+    return [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in read_metrics(run_dir)
+    ]
 
 
 def _is_number(value: Any) -> bool:
@@ -230,11 +191,3 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]

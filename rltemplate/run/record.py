@@ -6,21 +6,17 @@ not have become null. Times are UTC; `duration_s` comes from a clock that nobody
 
 from __future__ import annotations
 
-import functools
 import json
-import math
 import os
 import platform
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.lines import replace_text
+from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.paths import RECORD
 from rltemplate.types import ConfigError
 
@@ -30,7 +26,7 @@ FINAL_STATUSES = (FINISHED, FAILED, INTERRUPTED)
 
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
 _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")
-_PRIVATE_OF_A_PART = ("command_line", "pid", "hostname", "config_digest", "interrupted_at")
+_PRIVATE_OF_A_PART = ("command_line", "pid", "hostname", "interrupted_at")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +72,6 @@ class ResumedPart:
     notes: list[str] = field(default_factory=list)
     commit: str | None = None
     git_problem: str | None = None
-    config_digest: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +95,6 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     sweep: SweepMembership | None = None
     git: GitRecord = field(default_factory=GitRecord)
-    config_digest: str | None = None  # of the configuration that decides the run
     determinism: DeterminismFacts = field(default_factory=DeterminismFacts)
     environment: dict[str, str] = field(default_factory=dict)  # variables that may change bits
     versions: dict[str, str] = field(default_factory=dict)
@@ -118,25 +112,26 @@ class RunRecord:
             raise ConfigError(f"{run_dir} is no run folder: it has no {RECORD}") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-        return cls.parse(text, str(path), run_dir.name)
+        return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, name: str, run_id: str | None = None) -> RunRecord:
-        """The record in `text`, called `name` in errors; `run_id` is its id where it does not say its own."""
+    def parse(cls, text: str, name: str) -> RunRecord:
+        """The record in `text`, called `name` in errors. Keys of other versions are left out."""
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{name} cannot be read: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{name} is no record: it holds no JSON object")
-        if (schema := values.get("schema")) != SCHEMA_VERSION:
-            raise ConfigError(f"{name} has schema {schema!r}, but this version reads schema {SCHEMA_VERSION}")
-        known = values if run_id is None else {"id": run_id, **values}
-        return _parsed(cls, known, f"{name}: ")  # type: ignore[no-any-return]
+            if (schema := values.get("schema")) != SCHEMA_VERSION:
+                raise ConfigError(f"{name} has schema {schema!r}; this version reads schema {SCHEMA_VERSION}")
+            for key, kind in _NESTED.items():
+                if values.get(key) is not None:
+                    values[key] = _known(kind, values[key])
+            values["resumed"] = [_known(ResumedPart, part) for part in values.get("resumed") or []]
+            return _known(cls, values)  # type: ignore[no-any-return]
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{name} is damaged: {error}") from None
 
     def write(self, run_dir: Path) -> None:
         """Put the record in place in one step. Raises OSError if the disk does not take it."""
-        replace_text(run_dir / RECORD, [_strict_json(asdict(self))])
+        replace_text(run_dir / RECORD, [strict_json(asdict(self), indent=2), "\n"])
 
     def outcome(self, left_out: Mapping[str, str]) -> str:
         """The record as JSON for the run's ref, which is read where there is no run folder.
@@ -147,7 +142,17 @@ class RunRecord:
         for part in chosen["resumed"]:
             for name in _PRIVATE_OF_A_PART:
                 del part[name]
-        return _strict_json({name: value for name, value in chosen.items() if name not in _PRIVATE})
+        chosen = {name: value for name, value in chosen.items() if name not in _PRIVATE}
+        return strict_json(chosen, indent=2) + "\n"
+
+
+_NESTED = {"sweep": SweepMembership, "git": GitRecord, "determinism": DeterminismFacts, "trace": TraceFacts}
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A dataclass from those of its fields that have a value."""
+    names = {each.name for each in fields(kind)}
+    return kind(**{key: part for key, part in values.items() if key in names and part is not None})
 
 
 def this_process() -> dict[str, Any]:
@@ -158,47 +163,3 @@ def this_process() -> dict[str, Any]:
 def utc_now() -> str:
     """The time as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _strict_json(value: Any) -> str:
-    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None in the place of NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _parsed(kind: Any, value: Any, name: str) -> Any:
-    """A value read from JSON as the type `kind`. Raises ConfigError if it is of another one."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # always T | None
-        return None if value is None else _parsed(inner[0], value, name)
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
-        hints = _hints(kind)
-        # Older versions wrote null where there was nothing yet.
-        given = {key: part for key, part in value.items() if key in hints and part is not None}
-        if lacking := [key for key in ("id", "status") if kind is RunRecord and key not in given]:
-            raise ConfigError(f"{name.rstrip(': ')} has no {lacking[0]}")
-        return kind(**{key: _parsed(hints[key], part, f"{name}{key}.") for key, part in given.items()})
-    if origin in (list, dict) and isinstance(value, origin):
-        parts = value.values() if origin is dict else value
-        if inner[-1] is Any or all(type(part) is inner[-1] for part in parts):
-            return value  # most parts are plain, and there are hundreds
-    if origin is list and isinstance(value, list):
-        return [_parsed(inner[0], part, name) for part in value]
-    if origin is dict and isinstance(value, Mapping):
-        return {key: _parsed(inner[1], part, f"{name}{key}.") for key, part in value.items()}
-    plain = {float: float | int, int: int, str: str, bool: bool}.get(kind, dict)  # a TypedDict is a dict
-    if kind is Any or (isinstance(value, plain) and (kind is bool or not isinstance(value, bool))):
-        return value
-    raise ConfigError(f"{name.rstrip('.')} is damaged: {str(value)[:60]!r} is not what stands there")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 from rltemplate.types import STOP_SIGNALS
@@ -21,18 +21,15 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        # Ends the process at the first request. Set during the first iteration of a compiled run, which takes
-        # a minute, and before which nothing was learned.
-        self.at_once: Callable[[], None] | None = None
         self._since = 0.0
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[Stop]:
+    def listening(self) -> Iterator[None]:
         """Take signals as requests while the block runs; an ignored signal (nohup) stays ignored."""
         heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._request) for number in heard}
         try:
-            yield self
+            yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -48,8 +45,6 @@ class Stop:
             self.signal, self._since = number, now
             # A second Ctrl-C ends even a process that is busy outside of Python.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            if self.at_once is not None:
-                self.at_once()
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import posix
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.envs.envs import Envs
-from rltemplate.run import exits, paths
+from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, find_continuation, restore
 from rltemplate.run.folder import RunFolder
 from rltemplate.run.git.snapshot import GitRecord, take_snapshot
@@ -36,7 +34,7 @@ class TrainingRun:
         self._job = job
         self._write_journal = write_journal
         self._folder = RunFolder(job)
-        self._snapshot: GitRecord | None = None
+        self._snapshot = GitRecord()
         self._continuation: Continuation | None = None
         self._algorithm: Algorithm | None = None
         self._logger: Logger | None = None
@@ -48,8 +46,10 @@ class TrainingRun:
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
         if self._job.resume:
-            self._folder.take()
-            self._snapshot = self._take_snapshot()
+            self._folder.lock.acquire()
+        text = self._job.snapshot
+        self._snapshot = take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
+        if self._job.resume:
             self._continuation = find_continuation(self._job, self._snapshot)
 
     def own(self, algorithm: Algorithm) -> None:
@@ -58,32 +58,30 @@ class TrainingRun:
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
-        if self._continuation is not None and self._continuation.checkpoint is not None:
-            restore(algorithm, self.config, self._continuation.checkpoint)
-        if self._continuation is None:
-            self._snapshot = self._take_snapshot()
+        continuation = self._continuation
+        if continuation is None:
             self._folder.begin(self._snapshot, facts)
         else:
-            assert self._snapshot is not None
-            self._folder.resume(self._snapshot, self._continuation)
+            if continuation.checkpoint is not None:
+                restore(algorithm, self.config, continuation.checkpoint)
+            self._folder.resume(self._snapshot, continuation)
         self._begun = True
 
     def observe(self, algorithm: Algorithm, envs: Envs, stop: Stop, standing: Standing) -> Observers:
         """Set up everything that looks at the run. `standing` places a return among published ones."""
-        config, run_dir = self.config, self._folder.path
-        assert self._folder.git is not None
+        config, run_dir, resumed = self.config, self._folder.path, self._continuation
         sinks = make_sinks(config.logger, self._facts(standing))
         self._logger = logger = Logger(sinks, LineFile(run_dir / paths.METRICS))
-        since = None if self._continuation is None else self._continuation.checkpoint
+        since, check_folder = None if resumed is None else resumed.checkpoint, self._folder.check
         self._observers = observers = Observers(
-            config, run_dir, algorithm, envs, logger, stop, since, self._folder.check
+            config, run_dir, algorithm, envs, logger, stop, since, check_folder
         )
         if self._folder.git.problem is not None:
             logger.message(f"code not recorded: {self._folder.git.problem}")
-        if self._continuation is not None:
-            for note in self._continuation.notes:
+        if resumed is not None:
+            for note in resumed.notes:
                 logger.message(note)
-            observers.resume(self._continuation)
+            observers.resume(resumed.run_state)
         if config.compile:
             logger.message("compiling: the first update may take a minute")
         return observers
@@ -94,47 +92,31 @@ class TrainingRun:
         self._observers.finish()
         self._status = FINISHED if self._observers.complete else INTERRUPTED
 
-    def interrupt(self, stop: Stop) -> None:
-        """End the run and its process, from within a compiler, which would swallow an exception."""
-        self._status = INTERRUPTED
-        try:
-            self.close()
-        finally:
-            sys.stdout.flush()
-            posix._exit(stop.exit_status)
-
     def fail(self, error: BaseException) -> None:
         """Let the record name the error that ended the run."""
-        text = exits.told(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-        self._error = text.splitlines()[0]
+        self._error = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def close(self) -> None:
         """End the run in this order; each step is taken whatever becomes of the steps before it."""
-        seen = self._observers
-        metrics = {} if seen is None else seen.final_metrics
-        trace = None if seen is None or seen.trace is None else seen.trace.facts()
+        observers, metrics = self._observers, {} if self._logger is None else self._logger.final_metrics
+        trace = None if observers is None or observers.trace is None else observers.trace.facts()
         journal = self._begun and self._job.journal and self.config.logger.journal
         steps: list[Callable[[], None] | None] = [
-            None if seen is None else seen.close,
-            None if self._logger is None else partial(self._logger.close, self._status, metrics),
+            None if observers is None else observers.close,
+            None if self._logger is None else partial(self._logger.close, self._status),
             partial(self._folder.finish, self._status, metrics, self._error, trace) if self._begun else None,
             None if self._algorithm is None else self._algorithm.close,
-            self._folder.release,
+            self._folder.lock.release,
             partial(self._write_journal, self._folder.path) if journal else None,
         ]
         with contextlib.ExitStack() as ending:  # which takes the last step first
             for step in filter(None, reversed(steps)):
                 ending.callback(step)
 
-    def _take_snapshot(self) -> GitRecord:
-        text = self._job.snapshot
-        return take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
-
     def _facts(self, standing: Standing) -> RunFacts:
         """The run as sinks show it."""
         config, resumed = self.config, self._continuation
         sweep = self._job.sweep if resumed is None else resumed.record.sweep  # a job may resume by itself
-        assert self._folder.git is not None
         return RunFacts(
             run_id=self._job.run_id,
             run_dir=self._folder.path,

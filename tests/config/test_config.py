@@ -31,7 +31,6 @@ from rltemplate.config.loading import (
 )
 from rltemplate.config.recorded_keys import ADDED
 from rltemplate.config.schema import Config, Level
-from rltemplate.run.continuation import config_digest
 from rltemplate.types import ConfigError
 
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -219,7 +218,6 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path) == config
-    assert config_digest(yaml.safe_load(path.read_text(encoding="utf-8"))) == config_digest(to_dict(config))
     path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
     assert load_config(path) != config
 

@@ -297,17 +297,13 @@ def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_s
 ) -> None:
     early, finished = tmp_path / "early", tmp_path / "finished"
     kill_early(start, early)
-    config = early / paths.CONFIG
-    config.write_text(config.read_text().replace("seed: 1", "seed: 2"))
-    assert_refused(start("resume", f"run={early}"), "config.yaml was changed since the run began")
-    config.write_text(config.read_text().replace("seed: 2", "seed: 1"))
     start("resume", f"run={early}", status=0)
     assert_same(early, straight("sac"))
     assert record(early)["resumed"][0]["checkpoint"] is None
     words = ["algo=ppo", "env=CartPole", *SHRUNK["ppo"], "total_env_steps=64", *OBSERVED[:-1], "logger=none"]
     start("train", *words, "checkpoint_every=0", f"run_dir={finished}", status=0)
     before = listing(finished)
-    assert_refused(start("resume", f"run={finished}", "total_env_steps=128"), "it was told to keep none")
+    assert_refused(start("resume", f"run={finished}", "total_env_steps=128"), "has no checkpoint")
     assert listing(finished) == before
 
 
@@ -388,13 +384,13 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     begun.until(lambda: "could not be written" in begun.said and "lines wait in memory" in begun.said)
     begun.process.send_signal(signal.SIGSTOP)
     good = list_checkpoints(run_dir)[-1]
-    assert f"No space left on device; the last one is {good.name}" in begun.said
+    assert f"No space left on device; the last checkpoint is {good.name}" in begun.said
     load_checkpoint(good)
     ballast.unlink()
     begun.process.send_signal(signal.SIGCONT)
     assert begun.end() == 0, begun.said
     assert "no line is lost" in begun.said
-    assert not list(run_dir.glob("checkpoints/*.partial"))
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
     assert rows(run_dir) == rows(straight("ppo"))
     lines = (run_dir / paths.TRACE).read_text().splitlines()
     ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
@@ -477,7 +473,7 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     assert 1000 < load_checkpoint(good).state["env_steps"] <= 1376
     if kind == "huge":  # 700 steps of two environments are in the 44th iteration, which is number 43
         assert lines[0].endswith("in iteration 43, environment steps 1,376 to 1,408")
-        assert lines[1].startswith(f"the last checkpoint before it is {good.name}; its fingerprints are")
+        assert lines[1].startswith(f"the last checkpoint is {good.name}; its fingerprints are")
         assert record(run_dir)["error"] == f"RunError: {lines[0].removeprefix('error: ')}"
     else:
         assert lines[-1].startswith("error: fragile:Fragile-v0, environment ")
@@ -486,24 +482,3 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     assert record(run_dir)["resumed"][-1]["changed"] == {"env.num_workers": [workers, 1]}
     start("train", *words, f"run_dir={tmp_path / 'unbroken'}", status=0, **path)
     assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
-
-
-@pytest.mark.long
-def test_a_run_that_compiles_does_not_keep_a_scheduler_waiting(start: Start, tmp_path: Path) -> None:
-    run_dir, caches = tmp_path / "run", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
-    # So large that compiling takes much longer than the wait; the compiled program is never run.
-    sizes = f"algo.hidden_sizes=[{','.join(['8'] * 20)}]"
-    begun = start("train", *WORK["ppo"], "compile=true", sizes, f"run_dir={run_dir}", **caches)
-    begun.until((run_dir / paths.RECORD).exists)
-    time.sleep(4.0)
-    asked = time.monotonic()
-    begun.process.send_signal(signal.SIGTERM)
-    assert begun.end() == 143, begun.said
-    assert time.monotonic() - asked < 10.0
-    now = record(run_dir)
-    assert (now["status"], now["trace"]["iterations"]) == ("interrupted", 0)
-    assert "compiling: " in begun.said
-    assert f"next: make resume run={run_dir.name}\n" in begun.said
-    again = start("resume", f"run={run_dir}", **caches)  # from its beginning
-    again.until(lambda: bool(record(run_dir)["resumed"]))
-    again.process.kill()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -63,9 +62,9 @@ def test_a_record_is_read_as_it_was_written_in_strict_json(tmp_path: Path) -> No
 
 
 def test_older_records_are_read_with_defaults(tmp_path: Path) -> None:
-    text = '{"schema": 1, "status": "finished", "trace": null, "final_metrics": null, "unknown": 1}'
+    text = '{"schema": 1, "id": "a", "status": "finished", "trace": null, "resumed": null, "unknown": 1}'
     (tmp_path / RECORD).write_text(text)
-    assert RunRecord.read(tmp_path) == RunRecord(id=tmp_path.name, status="finished")
+    assert RunRecord.read(tmp_path) == RunRecord(id="a", status="finished")
 
 
 def test_an_outcome_says_nothing_about_process_and_host() -> None:
@@ -84,33 +83,6 @@ def test_a_value_without_a_form_in_json_is_an_error_and_leaves_the_file_whole(tm
     with pytest.raises(TypeError, match="object"):
         record.write(tmp_path)
     assert (tmp_path / RECORD).read_bytes() == before
-
-
-def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
-    record = RunRecord(id="a", status="running", versions={"filler": "x" * 200_000})
-    record.write(tmp_path)
-    stop = threading.Event()
-    failures: list[str] = []
-    reads = 0
-
-    def read() -> None:
-        nonlocal reads
-        while not stop.is_set():
-            try:
-                RunRecord.read(tmp_path)
-                reads += 1
-            except ConfigError as error:
-                failures.append(str(error))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(40):
-        record.pid = number
-        record.write(tmp_path)
-    stop.set()
-    reader.join()
-    assert reads > 0
-    assert failures == []
 
 
 def test_a_failing_write_leaves_the_last_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,14 +104,11 @@ def test_a_failing_write_leaves_the_last_record(tmp_path: Path, monkeypatch: pyt
     ("text", "message"),
     [
         (None, "is no run folder"),
-        ("{", "cannot be read"),
-        ("[]", "no JSON object"),
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
         ('{"schema": 99}', "schema 99"),
-        ("{}", "schema None"),
-        ('{"schema": 1}', "has no status"),
-        ('{"schema": 1, "status": 3}', "status is damaged: '3'"),
-        ('{"schema": 1, "status": "finished", "git": []}', "git is damaged"),
-        ('{"schema": 1, "status": "finished", "resumed": [{"env_steps": "x"}]}', "env_steps is damaged"),
+        ('{"schema": 1}', "is damaged: .*'status'"),
+        ('{"schema": 1, "id": "a", "status": "finished", "git": []}', "is damaged"),
     ],
 )
 def test_a_bad_record_is_told_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.config.command_args import flag, whole, word
-from rltemplate.run.continuation import recorded_config
 from rltemplate.run.read import find_run
 
 
@@ -27,23 +25,17 @@ class Args:
 def main(args: Args) -> int:
     """Print returns and lengths."""
     run_dir = find_run(args.run, args.runs_dir)
-    recorded_config(run_dir)  # a damaged one is refused before torch is imported
 
     from rltemplate.envs.make import make_env
     from rltemplate.rng import env_seeds
-    from rltemplate.run import exits
-    from rltemplate.run.evaluate import LONGEST_EVALUATION, Evaluator
+    from rltemplate.run.evaluate import Evaluator
     from rltemplate.train import load_policy
 
     config, algorithm, envs = load_policy(run_dir)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
     try:
-        with exits.seen():
-            result = evaluator.run(algorithm.act, seeds, LONGEST_EVALUATION)
-    except SystemExit as error:
-        print(f"error: {exits.told(error)}", file=sys.stderr)
-        return 1
+        result = evaluator.run(algorithm.act, seeds)
     finally:
         algorithm.close()
     returns, lengths, env_steps = result.returns, result.lengths, algorithm.env_steps

@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_made_costs_that_sink_alone(
     facts = run_facts(tmp_path)
     logger = Logger([ConsoleSink(facts), TensorBoardSink(facts)], LineFile(tmp_path / paths.METRICS))
     for step in (1, 2, 3):
-        logger.log(step)
+        logger.log(step, {})
     logger.close("finished")
     assert capsys.readouterr().err.count("TensorBoardSink is switched off") == 1
     assert (tmp_path / paths.METRICS).read_text().count("\n") == 3

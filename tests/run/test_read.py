@@ -1,0 +1,54 @@
+"""Runs are found by the words that users give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import write_run
+
+from rltemplate.run import paths
+from rltemplate.run.read import find_run, read_metrics
+from rltemplate.types import ConfigError
+
+
+def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
+    for group, name in (
+        ("ppo-A", "20260101-a-111"),
+        ("ppo-A", "20260101-a-222"),
+        ("sac-B", "20260102-b-333"),
+    ):
+        folder = tmp_path / group / name
+        folder.mkdir(parents=True)
+        (folder / paths.RECORD).write_text("{}")
+    last = tmp_path / "sac-B" / "20260102-b-333"
+    for text in (str(last), "20260102-b-333", "b-33", "refs/runs/20260102-b-333"):
+        assert find_run(text, tmp_path) == last
+    with pytest.raises(ConfigError, match="2 runs"):
+        find_run("20260101", tmp_path)
+    with pytest.raises(ConfigError, match="no such run"):
+        find_run("c", tmp_path)
+    with pytest.raises(ConfigError, match=r"b=last: no run under .* has a readable record"):
+        find_run("last", tmp_path, "b")
+
+
+def test_the_last_and_the_best_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, 1, [5.0], status="failed")
+    best = write_run(tmp_path, 2, [3.0])
+    last = write_run(tmp_path, 3, [1.0], env="Other")
+    assert find_run("last", tmp_path) == last
+    assert capsys.readouterr().err == ""
+    assert find_run("best", tmp_path, "a") == best
+    among = "the highest final return of 2 finished runs (ppo-Other, ppo-Thing)"
+    assert capsys.readouterr().err == f"note: a=best is run-2 with 3, {among}\n"
+    (best / paths.RECORD).rename(tmp_path / "away")
+    assert find_run("best", tmp_path) == last
+
+
+def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) -> None:
+    rows = b'{"env_steps": 1, "a": null}\n{"env_steps": 2}\n'
+    (tmp_path / paths.METRICS).write_bytes(rows + b'{"env_st')
+    assert read_metrics(tmp_path) == [{"env_steps": 1, "a": None}, {"env_steps": 2}]
+    (tmp_path / paths.METRICS).write_bytes(b"\xff\n" + rows)
+    with pytest.raises(ConfigError, match="line 1 is damaged"):
+        read_metrics(tmp_path)
