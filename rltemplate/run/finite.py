@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
-    """Name, value and index of the first NaN or infinity in the losses, then in the state; None without one."""
+    """Name, value and index of the first NaN or infinity in the losses, then in the state."""
     losses = [(name, value) for name, value in result.metrics.items() if name.startswith("loss/")]
     for name, values in (*losses, *entries(algorithm.state_dict(), END)):
         if not hasattr(values, "is_floating_point") or not values.is_floating_point():

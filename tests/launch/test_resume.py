@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Configure, small
+from conftest import Configure, small
 
 from rltemplate.algos.build import build_algorithm
-from rltemplate.config.algorithms import ALGORITHMS, PPOConfig
-from rltemplate.config.fields import number
-from rltemplate.config.loading import to_dict, to_yaml
-from rltemplate.config.recorded_keys import ADDED
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.launch.resume import resume_job
-from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
-from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.trace import Trace
 from rltemplate.types import Algorithm, ConfigError
 
