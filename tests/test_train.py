@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, Configure, git, newest_state, rows, run_train, small, write_run
+from conftest import Command, Configure, git, newest_state, rows, run_train, small
 
 from rltemplate.__main__ import main as command
 from rltemplate.algos.build import build_algorithm
@@ -23,7 +23,6 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.evaluate import Evaluator
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
-from rltemplate.run.read import find_run
 from rltemplate.train import main, run
 from rltemplate.types import ConfigError, RunError
 
