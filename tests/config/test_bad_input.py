@@ -108,7 +108,7 @@ DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
     "half a record": (paths.RECORD, b"{", f"{A}/record.json"),
     "a binary record": (paths.RECORD, bytes(range(256)), f"{A}/record.json cannot be read"),
     "a later record": (paths.RECORD, b'{"schema": 99}', "has schema 99"),
-    "no config": (paths.CONFIG, None, f"{A}: has no config.yaml"),
+    "no config": (paths.CONFIG, None, "config.yaml"),
     "an empty config": (paths.CONFIG, b"", "config.yaml"),
     "a binary config": (paths.CONFIG, bytes(range(256)), "config.yaml"),
     "half a config": (paths.CONFIG, b"algo: [", "config.yaml"),
