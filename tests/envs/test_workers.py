@@ -170,7 +170,7 @@ def of_gymnasium(envs: Envs, env_id: str, steps: int = 90) -> list[Any]:
         if episodes:
             raw, _ = theirs.reset(options={"reset_mask": done})
             obs = np.where(done[:, None], codec.encode_obs(raw), next_obs)
-        arrays = (obs, reward, terminated, truncated, next_obs)
+        arrays = (reward, terminated, truncated, next_obs, obs)
         seen.append([*(array.tobytes() for array in arrays), episodes])
     theirs.close()
     return seen
@@ -190,10 +190,10 @@ def test_the_same_bits_from_any_number_of_processes(env_id: str, build: Build) -
 def test_an_environment_may_keep_its_action_and_draw_from_global_generators(build: Build) -> None:
     results = [trail(build("Breaks-v0", 3, workers), 9) for workers in (0, 1, 3)]
     assert results[0] == results[1] == results[2]
-    assert (np.frombuffer(results[0][-1][1]) > 1).all()  # as with one array for all they would not be
+    assert (np.frombuffer(results[0][-1][0]) > 1).all()  # as with one array for all they would not be
     drawn = [trail(build("Breaks-v0", 3, 3, draws=True), 4) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    rewards = np.concatenate([np.frombuffer(step[1]) for step in drawn[0][1:]])
+    rewards = np.concatenate([np.frombuffer(step[0]) for step in drawn[0][1:]])
     assert len(set(rewards)) == len(rewards)
 
 
@@ -203,7 +203,7 @@ def test_an_environment_flushes_no_number_of_another(build: Build, workers: int,
     """When it is made, and whenever it is reset or stepped."""
     kept = trail(build("Breaks-v0", 4, workers), 4)
     envs = build("Breaks-v0", 4, workers, **{moment: "flushes"})
-    assert [step[1] for step in trail(envs, 4)[1:]] == [step[1] for step in kept[1:]]
+    assert [step[0] for step in trail(envs, 4)[1:]] == [step[0] for step in kept[1:]]
 
 
 def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
