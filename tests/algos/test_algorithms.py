@@ -145,7 +145,7 @@ def test_compiled_updates_repeat_and_are_near_the_plain_ones(configure: Configur
         algorithm.close()
     plain, first, second = states
     assert all(torch.equal(first[name], second[name]) for name in first)
-    learned = [name for name in plain if plain[name].is_floating_point()]
+    learned = [name for name in start if plain[name].is_floating_point()]
     moved = max(float((plain[name] - start[name]).abs().max()) for name in learned)
     apart = max(float((plain[name] - first[name]).abs().max()) for name in learned)
     assert apart < 1e-2 * moved
