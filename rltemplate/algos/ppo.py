@@ -260,8 +260,8 @@ class PPO(StatefulAlgorithm):
             reward=reward,
             terminated=terminated,
             truncated=truncated * (1.0 - terminated),  # an end that is both is an end
-            last_obs=normalize(obs, scaling, self.config.obs_clip),
-            final_obs=normalize(self.to_device(ends), scaling, self.config.obs_clip),
+            last_obs=self.normalized(obs),
+            final_obs=self.normalized(self.to_device(ends)),
             episodes=episodes,
         )
 
@@ -271,10 +271,6 @@ class PPO(StatefulAlgorithm):
         params = self.net.call(flat, obs, "policy")
         action = self.dist.sample(params, noise)
         return PolicyStep(obs, params, action, self.dist.log_prob(params, action))
-
-    def scaling(self) -> Scaling | None:
-        """The normalisation of observations, frozen during an iteration."""
-        return self.state.obs_norm.scaling() if self.config.normalize_obs else None
 
     def scaled_reward(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) divided by the running deviation of the discounted return."""
@@ -352,8 +348,7 @@ class PPO(StatefulAlgorithm):
 
     def policy(self, obs: Tensor) -> Tensor:
         """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
-        scaled = normalize(obs, self.scaling(), self.config.obs_clip)
-        return self.net.call(self.state.net.params, scaled, "policy")  # type: ignore[no-any-return]
+        return self.net.call(self.state.net.params, self.normalized(obs), "policy")  # type: ignore[no-any-return]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and value, with the batches of rollout, targets and updates."""

@@ -1,10 +1,10 @@
 """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905).
 
 Where the details are that decide whether it learns:
-  two critics, the smaller one in targets and policy loss      critic_loss, actor_loss
+  two critics, the smaller one in targets and policy loss      SAC.critic_loss, SAC.actor_loss
   squashed Gaussian with bounded log standard deviation        distributions.SquashedGaussian
-  temperature adapted to a target entropy of -A                alpha_loss
-  truncation bootstraps, termination does not                  critic_loss, through `terminated`
+  temperature adapted to a target entropy of -A                SAC.alpha_loss
+  truncation bootstraps, termination does not                  SAC.critic_loss, through `terminated`
   policy updated every `policy_delay` critic updates, and then as often in a row SAC.update
   uniform random actions before `learning_starts`              SAC.explore
 What may surprise: updates are counted per environment step, summed over parallel environments. With 8
@@ -34,18 +34,6 @@ from rltemplate.learning.optim import AdamState, FlatModule, adam, gradient, pol
 from rltemplate.learning.replay_buffer import Batch, ReplayBuffer
 from rltemplate.rng import Streams
 from rltemplate.types import Episode, ForwardPass, IterationResult
-
-
-class Actor(nn.Module):
-    """Observations (B, O) to parameters of the squashed Gaussian (B, 2A)."""
-
-    def __init__(self, config: SACConfig, obs_size: int, out: int, rng: torch.Generator) -> None:
-        super().__init__()
-        self.net = mlp([obs_size, *config.hidden_sizes, out], config.activation.name, rng)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Mean and raw log standard deviation side by side."""
-        return self.net(obs)  # type: ignore[no-any-return]
 
 
 class TwinCritic(nn.Module):
@@ -119,68 +107,14 @@ class Inputs(NamedTuple):
     critic_noise: Tensor  # (B, A)
 
 
-class CriticReport(NamedTuple):
-    """The results of an update of the critics besides new parameters."""
+class Report(NamedTuple):
+    """The results of an update besides new parameters; of the policy one for each of its updates."""
 
     td_target: Tensor  # (B,)
-    metrics: Tensor  # CriticMetrics, stacked
-    gradient: Tensor  # (P,)
-
-
-class ActorReport(NamedTuple):
-    """The results of an update of policy and temperature besides new parameters."""
-
-    metrics: Tensor  # ActorMetrics, stacked
-    gradient: Tensor  # (P,) of the policy
-    alpha_gradient: Tensor  # (1,)
-
-
-class Report(NamedTuple):
-    """The results of an update besides new parameters."""
-
-    critic: CriticReport
-    actor: tuple[ActorReport, ...]  # of each update of the policy
-
-
-class Nets(NamedTuple):
-    """The constant parts: the shapes of the networks and the distribution."""
-
-    actor: FlatModule
-    critic: FlatModule
-    dist: SquashedGaussian
-
-
-def critic_loss(
-    critic: Tensor, learned: Learned, nets: Nets, batch: Batch, noise: Tensor, gamma: float
-) -> tuple[Tensor, tuple[CriticMetrics, Tensor]]:
-    """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
-    params = nets.actor.call(learned.actor.params, batch.next_obs)
-    next_action, next_log_prob = nets.dist.sample_log_prob(params, noise)
-    next_q = torch.minimum(*nets.critic.call(learned.target, batch.next_obs, next_action))  # (B,)
-    soft_value = next_q - kernels.exp(learned.alpha.params) * next_log_prob
-    td_target = (batch.reward + gamma * (1.0 - batch.terminated) * soft_value).detach()  # (B,)
-    q = nets.critic.call(critic, batch.obs, batch.action)  # (2, B)
-    assert q.shape == (2, *td_target.shape)
-    loss = (q - td_target).square().mean(1).sum()
-    return loss, (CriticMetrics(loss_critic=loss, critic_q_mean=q.mean()), td_target)
-
-
-def actor_loss(
-    actor: Tensor, learned: Learned, nets: Nets, obs: Tensor, noise: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """alpha * log pi - min Q for actions of the present policy (eq. 9), and the mean of log pi."""
-    action, log_prob = nets.dist.sample_log_prob(nets.actor.call(actor, obs), noise)
-    # Of `min(0)` the gradient is a scatter, with which a compiled program cannot join anything.
-    q = torch.minimum(*nets.critic.call(learned.critic.params, obs, action))  # (B,)
-    assert q.shape == log_prob.shape
-    loss = (kernels.exp(learned.alpha.params) * log_prob - q).mean()
-    return loss, (loss, log_prob.mean())
-
-
-def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Tensor]:
-    """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
-    loss = -(kernels.exp(log_alpha) * (log_prob + target_entropy)).sum()
-    return loss, loss
+    critic_metrics: Tensor  # CriticMetrics, stacked
+    critic_gradient: Tensor  # (P,)
+    actor_metrics: tuple[Tensor, ...]  # ActorMetrics, stacked
+    actor_gradient: tuple[Tensor, ...]  # (P,)
 
 
 class SAC(StatefulAlgorithm):
@@ -199,14 +133,14 @@ class SAC(StatefulAlgorithm):
         check_actions(config.name, codec)
         self.dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
         init, obs_size, action_size = streams.torch("init"), codec.obs_size, codec.action_size
-        actor = FlatModule(Actor(config, obs_size, self.dist.param_size, init).to(self.device))
-        critic = FlatModule(TwinCritic(config, obs_size, action_size, init).to(self.device))
-        self.nets = Nets(actor, critic, self.dist)
+        actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation.name, init)
+        self.actor = FlatModule(actor.to(self.device))
+        self.critic = FlatModule(TwinCritic(config, obs_size, action_size, init).to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)
         learned = Learned(
-            actor=AdamState.start(actor.initial),
-            critic=AdamState.start(critic.initial),
-            target=critic.initial.clone(),
+            actor=AdamState.start(self.actor.initial),
+            critic=AdamState.start(self.critic.initial),
+            target=self.critic.initial.clone(),
             alpha=AdamState.start(log_alpha),
         )
         self.state = TrainState(learned, Statistics.empty(obs_size, self.device))
@@ -240,10 +174,10 @@ class SAC(StatefulAlgorithm):
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
         metrics = {"optim/learning_rate": rates.actor}
         if reports:
-            stacked = torch.stack([report.critic.metrics for report in reports])
-            metrics |= named(CriticMetrics(*stacked.mean(0)))
-        if both := [report.actor for report in reports if report.actor]:
-            means = [torch.stack([each.metrics for each in parts]).mean(0) for parts in both]
+            metrics |= named(CriticMetrics(*torch.stack([each.critic_metrics for each in reports]).mean(0)))
+        # Of several updates of the policy in a row, first the mean.
+        means = [torch.stack(each.actor_metrics).mean(0) for each in reports if each.actor_metrics]
+        if means:
             metrics |= named(ActorMetrics(*torch.stack(means).mean(0)))
         return IterationResult(metrics, episodes)
 
@@ -261,12 +195,8 @@ class SAC(StatefulAlgorithm):
 
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
-        params = self.nets.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
+        params = self.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
         return PolicyStep(params, self.dist.sample(params, noise))
-
-    def scaling(self) -> Scaling | None:
-        """The normalisation of observations, frozen during an iteration."""
-        return self.state.obs_norm.scaling() if self.config.normalize_obs else None
 
     # Learning
 
@@ -276,59 +206,83 @@ class SAC(StatefulAlgorithm):
         due = state.updates_due
         if self.env_steps > config.learning_starts:
             due += config.updates_per_step * self.envs.num_envs
-        number, scaling = int(due), self.scaling()
+        number, draw = int(due), self.streams.draw
         self.state = state._replace(updates_due=due - number, num_updates=state.num_updates + number)
         for update in range(state.num_updates + 1, state.num_updates + number + 1):
-            batch = self.batch(self.streams.draw("replay", self.replay.draw, config.batch_size), scaling)
+            batch = self.batch(draw("replay", self.replay.draw, config.batch_size))
             both = update % config.policy_delay == 0
-            noise = [
-                self.streams.draw("update", self.dist.noise, config.batch_size)
-                for _ in range(1 + config.policy_delay * both)
-            ]
+            draws = range(1 + config.policy_delay * both)
+            noise = [draw("update", self.dist.noise, config.batch_size) for _ in draws]
             yield Inputs(batch, tuple(noise[:-1]), noise[-1])
 
-    def batch(self, index: Tensor, scaling: Scaling | None) -> Batch:
+    def batch(self, index: Tensor) -> Batch:
         """The transitions in the places `index` (B,), as the networks see them."""
-        batch, clip = self.replay.take(index), self.config.obs_clip
-        next_obs = normalize(batch.next_obs, scaling, clip)
-        return batch._replace(obs=normalize(batch.obs, scaling, clip), next_obs=next_obs)
+        batch = self.replay.take(index)
+        return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
 
     def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Report, Learned]:
         """Critics and their targets, then policy and temperature once for every noise."""
-        config, batch, noise = self.config, inputs.batch, inputs.critic_noise
-        grad, (metrics, td_target) = gradient(
-            critic_loss, learned.critic.params, learned, self.nets, batch, noise, config.gamma
+        config, batch, reports = self.config, inputs.batch, []
+        critic_grad, (critic_metrics, td_target) = gradient(
+            self.critic_loss, learned.critic.params, learned, batch, inputs.critic_noise
         )
-        critic = adam(learned.critic, grad, rates.critic, config.adam_eps)
+        critic = adam(learned.critic, critic_grad, rates.critic, config.adam_eps)
         learned = learned._replace(critic=critic, target=polyak(learned.target, critic.params, config.tau))
-        critic_report = CriticReport(td_target, torch.stack(metrics), grad)
-        actor_reports = []
         for noise in inputs.actor_noise:
-            learned, report = self.actor_update(learned, batch.obs, noise, rates)
-            actor_reports.append(report)
-        return Report(critic_report, tuple(actor_reports)), learned
+            log_alpha = learned.alpha.params
+            actor_grad, (loss, log_prob) = gradient(
+                self.actor_loss, learned.actor.params, learned, batch.obs, noise
+            )
+            alpha_grad, loss_alpha = gradient(self.alpha_loss, log_alpha, log_prob)
+            metrics = ActorMetrics(
+                loss_policy=loss,
+                policy_entropy=-log_prob,
+                loss_alpha=loss_alpha,
+                alpha_value=kernels.exp(log_alpha).squeeze(),
+            )
+            reports.append((torch.stack(metrics), actor_grad))
+            actor = adam(learned.actor, actor_grad, rates.actor, config.adam_eps)
+            learned = learned._replace(actor=actor)
+            if config.learn_alpha:
+                alpha = adam(learned.alpha, alpha_grad, rates.alpha, config.adam_eps)
+                learned = learned._replace(alpha=alpha)
+        actor_metrics, actor_grads = zip(*reports, strict=True) if reports else ((), ())
+        report = Report(td_target, torch.stack(critic_metrics), critic_grad, actor_metrics, actor_grads)
+        return report, learned
 
-    def actor_update(
-        self, learned: Learned, obs: Tensor, noise: Tensor, rates: LearningRates
-    ) -> tuple[Learned, ActorReport]:
-        """Policy and temperature."""
-        eps, log_alpha = self.config.adam_eps, learned.alpha.params
-        actor_grad, (loss, log_prob) = gradient(
-            actor_loss, learned.actor.params, learned, self.nets, obs, noise
-        )
-        alpha_grad, loss_alpha = gradient(alpha_loss, log_alpha, log_prob, self.target_entropy)
-        metrics = ActorMetrics(
-            loss_policy=loss,
-            policy_entropy=-log_prob,
-            loss_alpha=loss_alpha,
-            alpha_value=kernels.exp(log_alpha).squeeze(),
-        )
-        learned = learned._replace(actor=adam(learned.actor, actor_grad, rates.actor, eps))
-        if self.config.learn_alpha:
-            learned = learned._replace(alpha=adam(learned.alpha, alpha_grad, rates.alpha, eps))
-        return learned, ActorReport(torch.stack(metrics), actor_grad, alpha_grad)
+    def critic_loss(
+        self, critic: Tensor, learned: Learned, batch: Batch, noise: Tensor
+    ) -> tuple[Tensor, tuple[CriticMetrics, Tensor]]:
+        """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
+        params = self.actor.call(learned.actor.params, batch.next_obs)
+        next_action, next_log_prob = self.dist.sample_log_prob(params, noise)
+        next_q = torch.minimum(*self.critic.call(learned.target, batch.next_obs, next_action))  # (B,)
+        soft_value = next_q - kernels.exp(learned.alpha.params) * next_log_prob
+        td_target = batch.reward + self.config.gamma * (1.0 - batch.terminated) * soft_value  # (B,)
+        td_target = td_target.detach()
+        q = self.critic.call(critic, batch.obs, batch.action)  # (2, B)
+        assert q.shape == (2, *td_target.shape)
+        loss = (q - td_target).square().mean(1).sum()
+        return loss, (CriticMetrics(loss_critic=loss, critic_q_mean=q.mean()), td_target)
 
-    # Compilation: neither function is called before `learning_starts`.
+    def actor_loss(
+        self, actor: Tensor, learned: Learned, obs: Tensor, noise: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """alpha * log pi - min Q for actions of the present policy (eq. 9), and the mean of log pi."""
+        action, log_prob = self.dist.sample_log_prob(self.actor.call(actor, obs), noise)
+        # Of `min(0)` the gradient is a scatter, with which a compiled program cannot join anything.
+        q = torch.minimum(*self.critic.call(learned.critic.params, obs, action))  # (B,)
+        assert q.shape == log_prob.shape
+        loss = (kernels.exp(learned.alpha.params) * log_prob - q).mean()
+        return loss, (loss, log_prob.mean())
+
+    def alpha_loss(self, log_alpha: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
+        loss = -(kernels.exp(log_alpha) * (log_prob + self.target_entropy)).sum()
+        return loss, loss
+
+    # Compilation: neither function is called before `learning_starts`. No tensor is given twice, or the
+    # programs would rely on that.
 
     def policy_step_examples(self) -> Iterator[tuple[Any, ...]]:
         """Arguments of the shapes that `policy_step` has."""
@@ -337,16 +291,12 @@ class SAC(StatefulAlgorithm):
         yield self.state.learned.actor.params, self.scaling(), *zeros
 
     def update_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `update` has; no tensor twice, or the program would rely on that."""
-        config = self.config
+        """Arguments of the shapes that `update` has."""
+        rows, delay = self.config.batch_size, self.config.policy_delay
         rates = LearningRates(*(torch.zeros((), device=self.device) for _ in range(3)))
-        for number in {0 if config.policy_delay > 1 else 1, config.policy_delay}:
-            batch = self.batch(
-                torch.zeros(config.batch_size, dtype=torch.int64, device=self.device), self.scaling()
-            )
-            noise = torch.zeros(
-                1 + number, config.batch_size, self.envs.codec.action_size, device=self.device
-            )
+        for number in (0, delay) if delay > 1 else (1,):
+            batch = self.batch(torch.zeros(rows, dtype=torch.int64, device=self.device))
+            noise = torch.zeros(1 + number, rows, self.envs.codec.action_size, device=self.device)
             *actor_noise, critic_noise = map(torch.clone, noise)
             yield self.state.learned, Inputs(batch, tuple(actor_noise), critic_noise), rates
 
@@ -354,8 +304,7 @@ class SAC(StatefulAlgorithm):
 
     def policy(self, obs: Tensor) -> Tensor:
         """Parameters of the action distribution (B, 2A) for unscaled observations (B, O)."""
-        scaled = normalize(obs, self.scaling(), self.config.obs_clip)
-        return self.nets.actor.call(self.state.learned.actor.params, scaled)  # type: ignore[no-any-return]
+        return self.actor.call(self.state.learned.actor.params, self.normalized(obs))  # type: ignore[no-any-return]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and both critics, with the batches of acting and learning."""
@@ -364,10 +313,9 @@ class SAC(StatefulAlgorithm):
 
         def values(rows: Tensor) -> Tensor:
             parts = rows.split([codec.obs_size, codec.action_size], 1)
-            return self.nets.critic.call(learned.critic.params, *parts).T  # type: ignore[no-any-return]
+            return self.critic.call(learned.critic.params, *parts).T  # type: ignore[no-any-return]
 
-        policy = partial(self.nets.actor.call, learned.actor.params)
         return {
-            "policy": ForwardPass(policy, codec.obs_size, batches),
+            "policy": ForwardPass(partial(self.actor.call, learned.actor.params), codec.obs_size, batches),
             "value": ForwardPass(values, codec.obs_size + codec.action_size, batches),
         }

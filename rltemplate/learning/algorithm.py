@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
 from rltemplate.learning.engine import Engine
+from rltemplate.learning.normalize import Scaling, normalize
 from rltemplate.rng import Streams
 from rltemplate.types import Probe, Replay
 
@@ -60,6 +61,14 @@ class StatefulAlgorithm:
     def to_device(self, array: np.ndarray) -> Tensor:
         """The numbers in torch's default type. Nothing waits for a GPU: pageable memory is copied at once."""
         return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
+
+    def scaling(self) -> Scaling | None:
+        """The normalisation of observations, which is frozen during an iteration."""
+        return self.state.obs_norm.scaling() if self.config.normalize_obs else None
+
+    def normalized(self, obs: Tensor) -> Tensor:
+        """Observations (..., O) as the networks see them."""
+        return normalize(obs, self.scaling(), self.config.obs_clip)
 
     def policy(self, obs: Tensor) -> Tensor:
         """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""

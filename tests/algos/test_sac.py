@@ -50,10 +50,10 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     rates = LearningRates(*torch.zeros(3).unbind())
     inputs = Inputs(batch(), (noise, noise), noise)
     report, learned = sac.update(*unreadable((sac.state.learned, inputs, rates)))
-    devices = {x.device.type for x in (learned.critic.params, report.critic.metrics, report.actor[1].metrics)}
+    devices = {x.device.type for x in (learned.critic.params, report.td_target, report.actor_metrics[1])}
     assert devices == {"meta"}
     given = unreadable((learned.actor.params, torch.zeros(1, 3), torch.zeros(1, 1)))
     assert sac.policy_step(given[0], None, *given[1:]).action.shape == (1, 1)
     with pytest.raises(RuntimeError):  # that it would be noticed
-        report.critic.metrics.mean().item()
+        report.td_target.mean().item()
     sac.close()

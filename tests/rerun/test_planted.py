@@ -211,7 +211,7 @@ PLANTED = [
     Planted("ppo", 0, "metrics", "algo.vf_coef=0.25"),
     Planted("ppo", 0, "mu", "algo.max_grad_norm=0.01"),
     Planted("sac", 0, "target", "algo.tau=0.5"),
-    Planted("sac", 0, "actor/metrics", "algo.target_entropy=-3.0"),
+    Planted("sac", 0, "alpha/mu", "algo.target_entropy=-3.0"),
     Planted("sac", 0, "draw/replay", "algo.batch_size=9"),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - terminated) * next", "next"), ENDING),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - done)", "(1.0 - 0.0 * done)"), ENDING),
@@ -221,7 +221,7 @@ PLANTED = [
         "end/obs_norm/mean",
         (NORM, "Statistics.merged", "delta * share, var", "delta * share / 2, var"),
     ),
-    Planted("sac", 0, "critic/td_target", (SAC, "critic_loss", "* next_log_prob", "* next_log_prob * 0.9")),
+    Planted("sac", 0, "td_target", (SAC, "SAC.critic_loss", "* next_log_prob", "* next_log_prob * 0.9")),
 ]
 # One of each kind on every day, the others take too long.
 DEFAULT = ("ppo start/return_norm/num_rows@1", "sac draw/replay@1:3", "ppo algo.gamma=0.5")
