@@ -30,9 +30,10 @@ class Engine:
         """`function` as it is run here, a step or an update.
 
         It takes and returns tensors, in tuples and lists however nested, draws no random numbers and changes
-        none of its arguments. What else it reads is guarded by `torch.compile`: a Python number that changed
-        compiles it anew. Each combination of shapes is a program of its own. `examples` are arguments of each
-        shape, for functions that are not called in the first iteration.
+        none of its arguments. A float among the arguments becomes a tensor. What else it reads is guarded by
+        `torch.compile`: a number that changed compiles it anew, up to eight times. Each combination of shapes
+        is a program of its own. `examples` are arguments of each shape, for functions that are not called in
+        the first iteration.
         """
         prepared = self._prepared(function)
         if self.compiles and examples is not None:
@@ -65,10 +66,22 @@ class Engine:
     def _prepared(self, function: Function) -> Function:
         if not self.compiles:
             return function
+        # Each shape and number is a program of its own. As the argument `dynamic` the same takes 4 us a call.
+        torch._dynamo.config.automatic_dynamic_shapes = False
         # A wrapper in C++ calls the kernels of a small update in half the time of one in Python.
         options: dict[str, Any] = {"cpp_wrapper": True}
-        compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        return compiled
+        compiled: Function = torch.compile(function, fullgraph=True, options=options)
+
+        def run(*arguments: Any) -> Any:
+            try:
+                return compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+                raise RuntimeError(
+                    f"{function.__qualname__} was compiled too often, since a number that it reads keeps "
+                    "changing (named in the warning before): make the number an argument"
+                ) from error
+
+        return run
 
     def _shown(self, prepared: Function, name: str, whole: bool = False) -> Function:
         def run(*arguments: Any) -> Any:

@@ -69,19 +69,34 @@ def test_a_whole_update_is_one_program(programs: Callable[[], int]) -> None:
     assert programs() == 1
 
 
-def test_a_number_that_changes_is_not_frozen(programs: Callable[[], int]) -> None:
-    class Learner:
-        factor = 2.0
+class Toy:
+    """Explores less and less: by a number that is handed over, and by one that is read."""
 
-        def double(self, x: Tensor) -> Tensor:
-            return x * self.factor
+    def __init__(self, engine: Engine) -> None:
+        self.noise, self.factor = 0.5, 2.0
+        self.act = engine(self.policy_step)
 
-    learner = Learner()
-    program = Engine(compiles=True)(learner.double)
-    assert program(torch.ones(3)).tolist() == [2.0] * 3
-    learner.factor = 3.0
-    assert program(torch.ones(3)).tolist() == [3.0] * 3
-    assert programs() == 2
+    def policy_step(self, x: Tensor, noise: float) -> Tensor:
+        return x.tanh() * self.factor + noise
+
+    def iterations(self, factors: list[float]) -> list[Tensor]:
+        actions = []
+        for self.factor in factors:
+            actions.append(self.act(torch.linspace(-1.0, 1.0, 5), self.noise))
+            self.noise -= 0.04
+        return actions
+
+
+def test_a_number_that_is_annealed_is_not_frozen(programs: Callable[[], int]) -> None:
+    annealed = [2.0] * 8 + [1.5] * 3 + [0.0]
+    plain, compiled = (Toy(Engine(flag)).iterations(annealed) for flag in (False, True))
+    torch.testing.assert_close(compiled, plain)
+    assert programs() == 3
+    assert len({float(action[0]) for action in plain}) == 12
+    with pytest.raises(
+        RuntimeError, match=r"Toy\.policy_step was compiled too often.*make the number an arg"
+    ):
+        Toy(Engine(compiles=True)).iterations([float(i) for i in range(12)])
 
 
 def test_a_function_that_cannot_be_one_program_is_refused() -> None:
