@@ -198,8 +198,8 @@ PPO_FLIPS = (
     "start/net/params@0",
 )
 SAC_FLIPS = (
-    *("next_obs@1:1", "draw/replay@1:3", "draw/update@1:4", "target@1:5"),
-    *("critic/mu@2:3", "alpha/params@1:11", "start/updates_due@2", "start/streams/replay@1"),
+    *("next_obs@1:1", "draw/replay@1:3", "target@1:5"),
+    *("critic/params@1:3", "alpha/params@1:11", "start/updates_due@2", "start/streams/replay@1"),
     *("start/obs_norm/num_rows@2", "start/learned/alpha/params@0"),
 )
 PLANTED = [
@@ -211,7 +211,7 @@ PLANTED = [
     Planted("ppo", 0, "metrics", "algo.vf_coef=0.25"),
     Planted("ppo", 0, "mu", "algo.max_grad_norm=0.01"),
     Planted("sac", 0, "target", "algo.tau=0.5"),
-    Planted("sac", 0, "alpha/mu", "algo.target_entropy=-3.0"),
+    Planted("sac", 0, "actor_metrics", "algo.target_entropy=-3.0"),
     Planted("sac", 0, "draw/replay", "algo.batch_size=9"),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - terminated) * next", "next"), ENDING),
     Planted("ppo", 0, "advantage", (PPO, "compute_gae", "(1.0 - done)", "(1.0 - 0.0 * done)"), ENDING),
