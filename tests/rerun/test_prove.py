@@ -203,7 +203,7 @@ def test_one_flipped_bit_in_one_run_breaks_the_proof(prove_it: Prove) -> None:
     found = prove_it("trace=step", run_1={FAULT: "action@1:3"})
     assert found.verdict == "broken"
     assert found.sentence.startswith("repeat is broken for ppo on CartPole-v1: run_1 (")
-    assert "in iteration 1 (environment steps 33 to 64), step 3: action" in found.sentence
+    assert "in iteration 1 (environment steps 33 to 64), policy_step 3: action" in found.sentence
     assert found.comparison is not None
     at = found.comparison.divergence
     assert at is not None
