@@ -80,20 +80,20 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     try:
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
-        merged = OmegaConf.merge(schema, _literal(values))
+        merged = OmegaConf.merge(schema, literal(values))
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(merged, DictConfig)
     return merged
 
 
-def _literal(value: Any) -> Any:
+def literal(value: Any) -> Any:
     """`value` as OmegaConf has to be given it, so that it resolves no `${...}`: with backslashes in front."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
     if isinstance(value, Mapping):
-        return {key: _literal(item) for key, item in value.items()}
-    return [_literal(item) for item in value] if isinstance(value, list) else value
+        return {key: literal(item) for key, item in value.items()}
+    return [literal(item) for item in value] if isinstance(value, list) else value
 
 
 def to_yaml(config: Config) -> str:
@@ -113,7 +113,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         if lacking and not {*lacking}.intersection(_NEVER_ADDED):
             shipped = _shipped(typed.algo.name, typed.determinism.level.name)
             for key in lacking:
-                value = _literal(ADDED[key]) if key in ADDED else OmegaConf.select(shipped, key)
+                value = literal(ADDED[key]) if key in ADDED else OmegaConf.select(shipped, key)
                 OmegaConf.update(typed, key, value)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:

@@ -29,12 +29,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("learning_rate=1e-3", ["learning_rate=1e-3: no such key", "did you mean algo.learning_rate?"]),
     ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
     ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env: num_envs, num_workers"]),
-    ("algorithm=sac", ["did you mean algo?"]),
     ("total-env-steps=1000", ["did you mean total_env_steps?"]),
     ("wandb.project=x", ["did you mean logger.wandb.project?"]),
     ("logger.wandb.proj=x", ["did you mean logger.wandb.project?", "allowed in logger.wandb: enabled, mode"]),
     ("track=true", ["did you mean logger=wandb?"]),
-    ("clip=0.1", ["did you mean algo.clip_coef?"]),
     ("xyzzy=1", ["xyzzy=1: no such key", "allowed: algo, debug, "]),
     ("+algo.extra=1", ["algo.extra=1: no such key"]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
@@ -43,11 +41,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
     # groups and their options
     ("algo=scc", ["algo=scc: no such algo; did you mean sac? allowed: ppo, sac"]),
-    ("algo=[ppo,sac]", ["allowed: ppo, sac"]),
     ("algo=interval(0,1)", ["a name is needed"]),
     ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
     ("experiment=nothing-like-it", ["no such experiment", "allowed: batch-sizes"]),
-    ("hydra/launcher=jobli", ["did you mean joblib?"]),
     # environments
     ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
     ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
@@ -57,7 +53,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=-1", ["seed=-1: must be at least 0"]),
     ("seed=[1,2]", ["without brackets, as seed=1,2"]),
     ("seed=1,x", ["seed=x: expected a whole number", "in the job seed=x"]),
-    ("seed=1,2,-3", ["seed=-3: must be at least 0"]),
     ("seed=interval(0,1)", ["is no list of values"]),
     ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
     ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
@@ -84,7 +79,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
     ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
-    ("=3", ["expected key=value"]),
     ("~recipe", ["expected key=value", "recipe=...?"]),
     ("seed=1 seed=2", ["seed is given twice"]),
     ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
@@ -135,6 +129,9 @@ def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
         "a larger clip, as in the paper",
         'it\'s "so" [x] {y} (z) a=b $HOME \\ end\\',
         "range(1,3), ünï",
+        '"these" are as good as "those"',
+        "'one', 'two'",
+        r"costs ${x}, ${seed}, ${oc.env:HOME}, \${y} and ${z",
     ],
 )
 def test_a_note_is_prose(note: str) -> None:
@@ -295,16 +292,12 @@ def test_questions_are_answered_without_a_trace(words: list[str], expected: str,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_algorithm_refuses_in_the_words_of_the_check() -> None:
-    from rltemplate.algos.build import build_algorithm
+def test_an_algorithm_refuses_actions_that_it_cannot_choose() -> None:
     from rltemplate.config.algorithms import check_actions
     from rltemplate.envs.codec import Codec
 
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
-    (config,) = preflight(["algo=sac", "env=CartPole"]).configs
-    with pytest.raises(ConfigError, match="needs continuous actions"):
-        build_algorithm(config)
     with pytest.raises(ConfigError, match=r"with finite bounds"):
         check_actions("sac", Codec("x", box, unbounded))
     check_actions("sac", Codec("x", box, box))

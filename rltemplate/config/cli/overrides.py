@@ -26,6 +26,7 @@ from rltemplate.config.cli.keys import (
     wrong_value,
 )
 from rltemplate.config.command_args import shown
+from rltemplate.config.loading import literal
 from rltemplate.config.schema import NONE, OPTIONAL
 from rltemplate.config.validation import choose
 from rltemplate.types import ConfigError
@@ -69,7 +70,7 @@ def _read(word: str, parser: OverridesParser) -> Override:
     with suppress(HydraException, ValueError):  # ValueError: a number of thousands of digits
         override = parser.parse_overrides([f"{kept}{key}={value}"])[0]
     if takes_text(key) and _would_change(key, value, override):
-        value = QuotedString(value, Quote.double).with_quotes()
+        value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
         override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
         if key in group_names():
@@ -81,11 +82,12 @@ def _read(word: str, parser: OverridesParser) -> Override:
 
 def _would_change(key: str, value: str, override: Override | None) -> bool:
     """True if the override grammar reads another value than the text: for 9e5387, or a note with commas."""
-    if value == "null" or re.fullmatch(r"""(["']).*\1""", value, re.DOTALL):
+    if value == "null":
         return False
-    if key == "note" or override is None:
-        return True
-    return not override.is_sweep_override() and not isinstance(override.value(), str)
+    if override is None or override.is_sweep_override():
+        return override is None or key == "note"
+    quoted = re.fullmatch(r"""(["']).*\1""", value, re.DOTALL)
+    return not quoted and (key == "note" or not isinstance(override.value(), str))
 
 
 def _meant(word: str) -> str:
