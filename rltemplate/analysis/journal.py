@@ -39,12 +39,14 @@ def _append(runs_dir: Path, entry: Callable[[], list[str]]) -> None:
     try:
         lines = entry()
         if lines:
+            path.parent.mkdir(parents=True, exist_ok=True)  # a run with run_dir= leaves no folder here
             with path.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # runs that end together do not mix their entries
                 header = "" if os.fstat(file.fileno()).st_size else _HEADER
                 file.write("\n".join([header, *lines, ""]).encode())
     except (ConfigError, OSError) as error:
-        to_stderr(f"no entry in {path}: {str(error).partition(chr(10))[0]}")
+        reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+        to_stderr(f"no entry in {path}: {reason}")
 
 
 def _run_entry(run: Run, runs_dir: Path, project: Path) -> list[str]:

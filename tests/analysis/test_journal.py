@@ -90,13 +90,16 @@ def test_many_at_once_lose_none(tmp_path: Path) -> None:
     assert text(tmp_path).count("# Journal") == 1
 
 
-def test_a_journal_that_cannot_be_written_costs_a_line(
+def test_a_journal_that_cannot_be_written_costs_a_line_and_its_folder_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = write_run(tmp_path)
     (tmp_path / paths.JOURNAL).mkdir()  # a folder in its place
     journal.write_run(run_dir, tmp_path, tmp_path)
     assert "no entry in" in capsys.readouterr().err
+    journal.write_run(run_dir, tmp_path / "not" / "there", tmp_path)
+    assert "the first of its kind here" in text(tmp_path / "not" / "there")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.long
