@@ -37,7 +37,7 @@ _IDLE_PACKAGES = {
     # testing, checking and installing
     *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet"),
     *("ruff", "mypy", "mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell"),
-    *("import-linter", "grimp", "bc-detect-secrets", "unidiff"),
+    *("import-linter", "grimp"),
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
     # this project: its code is compared, not its number
