@@ -111,7 +111,7 @@ runs: $(STAMP) ## table of all runs: make runs [env='Half*'] [return='>3000'] [s
 diff: $(STAMP) ## what was changed between two runs, counted: make diff a=RUN b=RUN [code=full]
 	$(COMMAND)
 
-stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm] [json=1]
+stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm]
 	$(COMMAND)
 
 ##@ Compare
