@@ -30,13 +30,9 @@ def failing(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.where(rng.random(shape) < 0.2, 0.0, 1.0) + 0.1 * rng.standard_normal(shape)
 
 
-def gamma(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return rng.gamma(2.0, 1.0, shape)
-
-
 @pytest.mark.parametrize(
     ("draw", "statistic", "count"),
-    [(normal, "iqm", 3), (normal, "iqm", 5), (normal, "mean", 3), (gamma, "iqm", 5), (failing, "median", 10)],
+    [(normal, "iqm", 3), (normal, "iqm", 5), (failing, "median", 10)],
 )
 def test_intervals_cover_and_the_percentile_bootstrap_does_not(
     draw: Draw, statistic: str, count: int

@@ -30,7 +30,7 @@ A, B = "20260101-120000-seed1-aaaaaa", "20260101-120000-seed1-bbbbbb"
 GROUP = "ppo-CartPole"
 RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/*/*aaaaaa"
 
-# A file called `mine` and a folder called `full` lie beside runs/. Words with spaces are lists.
+# A file called `mine` lies beside runs/. Words with spaces are lists.
 CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     # training, after its overrides were understood
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
@@ -42,7 +42,6 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
     ("train run_dir=.", "run_dir=.: is not empty", "folder of its own"),
     ("train runs_dir=~no-body/x", "runs_dir=~no-body/x: this machine does not know whose home"),
-    (f"train runs_dir={'n' * 300}", "runs_dir=nnn", "cannot be made, File name too long"),
     (f"train seed={LONG}", "seed=xxx", "expected a whole number"),
     (["train", "env=Hop\nper"], r"'env=Hop\nper'", "did you mean Hopper?"),
     (["train", "seed=\udcff"], r"'seed=\udcff'", "not UTF-8"),
@@ -50,36 +49,24 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     ("compere", "compere: no such command", "did you mean compare?", "allowed: resume, "),
     # words, alike for all commands
     ("evaluate", "run= is missing", "allowed: run=, episodes=, seed=, runs_dir=, --json"),
-    ("evaluate run=", "run=: a value is missing"),
     ("evaluate rum=x", "rum=x: no such key", "did you mean run=?", "allowed: run="),
     ("evaluate seed1-aaaaaa", "seed1-aaaaaa: expected key=value", "allowed: run="),
     (f"evaluate {RUN} --jsn", "--jsn: no such option", "did you mean --json?"),
     (f"evaluate {RUN} {RUN}", "run is given twice"),
     (f"evaluate {RUN} episodes=0", "episodes=0: must be at least 1"),
-    (f"evaluate {RUN} episodes=2.5", "episodes=2.5: expected a whole number, at least 1"),
     (f"evaluate {RUN} episodes={DIGITS}", "episodes=999", "5,009 characters", "whole number"),
     # a RUN
     ("evaluate run=nope", "run=nope: no such run under runs", f"the newest is {B}"),
     ("evaluate run=seed1-aaaaab", "run=seed1-aaaaab: no such run", f"did you mean {A}?"),
     ("evaluate run=seed1", "run=seed1: in the ids of 2 runs", A, B, "use more of it"),
-    (f"evaluate run=runs/{GROUP}", f"run=runs/{GROUP}: is no run folder, it has no record.json"),
-    (f"evaluate run=runs/{GROUP}/{A}/record.json", "is no run folder"),
     (f"evaluate {RUN} runs_dir=elsewhere", "no such run under elsewhere"),
-    ("evaluate run=last runs_dir=full", "run=last: no run under full"),
     ("diff a=seed1-aaaaaa b=nope", "b=nope: no such run", f"the newest is {B}"),
-    ("compare a=seed1 b=seed1-bbbbbb", "a=seed1: in the ids of 2 runs"),
     ("reproduce run=seed1-aaaaab", "run=seed1-aaaaab: no such run here", "`git fetch origin "),
-    ("reproduce run=refs/runs/none", "run=refs/runs/none: no such run here"),
     # each command's own
     (f"resume {RUN} total_env_steps=32", "total_env_steps=32: can only grow", "the run has 192"),
     (f"resume {RUN} total_env_steps={10**17}", f"and at most {10**12}"),
-    (f"resume {RUN} total_env_steps=1e6", "total_env_steps=1e6: expected a whole number"),
     (f"resume {RUN} env.num_workers=9", "env.num_workers=9: must be at most env.num_envs="),
-    (f"resume {RUN} accept=change", "accept=change: did you mean changes?"),
     (f"resume {RUN} algo.gamma=0.9", "algo.gamma=0.9: no such key", "allowed: run=, total_env_steps="),
-    ("runs algo.gama=0.9", "algo.gama=0.9: no run has algo.gama", "did you mean algo.gamma?"),
-    ("runs sort=retorn", "sort=retorn: no run has retorn", "did you mean return?"),
-    ("runs determinism=repeat", "no run has determinism", "determinism.level"),
     ("runs env=", "env=: a value is missing"),
     ("runs CartPole", "CartPole: expected key=value"),
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
@@ -88,30 +75,21 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     (f"reproduce {RUN} env=installed", "env=installed: did you mean install?", "allowed: present, install"),
     (f"reproduce {RUN} keep=mine", "keep=", "is a file; expected a folder"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
-    ("prove time=3", "time=3: no such key"),
     ("prove algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
     ("prove --multirun", "a proof is about one configuration"),
     ("stats statistic=iqn", "statistic=iqn", "did you mean iqm?", "allowed: "),
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),
-    (f"stats {ONE} by=algo.gama", "by=algo.gama: no run has algo.gama", "did you mean algo.gamma?"),
     (f"stats {ONE} by=logger", "by=logger: no run has logger as a single value"),
     ("report runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),
     ("report out=runs", "out=runs: is a folder; expected a file"),
-    (f"report out={'n' * 300}.html", "out=nnn", "cannot be written, File name too long"),
-    ("report out=no/where.html", "out=no/where.html: cannot be written", "no folder no"),
-    ("golden profile=x86", "profile=x86", "did you mean x86-avx2?"),
 ]
 
 # How a file of run A can be damaged, and what is said of it by every command that reads this file.
 DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
-    "no record": (paths.RECORD, None, f"{A}"),
-    "half a record": (paths.RECORD, b"{", f"{A}/record.json"),
     "a binary record": (paths.RECORD, bytes(range(256)), f"{A}/record.json cannot be read"),
     "a later record": (paths.RECORD, b'{"schema": 99}', "has schema 99"),
     "no config": (paths.CONFIG, None, "config.yaml"),
-    "an empty config": (paths.CONFIG, b"", "config.yaml"),
     "a binary config": (paths.CONFIG, bytes(range(256)), "config.yaml"),
-    "half a config": (paths.CONFIG, b"algo: [", "config.yaml"),
     "no trace": (paths.TRACE, None, f"{A}: has no trace.jsonl"),
     "a binary trace": (paths.TRACE, bytes(range(256)), f"{A}: trace.jsonl is no trace"),
     "no checkpoints": (f"{paths.CHECKPOINTS}/*", None, f"{A} has no checkpoint"),
@@ -135,8 +113,6 @@ def here(
         record = (copy / paths.RECORD).read_text()
         (copy / paths.RECORD).write_text(record.replace(run_dir.name, name).replace('"id": "', '"id": "'))
     (tmp_path / "mine").write_text("mine")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", not_refused)
     monkeypatch.setattr(os, "fork", not_refused)
@@ -296,48 +272,10 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path) -> None:
     assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), 130)
 
 
-@pytest.mark.parametrize("words", [["help"], ["prove", "--help"]])
-def test_help_is_for_standard_output_whoever_closes_it(words: list[str]) -> None:
-    line = [*program(ROOT, words[0]), *words[1:]]
+def test_help_is_for_standard_output_whoever_closes_it() -> None:
+    line = [*program(ROOT, "prove"), "--help"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m ")
     pipe = f"{shlex.join(line)} | true; exit ${{PIPESTATUS[0]}}"
     assert subprocess.run(["bash", "-c", pipe], capture_output=True).stderr == b""
-
-
-# --- make ---------------------------------------------------------------------------------------------------
-
-MAKE: list[tuple[list[str], str]] = [
-    (["trains"], "No rule to make target 'trains'"),
-    (["train", "algo", "=", "sac"], "empty variable name"),
-    (["train", "algo=scc"], "did you mean sac?"),
-    (["train", "ARGS=--nope"], "unrecognized arguments: --nope"),
-    (["evaluate", "run=nope"], "no such run under runs"),
-    (["compare", "a=x"], "b= is missing"),
-    (["bench", "only=peer"], "did you mean peers?"),
-    (["rename", "name=class"], "name=class is a word of the Python language"),
-]
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_hands_refusals_on(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
-        shutil.copy(ROOT / name, project / name)
-    for name in ("bench", "conf", "rltemplate", "scripts"):
-        (project / name).symlink_to(ROOT / name)
-    python = project / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    (project / ".venv" / ".installed").touch()  # later than all that it is made from
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "PYTHON"))}
-    before = contents(project)
-    for words, says in MAKE:
-        done = subprocess.run(["make", *words], cwd=project, env=kept, capture_output=True, text=True)
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("make: *** [")]
-        assert done.returncode == 2
-        assert faults("\n".join(lines), (says,)) == []
-    assert contents(project) == before

@@ -195,10 +195,8 @@ def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seed", -1),
         ("algo.hidden_sizes", [64, 0]),
         ("determinism.cublas_workspace", ":8:8"),
-        ("env.kwargs", {"render_mode": "human"}),
         ("algo.num_minibatches", 7),
         ("algo.name", "scc"),
         ("env.num_workers", 9),
