@@ -162,9 +162,9 @@ def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (paths.RECORD, "{", "cannot be read"),
+        (paths.RECORD, "{", "record.json is damaged"),
         (paths.CONFIG, "algo: [", "config.yaml cannot be read"),
-        (paths.METRICS, "[]\n", "line 1 of metrics.jsonl is damaged"),
+        (paths.METRICS, "[]\n", "metrics.jsonl: line 1 is damaged"),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_shown(
