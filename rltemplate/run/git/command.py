@@ -21,6 +21,7 @@ _SETTINGS = {
     "core.logAllRefUpdates": "false",
     "core.filesRefLockTimeout": "2000",
     "i18n.commitEncoding": "UTF-8",
+    "status.showStash": "false",
     "gc.auto": "0",
 }
 # Git variables of the caller that pass. GIT_DIR, GIT_INDEX_FILE and the like, which git sets for its hooks,

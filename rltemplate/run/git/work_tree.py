@@ -80,7 +80,7 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
     found.base_commit = git.find("HEAD^{commit}") or None
     found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
     ignored = git.prefix and git("check-ignore", "-z", "--stdin", stdin=os.fsencode(git.prefix), fine=1)
-    if ignored and not git("ls-files", "-z", "--", git.prefix):
+    if ignored and not git.find(f"HEAD:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         message = f"the repository {git.top} ignores this folder: `git init` gives it one of its own"
         raise GitError(message, final=True)
@@ -120,9 +120,10 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
     with suppress(FileNotFoundError):
         # With its time, because git distrusts entries as young as the index itself.
         shutil.copy2(git.users_index, git.index)
-    # The run also sees changes of files that the user told git not to look at.
-    flagged = [entry[2:] for entry in git.names("ls-files", "-v", "-z") if entry[:1] not in (b"H", b"M")]
-    if seen := [path for path in flagged if os.path.lexists(_on_disk(git, path))]:
+    # The run also sees changes of files that the user told git not to look at. Files that a sparse checkout
+    # leaves out (S) are not missing.
+    flagged = [entry for entry in git.names("ls-files", "-v", "-z") if entry[:1] not in (b"H", b"M")]
+    if seen := [path[2:] for path in flagged if path[:1] == b"h" or os.path.lexists(_on_disk(git, path[2:]))]:
         for option in ("--no-assume-unchanged", "--no-skip-worktree"):
             git("update-index", option, "-z", "--stdin", stdin=b"\0".join(seen))
     staged = git.names("diff-index", "--cached", "--diff-filter=A", "--no-renames", "-z", "--name-only", base)
@@ -133,8 +134,11 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
 def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
     """Paths that may be recorded; the others are named in `skipped`."""
     taken, total = [], 0
-    on_disk = {path for path in paths if os.path.lexists(_on_disk(git, path))}
-    for size, path in sorted((_on_disk(git, path).lstat().st_size, path) for path in on_disk):
+    sizes = {}
+    for path in paths:
+        with suppress(OSError):  # it is gone again
+            sizes[path] = _on_disk(git, path).lstat().st_size
+    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         reason = _why_left_out(git, path, size, new)
         if reason is None and new and total + size > MAX_NEW_BYTES:
             reason = f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"

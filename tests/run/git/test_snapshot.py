@@ -122,6 +122,9 @@ def left_out(record: GitRecord) -> dict[str, str]:
 
 
 def test_a_clean_work_tree_is_its_base_commit_and_the_configuration(repo: Path) -> None:
+    (repo / "train.py").write_text("put away\n")
+    git(repo, "stash", "-q")
+    git(repo, "config", "status.showStash", "true")
     record = whole(repo)
     assert (record.base_commit, record.branch, record.dirty) == (at(repo, "HEAD"), "trunk", False)
     assert (record.changed, record.changed_count, record.skipped) == ([], 0, [])
@@ -131,7 +134,7 @@ def test_a_clean_work_tree_is_its_base_commit_and_the_configuration(repo: Path) 
 
 def mixed_up(repo: Path) -> None:
     """Staged, modified, deleted, renamed and new files in all combinations."""
-    committed = "staged edited both gone forgotten run.sh becomes_folder hidden kept"
+    committed = "staged edited both gone forgotten run.sh becomes_folder hidden hidden_gone kept"
     for name in committed.split():
         (repo / name).write_text(f"{name}\n" * 3)
     (repo / "becomes_file").mkdir()
@@ -153,17 +156,14 @@ def mixed_up(repo: Path) -> None:
     (repo / "intended").write_text("to be added\n")
     git(repo, "add", "-N", "intended")
     (repo / "new").write_text("untracked\n")
-    (repo / "new_and_gone").write_text("x\n")
-    git(repo, "add", "new_and_gone")
-    (repo / "new_and_gone").unlink()
     (repo / "link").symlink_to("new")
-    (repo / "dangling").symlink_to("nowhere")
     (repo / "becomes_folder").unlink()
     (repo / "becomes_folder").mkdir()
     (repo / "becomes_folder" / "inside").write_text("inside\n")
     shutil.rmtree(repo / "becomes_file")
     (repo / "becomes_file").write_text("file\n")
-    git(repo, "update-index", "--assume-unchanged", "hidden")
+    git(repo, "update-index", "--assume-unchanged", "hidden", "hidden_gone")
+    (repo / "hidden_gone").unlink()
     git(repo, "update-index", "--skip-worktree", "kept")
     (repo / "hidden").write_text("changed behind git's back\n")
     (repo / "kept").write_text("changed behind git's back, too\n")
@@ -183,7 +183,7 @@ def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: P
         found = files(copy)
     assert found.pop(CONFIG_PATH) == (False, CONFIG.encode())
     assert found == expected
-    assert {"gone", "staged", "new", "link", "run.sh", "hidden", "kept"} <= set(record.changed)
+    assert {"gone", "staged", "new", "link", "run.sh", "hidden", "hidden_gone", "kept"} <= set(record.changed)
     assert record.changed_count == len(record.changed)
     assert "forgotten" not in record.changed  # in no index any more, but on disk as it was committed
 
@@ -204,7 +204,7 @@ def test_a_merge_conflict_is_taken_as_it_lies_on_disk(repo: Path) -> None:
 
 
 def test_odd_file_names(repo: Path) -> None:
-    names = ["a b", "line\nbreak", 'quo"te', "tab\there", "-rf", "ünï 中", ":(glob)*", "*", "back\\slash"]
+    names = ["line\nbreak", 'quo"te', "-rf", "ünï 中", ":(glob)*", "*", "back\\slash"]
     for name in names:
         (repo / name).write_text(repr(name))
     (repo / "caf\udce9").write_text("a byte that is not UTF-8")
@@ -223,9 +223,11 @@ def test_a_project_below_the_top_of_its_repository_snapshots_all_of_it(repo: Pat
     with checkout.worktree(repo / "sub", REF, tmp_path / "copy") as project:
         assert project == tmp_path / "copy" / "sub"
     (repo / "ignored" / "download").mkdir(parents=True)
-    record = record_run(repo / "ignored" / "download", "another")
-    assert record.commit is None
-    assert "ignores this folder" in str(record.problem)
+    assert "ignores this folder" in no_code(record_run(repo / "ignored" / "download", "another"))
+    (repo / "ignored" / "download" / "main.py").write_text("x\n")
+    git(repo, "add", "-f", "ignored/download/main.py")
+    git(repo, "commit", "-qm", "on purpose")
+    assert record_run(repo / "ignored" / "download", "tracked").problem is None
 
 
 def test_without_commits(tmp_path: Path) -> None:
