@@ -15,7 +15,7 @@ from rltemplate.config.cli.composition import typed
 from rltemplate.config.cli.preflight import Plan, job_context, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
+from rltemplate.launch.process import become, worker_environment
 from rltemplate.run.job import PROJECT, new_job
 from rltemplate.types import ConfigError
 
@@ -30,7 +30,6 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
 
     `start_jobs` hands `sys.argv` to Hydra, which calls `start_job`. `run_here` trains in this process.
     """
-    os.environ.pop(SWEEP_VARIABLE, None)
     try:
         plan = preflight(command[1:])
         if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):

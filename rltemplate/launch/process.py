@@ -19,11 +19,8 @@ from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job
 from rltemplate.types import ConfigError
 
 WORKER = "rltemplate.train"
-# For the processes of a sweep's launcher: the folder, the file for signals, and the command's environment.
-SWEEP_VARIABLE, STOP_VARIABLE, COMMAND_VARIABLE = (
-    f"RLTEMPLATE_{name}" for name in ("SWEEP", "STOP", "COMMAND")
-)
-LAUNCHER_VARIABLES = (SWEEP_VARIABLE, STOP_VARIABLE, COMMAND_VARIABLE)
+# For the processes of a sweep's launcher: the file for signals, and the command's environment.
+LAUNCHER_VARIABLES = STOP_VARIABLE, COMMAND_VARIABLE = ("RLTEMPLATE_STOP", "RLTEMPLATE_COMMAND")
 
 
 def worker_command() -> list[str]:

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,6 @@ _GRACE_S = 8.0  # for a child that ends because the user wants to go
 _PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
-
-# Ends by itself when its parent is gone, however that ended.
-_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
 
 
 class Interrupted(Exception):
@@ -105,21 +101,6 @@ class Children:
             code = process.wait()
         self.check()
         return code if code >= 0 else 128 - code
-
-
-@contextlib.contextmanager
-def busy_core() -> Iterator[None]:
-    """A process that does nothing but compute while the block runs."""
-    command = [sys.executable, "-I", "-S", "-c", _BUSY, str(os.getpid())]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-# --- Their output ----------------------------------------------------------------------------------------
 
 
 def lines_of(log: Path) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,14 +33,13 @@ from rltemplate.determinism.machine import package_versions
 from rltemplate.launch.process import (
     COMMAND_VARIABLE,
     STOP_VARIABLE,
-    SWEEP_VARIABLE,
     worker_command,
     worker_environment,
 )
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
-from rltemplate.run.git.snapshot import take_snapshot
+from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import leaves
@@ -84,7 +84,13 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
             return 0
         _resume(record, folder, plan)
     record.commands.append(list(command))
-    record.write(folder)
+    try:
+        record.write(folder)
+    except OSError as error:
+        if plan.resume is None:
+            withdraw_run(PROJECT, record.snapshot)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
     # Jobs are numbered in the order of the words that the sweep was first started with.
     place = {word: i for i, word in enumerate(record.words)}
     sys.argv[1:] = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
@@ -170,7 +176,7 @@ def _fork_launcher(stop: Path) -> int:
         _send(stop, signal.SIGTERM)
 
     threading.Thread(target=end_without_supervisor, daemon=True).start()
-    os.environ |= {SWEEP_VARIABLE: str(stop.parent), STOP_VARIABLE: str(stop), COMMAND_VARIABLE: environment}
+    os.environ |= {STOP_VARIABLE: str(stop), COMMAND_VARIABLE: environment}
     # Workers import this package to find the function that they are to call.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
     return 0
@@ -196,6 +202,9 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path) -> bool:
         time.sleep(0.05)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # Runs that nobody waits for any more, since the launcher or a worker of it was killed.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(launcher, signal.SIGTERM)
     return os.waitstatus_to_exitcode(ended[1]) == 0
 
 
@@ -204,7 +213,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     record = SweepRecord.read(folder)
     for job in record.jobs:
         if job.status == "running":
-            job.problem = "the process that waited for its run is gone"
+            job.problem = "the process that waited for its run is gone, and the run is ended"
             _close(job, folder, 128 + signal.SIGTERM if received else 1)
     statuses = {job.status for job in record.jobs}
     record.status, record.end_time, exit_status = "failed", _now(), 1

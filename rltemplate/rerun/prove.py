@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from rltemplate.determinism.levels import PROMISES
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.launch.process import worker_command, worker_environment
-from rltemplate.launch.subprocesses import REFUSED, Children, busy_core, complaint, last_words, lines_of
+from rltemplate.launch.subprocesses import REFUSED, Children, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult, Seen
 from rltemplate.rerun.perturbations import (
     INVARIANT,
@@ -275,3 +276,19 @@ def _seen_in(runs: Sequence[RunResult], level: Level) -> Iterator[Seen]:
     yield Seen(what="traces", fails=differ, text=compare.headline(comparison))
     if level in INVARIANT and (known := [run.ratio for run in runs if run.ratio is not None]):
         yield Seen(what="ratio", fails=max(known) != 0.0, text=f"{RATIO} is {max(known):g} at most")
+
+
+# Ends by itself when its parent is gone, however that ended.
+_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
+
+
+@contextlib.contextmanager
+def busy_core() -> Iterator[None]:
+    """A process that does nothing but compute while the block runs."""
+    command = [sys.executable, "-I", "-S", "-c", _BUSY, str(os.getpid())]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

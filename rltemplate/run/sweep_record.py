@@ -13,6 +13,7 @@ from pathlib import Path
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text
 from rltemplate.run.paths import SWEEP_INDEX
+from rltemplate.types import ConfigError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,12 +57,15 @@ class SweepRecord:
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
-        """The record of the sweep in `folder`. Raises ValueError or TypeError for one of another version."""
-        values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
-        values["snapshot"] = GitRecord(**values.get("snapshot", {}))
-        texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
-        values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
-        return cls(**values)
+        """The record of the sweep in `folder`. Raises ConfigError for one of another version."""
+        try:
+            values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
+            values["snapshot"] = GitRecord(**values.get("snapshot", {}))
+            texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
+            values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{folder / SWEEP_INDEX} is damaged, or of another version: {error}") from None
 
     def write(self, folder: Path) -> None:
         """Replace `sweep.json`."""

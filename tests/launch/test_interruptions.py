@@ -104,7 +104,7 @@ def straight(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
-    """Whether so many environment steps are in a checkpoint."""
+    """True once so many environment steps are in a checkpoint."""
     return lambda: any(int(path.stem[5:]) >= at_least for path in list_checkpoints(run_dir))
 
 
@@ -329,15 +329,11 @@ def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> N
 def test_damage_is_named_and_as_much_as_possible_is_kept(
     start: Start, straight: Callable[[str], Path], killed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
-    run_dir, lost = killed("sac", tmp_path / "run"), killed("sac", tmp_path / "lost")
+    run_dir = killed("sac", tmp_path / "run")
     checkpoints = list_checkpoints(run_dir)
-    for path in [checkpoints[-1], *list_checkpoints(lost)]:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 3] ^= 1
-        path.write_bytes(content)
-    before = listing(lost)
-    assert_refused(start("resume", f"run={lost}"), "is whole")
-    assert listing(lost) == before
+    content = bytearray(checkpoints[-1].read_bytes())
+    content[len(content) // 3] ^= 1
+    checkpoints[-1].write_bytes(content)
     again = start("resume", f"run={run_dir}", status=0)
     assert f"{checkpoints[-1].name} is damaged" in again.said
     assert "an older one is taken" in again.said
@@ -438,9 +434,7 @@ class Fragile(CartPoleEnv):
             kind = trouble.read_text()
             if kind == "dies":
                 os._exit(3)
-            if kind == "huge":  # its square is infinite in 32 bits
-                return obs, 1e25, *rest[1:]
-            obs *= float("nan")
+            return obs, 1e25, *rest[1:]  # its square is infinite in 32 bits
         return obs, *rest
 gym.register("Fragile-v0", Fragile, max_episode_steps=500)
 """
@@ -450,7 +444,6 @@ gym.register("Fragile-v0", Fragile, max_episode_steps=500)
 @pytest.mark.parametrize(
     ("kind", "workers", "message"),
     [
-        ("nan", 0, "of its episode: the observation has nan in place 1 of 4"),
         ("dies", 2, " died (exit status 3)"),
         ("huge", 0, " became inf at ["),
     ],

@@ -13,7 +13,7 @@ from conftest import ROOT, SHRUNK, Configure
 
 from rltemplate.config.loading import to_dict
 from rltemplate.launch import process
-from rltemplate.launch.process import SWEEP_VARIABLE, become, worker_environment
+from rltemplate.launch.process import STOP_VARIABLE, become, worker_environment
 from rltemplate.run.job import JOB_VARIABLE, Job, run_folder
 from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
@@ -45,7 +45,7 @@ def test_a_job_survives_the_environment_and_is_taken_out_of_it(
 def test_equal_jobs_get_equal_environments_from_different_parents(job: Job, configure: Configure) -> None:
     config = configure("num_threads=3")
     plain = worker_environment(job, config, {"PATH": "/bin"})
-    other = {"OMP_NUM_THREADS": "7", "PYTHONHASHSEED": "5", SWEEP_VARIABLE: "/s", "PYTHONPATH": str(ROOT)}
+    other = {"OMP_NUM_THREADS": "7", "PYTHONHASHSEED": "5", STOP_VARIABLE: "/s", "PYTHONPATH": str(ROOT)}
     assert worker_environment(job, config, {"PATH": "/bin", **other}) == plain
     assert (plain["OMP_NUM_THREADS"], plain["PYTHONHASHSEED"]) == ("3", "0")
     assert worker_environment(job, configure("num_threads=2"), {"PATH": "/bin"}) != plain
@@ -73,8 +73,9 @@ def test_a_process_that_cannot_start_is_told(
 WORDS = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
 
 
-def train(folder: Path, *words: str, stdin: str = "", debugger: tuple[str, ...] = ()) -> Any:
-    command = [sys.executable, *debugger, str(ROOT / "scripts" / "train.py"), *WORDS, *words]
+def train(folder: Path, *words: str, stdin: str = "") -> Any:
+    """Train under the debugger."""
+    command = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *WORDS, *words]
     return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=120)
 
 
@@ -84,12 +85,11 @@ def test_debug_here_stops_at_breakpoints_and_computes_the_same(tmp_path: Path) -
     questions = (
         "import rltemplate.algos.ppo\nb rltemplate.algos.ppo.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
     )
-    pdb = ("-m", "pdb")
-    done = train(tmp_path, "debug=here", "run_dir=here", stdin=questions, debugger=pdb)
+    done = train(tmp_path, "debug=here", "run_dir=here", stdin=questions)
     assert "(42, 0." in done.stdout, done.stdout + done.stderr
-    away = train(tmp_path, "run_dir=away", stdin=questions, debugger=pdb)
+    away = train(tmp_path, "run_dir=away", stdin=questions)
     assert "(42, 0." not in away.stdout
     traces = [(tmp_path / name / "trace.jsonl").read_bytes() for name in ("here", "away")]
     assert traces[0] == traces[1] != b""
-    refused = train(tmp_path, "debug=here", "seed=1,2")
-    assert (refused.returncode, "debug=here: is for a single run" in refused.stderr) == (2, True)
+    refused = train(tmp_path, "debug=here", "seed=1,2", stdin="c\nq\n")
+    assert "debug=here: is for a single run" in refused.stderr

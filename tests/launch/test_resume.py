@@ -28,7 +28,7 @@ SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
 
 def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
-    """What the training loop saves."""
+    """Save as the training loop does."""
     state = algorithm.state_dict() | {"foreign": global_rng_state()}
     state["run"] = {"iterations": iterations}
     return checkpoints.save(
@@ -50,7 +50,7 @@ def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
 
 
 def interrupted(config: Config, tmp_path: Path, further: int = 3) -> tuple[list[str], Path]:
-    """What follows in a run after its third iteration, and its checkpoint from there."""
+    """The trace of a run after its third iteration, and its checkpoint from there."""
     algorithm, _ = build_algorithm(config)
     checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
     for i in range(3):
@@ -164,7 +164,7 @@ def at(state: Any, place: tuple[Any, ...]) -> Any:
 def test_the_hidden_state_of_a_simulator_is_noticed(
     configure: Configure, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no observation shows: from where MuJoCo starts to solve, and the clock of the episode."""
+    """The warm start of MuJoCo's solver and the clock of the episode, which no observation shows."""
     lying = "+env.kwargs.terminate_when_unhealthy=false"  # on the ground, in contact with it
     words = ["algo=ppo", "env=Walker2d", lying, "env.num_envs=1", "algo.num_minibatches=4"]
     config = configure(*words, "algo.num_steps=64", "env.max_episode_steps=700")

@@ -39,7 +39,7 @@ sys.exit(main())
 AT_THE_HANDOVER = """
 import os, runpy, sys
 def handover(*arguments):
-    print({shown})
+    print(*sys.modules)
     sys.stdout.flush()
     os._exit(0)
 os.execve = handover
@@ -70,9 +70,7 @@ def loaded_by_the_run(words: Sequence[str], folder: Path, before: str = "") -> s
 
 def loaded_by_the_command(words: Sequence[str], folder: Path) -> set[str]:
     """The modules in the process of the command when it hands over to the run's own."""
-    program = AT_THE_HANDOVER.format(
-        script=str(ROOT / "scripts" / "train.py"), words=list(words), shown="*sys.modules"
-    )
+    program = AT_THE_HANDOVER.format(script=str(ROOT / "scripts" / "train.py"), words=list(words))
     return printed(program, folder, dict(os.environ))
 
 

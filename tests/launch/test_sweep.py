@@ -7,6 +7,7 @@ the file `orders.json` says for its seed; the last one uses the real one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -330,17 +331,28 @@ def test_a_third_signal_ends_everything_at_once(project: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
-def test_a_killed_supervisor_leaves_no_process_behind(project: Path, tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize("lost", ["supervisor", "launcher"])
+def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
+    project: Path, tmp_path: Path, launcher: str, lost: str
+) -> None:
     more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    running = 1 + len(more)
+    words, running = ["seed=90,91,92,93", f"hydra/launcher={launcher}", *more], 1 + len(more)
     order(tmp_path, **{f"s{seed}": "wait" for seed in range(90, 94)})
-    process = start(project, tmp_path, "seed=90,91,92,93", f"hydra/launcher={launcher}", *more)
-    wait_for_runs(process, tmp_path, running)
-    (launcher_pid,) = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
-    os.kill(process.pid, signal.SIGKILL)
-    until(lambda: set(statuses(tmp_path)) == {"interrupted"})
+    process = start(project, tmp_path, *words)
+    pids = wait_for_runs(process, tmp_path, running)
+    (launcher_pid,) = map(int, subprocess.check_output(["pgrep", "-P", str(process.pid)]).split())
+    os.kill(process.pid if lost == "supervisor" else launcher_pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, [launcher_pid, *pids])))
     assert heard_in(tmp_path) == [[signal.SIGTERM]] * running
-    until(lambda: not alive(launcher_pid))
+    if lost == "supervisor":
+        assert statuses(tmp_path) == ["interrupted"] * running
+        return
+    status, out, err = finish(process)
+    assert (status, statuses(tmp_path)) == (1, ["failed"] * running), err
+    assert "the process that waited for its run is gone" in out
+    order(tmp_path)
+    assert train(project, tmp_path, *words, "sweep=resume")[0] == 0
+    assert resumes(tmp_path) == [[False, True]] * running + [[False]] * (4 - running)
 
 
 # --- Going on --------------------------------------------------------------------------------------------
@@ -421,6 +433,7 @@ def test_changed_code_stops_a_sweep_and_a_changed_configuration_starts_its_jobs_
     told = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
     assert [json.loads(each["snapshot"])["tree"] for each in told] == [kept, tree, tree]
     assert [each["resume"] and each["accept"] for each in told] == [False, True, False]
+
     git(copy, "gc", "--quiet", "--prune=now")
     for each in (kept, tree):  # the code of each run can still be had
         assert git(copy, "cat-file", "-t", f"{each}").strip() == "tree"
@@ -479,9 +492,7 @@ def taken_away(folder: Path, raised: BaseException) -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_job_that_a_scheduler_calls_again_goes_on(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_a_scheduler_calls_again_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
     order(folder, s2="wait", s3="wait")
     with taken_away(folder, SystemExit(144)), pytest.raises(SystemExit):
@@ -504,11 +515,6 @@ def test_a_job_that_a_scheduler_calls_again_goes_on(
     (folder / "stop").write_text("15\n")
     assert run_job(3, 4) is None
     assert len(SweepRecord.read(folder).jobs) == 3
-    # A process that cannot start is a job that has failed.
-    (folder / "stop").unlink()
-    monkeypatch.setattr(sweep, "worker_command", lambda: [str(folder / "no_such_interpreter")])
-    assert run_job(3, 4) is None
-    assert "no_such_interpreter" in f"{SweepRecord.read(folder).jobs[3].problem}"
 
 
 def test_a_sweep_is_found_by_its_words_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,6 +532,24 @@ def test_a_sweep_is_found_by_its_words_in_any_order(tmp_path: Path, monkeypatch:
     for text, words in (("resume", ["seed=1,2,4", "env=Hopper"]), (first.name, other), ("zz", both)):
         with pytest.raises(ConfigError, match=f"sweep={text}: no such sweep in .* with these words"):
             find_sweep(tmp_path, text, words)
+
+
+def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
+    fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sweep, "PROJECT", fork)
+    plan = preflight(["seed=1,2", f"runs_dir={tmp_path}"])
+    monkeypatch.setattr(SweepRecord, "write", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        sweep.run_sweep(plan, [], lambda: None)
+    assert list(tmp_path.rglob("*sweep-*")) == []
+    assert "sweep" not in git(fork, "for-each-ref", "refs/runs")
+    (tmp_path / "sweep.json").write_text('{"jobs_of_old": []}')
+    with pytest.raises(ConfigError, match="of another version"):
+        SweepRecord.read(tmp_path)
 
 
 # --- The real one ----------------------------------------------------------------------------------------
