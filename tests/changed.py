@@ -54,7 +54,7 @@ def reached_by(file: Path) -> set[Path]:
     return reached | {file}
 
 
-def tests_to_run(changed: set[Path]) -> list[Path]:
+def affected_tests(changed: set[Path]) -> list[Path]:
     """Test files that reach one of `changed`; all of them if it has a file that no import leads to."""
     tests = {test: reached_by(test) for test in sorted((ROOT / "tests").rglob("test_*.py"))}
     documents = {path for path in changed if path.suffix == ".md"}
@@ -64,4 +64,4 @@ def tests_to_run(changed: set[Path]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    print(*(path.relative_to(ROOT) for path in tests_to_run(changed_files())))
+    print(*(path.relative_to(ROOT) for path in affected_tests(changed_files())))

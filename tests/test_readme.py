@@ -45,20 +45,6 @@ def test_tables_of_the_benchmark_are_those_of_results() -> None:
         assert [row for row in table if row not in speeds] == []
 
 
-def test_how_far_apart_cores_were_is_that_of_results() -> None:
-    speeds = quoted("bench.md").read_text()
-    said = re.search(
-        r"In the part `(\w+)` data took (\d+ to \d+ ns) from one core to the other and back, "
-        r"three times the least and more beside (\d+ of \d+) measurements",
-        " ".join(README.split()),
-    )
-    assert said is not None
-    part = speeds.partition(f"## {said[1]}\n")[2].partition("\n## ")[0]
-    told = " ".join(part.split())
-    assert f"Data took {said[2]} from one core to the other and back; 3 times the least and more" in told
-    assert f"beside {said[3]} measurements" in told
-
-
 def test_proofs_are_those_of_results() -> None:
     """Each certificate leads with its result, and the README quotes it."""
     proofs = sorted(quoted("proofs").glob("*.txt"))

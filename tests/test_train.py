@@ -34,24 +34,11 @@ SHORT = {
     )
     for algo in ALGORITHMS
 }
-OBSERVED = [
-    "logger=wandb",
-    "log_every=32",
-    "eval_every=64",
-    "eval_episodes=2",
-    "video_every=128",
-    "checkpoint_every=64",
-]
+OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
+OBSERVED += ["video_every=128", "checkpoint_every=64"]
 UNOBSERVED = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=100000"]
-EVERYWHERE = {
-    "episode/return",
-    "episode/length",
-    "eval/return",
-    "eval/length",
-    "policy/entropy",
-    "loss/policy",
-    "optim/learning_rate",
-}
+EVERYWHERE = {"episode/return", "episode/length", "eval/return", "eval/length"}
+EVERYWHERE |= {"policy/entropy", "loss/policy", "optim/learning_rate"}
 
 
 def only_run(folder: Path) -> Path:
@@ -198,20 +185,20 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
     )
 
 
-@pytest.mark.parametrize("code", [0, None, 143])
+@pytest.mark.parametrize("code", [0, 143])
 def test_a_run_that_was_ended_by_its_environment_is_no_success(
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    code: int | None,
+    code: int,
 ) -> None:
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", lambda *_: sys.exit(code))
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     assert main() == 1
     said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
     assert said.startswith(f"{__file__}, line ")
-    assert said.endswith(f"ended the process, status {code or 0}")
+    assert said.endswith(f"ended the process, status {code}")
     record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
     assert (record["status"], record["error"]) == ("failed", f"RunError: {said}")
 
@@ -255,20 +242,16 @@ def test_a_run_whose_folder_goes_ends_and_begins_no_other(
         assert newest_state(elsewhere / "a")["env_steps"] == 32
 
 
-@pytest.mark.parametrize("there", ["g++", "clang++", "named"])
-def test_compiling_is_refused_without_the_compiler_that_torch_takes(
-    there: str, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_compiling_is_refused_without_a_compiler(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = tmp_path / there
-    compiler.write_text("#!/bin/sh\n")
-    compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    if there == "named":
-        monkeypatch.setenv("CXX", str(compiler))
-    if there == ("g++" if sys.platform == "darwin" else "clang++"):
-        with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
-            build_algorithm(configure("compile=true"))
-    else:
-        algorithm, _ = build_algorithm(configure("compile=true"))
-        algorithm.close()
+    with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
+        build_algorithm(configure("compile=true"))
+    compiler = tmp_path / "named"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    algorithm, _ = build_algorithm(configure("compile=true"))
+    algorithm.close()

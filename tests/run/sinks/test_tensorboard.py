@@ -13,9 +13,6 @@ import pytest
 from conftest import ROOT, run_facts
 
 from rltemplate.run import paths
-from rltemplate.run.lines import LineFile
-from rltemplate.run.logger import Logger
-from rltemplate.run.sinks.console import ConsoleSink
 from rltemplate.run.sinks.tensorboard import TensorBoardSink
 
 
@@ -85,19 +82,6 @@ def test_event_files_of_the_user_survive_a_resume(tmp_path: Path) -> None:
     (kept,) = before & set(folder.iterdir())  # the event file of the first part is replaced
     assert [event.value for event in events(kept).Scalars("mine")] == [1.0]
     assert len(scalars(folder)) == 5
-
-
-def test_a_folder_that_cannot_be_made_costs_that_sink_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / paths.TENSORBOARD).write_text("in the way")
-    facts = run_facts(tmp_path)
-    logger = Logger([ConsoleSink(facts), TensorBoardSink(facts)], LineFile(tmp_path / paths.METRICS))
-    for step in (1, 2, 3):
-        logger.log(step, {})
-    logger.close("finished")
-    assert capsys.readouterr().err.count("TensorBoardSink is switched off") == 1
-    assert (tmp_path / paths.METRICS).read_text().count("\n") == 3
 
 
 FULL = """

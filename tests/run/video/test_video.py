@@ -38,7 +38,8 @@ class Toy(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         if self.trouble == "global seeds":
-            disturb_global_generators()
+            random.seed(5)
+            np.random.seed(5)  # noqa: NPY002  the very thing that must not reach the run
         self.steps = 0
         return np.array([self.np_random.random()], np.float32), {}
 
@@ -49,38 +50,24 @@ class Toy(gymnasium.Env[Any, Any]):
         return np.array([self.steps], np.float32), 1.0, self.steps >= 8, False, {}
 
     def render(self) -> Any:
-        if self.steps >= 3:
-            strike(self.trouble)
-        if self.trouble == "float":
-            return np.zeros(self.shape)
-        return np.full(self.shape, 20 * self.steps + 20, np.uint8)
-
-
-def strike(trouble: str) -> None:
-    if trouble == "hang":
-        time.sleep(600)
-    elif trouble == "raises":
-        raise RuntimeError("no pixels today")
-    elif trouble == "abort":
-        os.abort()
+        if self.steps == 3 and self.trouble == "hang":
+            time.sleep(600)
+        if self.steps == 3 and self.trouble == "raises":
+            raise RuntimeError("no pixels today")
+        if self.steps == 3 and self.trouble == "abort":
+            os.abort()
+        kind: Any = float if self.trouble == "float" else np.uint8
+        return np.full(self.shape, 20 * self.steps + 20, kind)
 
 
 def gym_env(env_id: str, render_mode: str | None = None) -> Any:
     return gymnasium.make(env_id, render_mode=render_mode)
 
 
-def bad_hopper(render_mode: str | None, trouble: str) -> Any:
-    """A Hopper whose OpenGL picture, and only that, runs into `trouble`."""
-    mujoco.Renderer = lambda *_: strike(trouble)
+def bad_hopper(render_mode: str | None) -> Any:
+    """A Hopper whose OpenGL picture, and only that, crashes."""
+    mujoco.Renderer = lambda *_: os.abort()
     return gymnasium.make("Hopper-v5", render_mode=render_mode)
-
-
-def disturb_global_generators() -> None:
-    import torch  # here, because the recorder's processes import this module too
-
-    random.seed(5)
-    np.random.seed(5)  # noqa: NPY002  the very thing that must not reach the run
-    torch.manual_seed(5)
 
 
 def recorder(make_env: Callable[..., Any], action: Any = 0, **kwargs: Any) -> tuple[VideoRecorder, list[str]]:
@@ -215,27 +202,18 @@ def test_a_bad_environment_costs_the_videos_and_one_note(trouble: str, reason: s
     assert time.monotonic() - began < 20
     assert (tmp_path / "step_1.mp4").read_bytes() == b"an older video"
     assert names(tmp_path) == ["step_1.mp4"]
-    assert len(notes) == 1
-    assert notes[0].startswith("videos are off: native: ")
-    assert reason in notes[0]
-    assert "\n" not in notes[0]
-    assert "apt install" not in notes[0]
+    (note,) = notes
+    assert note.startswith("videos are off: native: ")
+    assert reason in note
+    assert "\n" not in note
+    assert "apt install" not in note
 
 
-@pytest.mark.parametrize("trouble", ["abort", pytest.param("hang", marks=pytest.mark.long)])
-def test_opengl_that_crashes_or_hangs_is_replaced_by_the_ray_caster(trouble: str, tmp_path: Path) -> None:
-    videos, notes = recorder(
-        partial(bad_hopper, trouble=trouble),
-        HOPPER,
-        renderers=["egl", "raycast"],
-        size=64,
-        max_steps=10,
-        stall_s=12.0 if trouble == "hang" else 60.0,
-    )
+def test_opengl_that_crashes_is_replaced_by_the_ray_caster(tmp_path: Path) -> None:
+    limits: Any = {"renderers": ["egl", "raycast"], "size": 64, "max_steps": 10}
+    videos, notes = recorder(bad_hopper, HOPPER, **limits)
     assert videos.record(tmp_path / "v.mp4", 0) == tmp_path / "v.mp4"
-    assert videos.renderers == ["raycast"]
-    assert list(videos.failures) == ["egl"]
-    assert notes == []
+    assert (videos.renderers, list(videos.failures), notes) == (["raycast"], ["egl"], [])
     assert len(frames_of(tmp_path / "v.mp4")) == 3
 
 
@@ -313,46 +291,28 @@ def test_a_run_that_is_killed_leaves_no_half_written_file_and_no_process(tmp_pat
     assert not alive(child)
 
 
-# ---------------------------------------------------------------- a run that is not changed
-
-
-def generator_states() -> tuple[Any, ...]:
-    import torch
-
-    state: Any = np.random.get_state()  # noqa: NPY002  looked at, not used
-    return random.getstate(), state[1].tobytes(), state[2], torch.get_rng_state().numpy().tobytes()
-
-
 def test_global_generators_are_left_alone(tmp_path: Path) -> None:
-    import torch
-
-    before = generator_states()
+    saved = random.getstate(), np.random.get_state()  # noqa: NPY002  looked at, not used
     videos, notes = recorder(partial(Toy, trouble="global seeds"))
     assert videos.record(tmp_path / "v.mp4", 0) is not None, notes
-    assert generator_states() == before
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    now = random.getstate(), np.random.get_state()  # noqa: NPY002
+    assert repr(now) == repr(saved)
     Toy(trouble="global seeds").reset()  # the control: the same environment in this process
-    assert generator_states() != before
+    assert random.getstate() != saved[0]
     random.setstate(saved[0])
     np.random.set_state(saved[1])  # noqa: NPY002
-    torch.set_rng_state(saved[2])
 
 
 # ---------------------------------------------------------------- the ray caster and its camera
 
 
-def ray_caster(body: str, assets: str = "", elevation: float = 0, size: int = 64) -> RayCaster:
-    text = f"<mujoco><asset>{assets}</asset><worldbody>{body}</worldbody></mujoco>"
-    model = mujoco.MjModel.from_xml_string(text)
+def red(body: str, elevation: float = 0, size: int = 64) -> NDArray[np.bool_]:
+    """Pixels that are red in a picture of a model."""
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
     data, camera = mujoco.MjData(model), mujoco.MjvCamera()
     mujoco.mj_forward(model, data)
     camera.distance, camera.azimuth, camera.elevation = 4.0, 90.0, elevation
-    return RayCaster(model, data, size, camera)
-
-
-def red(*args: Any, **kwargs: Any) -> NDArray[np.bool_]:
-    """Pixels that are red in a picture."""
-    image = ray_caster(*args, **kwargs).draw().astype(int)
+    image = RayCaster(model, data, size, camera).draw().astype(int)
     return np.asarray(image[..., 0] > 2 * np.maximum(image[..., 1], image[..., 2]))
 
 
@@ -376,14 +336,10 @@ def test_right_is_right_up_is_up_and_nearer_hides_farther() -> None:
     below, floor = "<geom size='0.3' pos='0 0 -0.5' rgba='1 0 0 1'/>", "<geom type='plane' size='0 0 1'/>"
     assert red(below, elevation=-60).any()
     assert not red(below + floor, elevation=-60).any()
-    material = "<material name='red' rgba='1 0 0 1'/>"
-    assert red("<geom size='0.5' material='red'/>", material)[32, 32]
     assert not red("<geom size='0.5' rgba='1 0 0 1' group='4'/>").any(), "a hidden group"
 
 
-@pytest.mark.parametrize(
-    "name", ["Hopper", "Ant", "Humanoid", "Swimmer", "InvertedPendulum", "Reacher", "Pusher"]
-)
+@pytest.mark.parametrize("name", ["Hopper", "Humanoid", "Swimmer", "InvertedPendulum", "Pusher"])
 def test_every_mujoco_environment_is_seen_whole_and_is_not_changed(name: str) -> None:
     """All that moves is in the picture and not a speck, and looking leaves the simulation as it was."""
     env: Any = gymnasium.make(f"{name}-v5")
@@ -418,6 +374,3 @@ def test_a_camera_that_the_user_gave_is_kept() -> None:
     camera = choose_camera(env)
     assert (camera.distance, camera.azimuth, camera.elevation) == (7.5, 12.0, -33.0)
     assert list(camera.lookat) == [1.0, 2.0, 3.0]
-    env = gymnasium.make("Hopper-v5", camera_name="track")
-    env.reset(seed=0)
-    assert choose_camera(env).fixedcamid == 0
