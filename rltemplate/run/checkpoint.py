@@ -96,7 +96,11 @@ class Checkpoints:
 def _save(file: IO[bytes], content: Mapping[str, Any]) -> None:
     import torch
 
-    torch.save(dict(content), file)
+    try:
+        torch.save(dict(content), file)
+    except RuntimeError as error:
+        # Torch closes its archive while the error of the disk passes, fails at it, and raises this instead.
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def _digest(path: Path) -> str:
@@ -108,6 +112,12 @@ def _sealed(manifest: Mapping[str, Any]) -> bytes:
     """A manifest as JSON, with its own digest as the last entry."""
     text = json.dumps(manifest, indent=1)
     return f'{text[:-2]},\n "digest": "{xxhash.xxh3_128_hexdigest(text.encode())}"\n}}\n'.encode()
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    """Damaged if the file is gone. Any other trouble may pass, and the checkpoint is not given up for it."""
+    kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
+    return kind(f"{path} cannot be read: {error.strerror}")
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -157,7 +167,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         del manifest["digest"]
         whole = _sealed(manifest) == text
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     except (ValueError, TypeError, KeyError, RecursionError):
         whole = False
     if not whole:
@@ -183,7 +193,7 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
         try:
             found = _digest(file)
         except OSError as error:
-            raise Damaged(f"{file} cannot be read: {error.strerror}") from None
+            raise _unreadable(file, error) from None
         if found != expected:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
     try:
