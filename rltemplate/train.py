@@ -29,9 +29,11 @@ from pathlib import Path
 from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis import targets
 from rltemplate.analysis.journal import write_run
+from rltemplate.config.algorithms import check_buffer
 from rltemplate.config.loading import about_added, from_dict, load_recorded, to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
+from rltemplate.determinism.machine import usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run import paths
@@ -60,6 +62,8 @@ def run(job: Job) -> int:
             seed_global_rng(config.seed)
             algorithm, envs = build_algorithm(config)
             training.own(algorithm)
+            if config.device is Device.cpu:
+                check_buffer(config.algo, envs.codec, usable_memory())
             facts = check_level(config, settings, algorithm)
 
             # Observe.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from rltemplate.__main__ import main as command
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
+from rltemplate.learning.replay_buffer import ReplayBuffer
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.evaluate import Evaluator
@@ -109,8 +111,6 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
     assert record["determinism"]["level"] == "repeat"
     assert record["determinism"]["settings"]["deterministic_algorithms"] is True
     assert record["determinism"]["settings"]["python_hash_seed"] == "0"
-    assert record["versions"]["torch"].startswith("2.")
-    assert record["machine"]["cpu"]
     assert record["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
     assert record["started_at"] < record["ended_at"]
 
@@ -152,24 +152,6 @@ def test_a_saved_run_is_evaluated_on_separate_episodes(
     other = evaluate(f"run={finished}", "seed=1")
     assert len(other["returns"]) == 5
     assert other["returns"] != first["returns"]
-    for words, message in (
-        (["run=nothing"], "no such run"),
-        (["rum=1"], "did you mean run=?"),
-        ([], "run= is missing"),
-        ([f"run={finished}", "episodes=none"], "expected a whole number"),
-        ([f"run={finished}", "episodes=0"], "at least 1"),
-    ):
-        assert command(["evaluate", *words]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_what_cannot_run_is_refused_and_leaves_nothing(train_command: Command, tmp_path: Path) -> None:
-    done = train_command("algo=sac", "env=CartPole")
-    assert done.returncode == 2
-    assert "use algo=ppo" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
@@ -240,6 +222,20 @@ def test_a_run_whose_folder_goes_ends_and_begins_no_other(
     assert not runs.exists()
     if trouble == "moved":
         assert newest_state(elsewhere / "a")["env_steps"] == 32
+
+
+def test_a_replay_buffer_that_does_not_fit_is_refused_before_the_start(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*SHORT["sac"], "algo.buffer_size=1000", "determinism=fast", "video_every=0")
+    bytes_ = ReplayBuffer(1000, 3, 1, torch.device("cpu")).nbytes
+    job = dataclasses.replace(job_in(tmp_path / "run", configure), config=to_dict(config))
+    monkeypatch.setattr("rltemplate.train.usable_memory", lambda: bytes_ - 1)
+    with pytest.raises(ConfigError, match=r"algo.buffer_size=1000: .* GiB, enough for 999 transitions$"):
+        run(job)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr("rltemplate.train.usable_memory", lambda: bytes_)
+    assert run(job) == 0
 
 
 def test_compiling_is_refused_without_a_compiler(

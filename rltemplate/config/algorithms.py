@@ -14,6 +14,8 @@ from typing import Any
 from rltemplate.config.fields import MOST_STEPS, count, fraction, number, positive
 from rltemplate.types import ConfigError
 
+_FLOAT32 = 4  # bytes
+
 
 class Schedule(Enum):
     """Learning rate over a run: constant, or linear to zero at the last step."""
@@ -164,6 +166,16 @@ def check_actions(algo: str, codec: Any) -> None:
         raise ConfigError(
             f"algo={algo} needs continuous actions with finite bounds (Box), and {codec.env_id} has "
             f"{codec.action_space}; use algo=ppo"
+        )
+
+
+def check_buffer(config: AlgoConfig, codec: Any, memory: int | None) -> None:
+    """Raise `ConfigError` if a full replay buffer is larger than `memory` in bytes (None: unknown)."""
+    kept, row = getattr(config, "buffer_size", 0), _FLOAT32 * (2 * codec.obs_size + codec.action_size + 2)
+    if memory is not None and kept * row > memory:
+        raise ConfigError(
+            f"algo.buffer_size={kept}: a full buffer takes {kept * row / 2**30:.1f} GiB, and this machine "
+            f"has {memory / 2**30:.1f} GiB, enough for {memory // row} transitions"
         )
 
 

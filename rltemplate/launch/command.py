@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from omegaconf import DictConfig
 
-from rltemplate.config.algorithms import check_actions
+from rltemplate.config.algorithms import check_actions, check_buffer
 from rltemplate.config.cli.composition import typed
 from rltemplate.config.cli.preflight import Plan, job_context, preflight
 from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config
+from rltemplate.config.schema import Config, Device
+from rltemplate.determinism.machine import usable_memory
 from rltemplate.launch.process import become, worker_environment
 from rltemplate.run.job import PROJECT, new_job
 from rltemplate.types import ConfigError
@@ -70,7 +71,7 @@ def _run_alone(plan: Plan, command: Sequence[str], run_here: Callable[[], int]) 
 
 
 def check_environments(configs: Sequence[Config]) -> None:
-    """Make every environment once; `ConfigError` if it is missing, or if the algorithm cannot act in it.
+    """Make every environment once; `ConfigError` if the algorithm or this machine's memory does not fit it.
 
     The last job of a sweep may start in days, and would be refused then.
     """
@@ -84,6 +85,8 @@ def check_environments(configs: Sequence[Config]) -> None:
             if f"{spec}" not in made:
                 made[f"{spec}"] = check_env(spec)
             check_actions(config.algo.name, made[f"{spec}"])
+            if config.device is Device.cpu:
+                check_buffer(config.algo, made[f"{spec}"], usable_memory())
 
 
 def _check(plan: Plan) -> None:
@@ -111,7 +114,8 @@ def _is_known(plan: Plan) -> bool:
     config, choices, overrides = plan.configs[0], plan.choices, plan.overrides[0]
     if choices.get("debug") == HERE:
         return True  # libraries are loaded after their environment variables are set
-    touched = any(word.lstrip("+").startswith(("env.kwargs", "env.max_")) for word in overrides)
+    tried = ("env.kwargs", "env.max_", "algo.buffer_size")
+    touched = any(word.lstrip("+").startswith(tried) for word in overrides)
     return (
         config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
     )

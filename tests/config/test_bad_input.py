@@ -36,6 +36,7 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
     ("train env=Blackjack-v1", "Blackjack-v1 has the observation space Tuple", "Box and Discrete"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
+    ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2663.6 GiB, and this"),
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     ("train algo.hidden_sizes=[1000000,1000000]", "must be at least 1 and at most 16384"),
     ("train baseline=nope", "baseline=nope: no such run under none"),
