@@ -42,8 +42,7 @@ _RESUMED = "resumed"
 
 # Facts of a machine that are software. They are compared as versions.
 _SOFTWARE = ("python", "python_implementation", "libc")
-# The amount of memory and the choice among equal cores change no result.
-_IDLE_MACHINE = ("memory_bytes", "affinity", "container.memory_limit_bytes")
+_IDLE_MACHINE = ("memory_bytes",)  # which changes no result
 # Hardware that can change results. GPUs are compared only if one of the runs used them.
 _GPU = ("gpu_driver", "gpus")
 _COUNTED_MACHINE = ("architecture", "cpu", "cpu_flags", "logical_cores", *_GPU)

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rltemplate.determinism import blas, libraries
+from rltemplate.determinism import blas
 
-PRODUCTS = ("plain", "strict", "padded", "tiled", "blas")
 # Torch splits a sum over its threads from this many elements on; shorter ones have one order.
 SPLIT = 32_768
 CHUNK = 4096
@@ -39,12 +38,7 @@ chosen = _InForce()
 
 def use(products: str) -> None:
     """Compute matrix products in this way from now on, in the whole process."""
-    if products not in PRODUCTS:
-        raise ValueError(f"products={products}: expected one of {', '.join(PRODUCTS)}")
     chosen.products = products
-    if products == "blas":
-        # Threads divide a product where it suits them, and another kernel computes what lies at the seams.
-        libraries.use_blas_threads(1)
 
 
 def group_rows(rows: int) -> None:

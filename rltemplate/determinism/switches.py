@@ -52,6 +52,7 @@ def apply(
     products = "tiled" if on_gpu and products == "auto" else on_cpu(products)
     kernels.use(products)
     kernels.group_rows(_row_groups())
+    # Several threads divide a product as they like, and another kernel computes what lies at the seams.
     libraries.use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
     if compiles:

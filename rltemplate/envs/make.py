@@ -44,7 +44,7 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
         return super().reset(**kwargs)
 
 
-def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym.Env[Any, Any]:
+def make_env(spec: EnvSpec, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """One environment; `ConfigError` in one line for mistakes of the user."""
     try:
         module, _, name = spec.id.rpartition(":")
@@ -57,7 +57,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, **extra: Any) -> gym
             max_episode_steps=spec.max_episode_steps,
             render_mode=render_mode,
             disable_env_checker=True,
-            **{**spec.kwargs, **extra},
+            **spec.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
         near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)

@@ -71,7 +71,7 @@ class Observers:
         spec, codec = envs.spec, envs.codec  # which can be sent to another process, unlike the environments
         self._evaluator = Evaluator(lambda: make_env(spec), codec)
         self._video = VideoRecorder(
-            lambda render_mode, **extra: make_env(spec, render_mode, **extra),
+            lambda render_mode: make_env(spec, render_mode),
             lambda obs: codec.decode_action(self._act(codec.encode_obs([obs])))[0],
             seed=config.seed,
             note=logger.message,
