@@ -24,7 +24,7 @@ from conftest import ROOT, Configure, program
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.determinism import golden, switches
+from rltemplate.determinism import golden, kernels, switches
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import ConfigError
@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 
 def outcome(config: Config, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What the script finds in a process of this configuration, whose starter has these variables.
+    """The findings of the script in a process of this configuration, whose starter has these variables.
 
     Of those that the profile sets itself, its own values win, unless given as `!NAME`.
     """
@@ -172,8 +172,6 @@ def test_a_gpu_is_no_cpu(profiled: Config, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_digests_cover_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of one result changes the digest of its part, and of no other."""
-    from rltemplate.determinism import kernels
-
     before = golden.digests(physics=False)
     exact = kernels.sqrt
 
