@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import usable_memory
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import newest_checkpoint
@@ -57,32 +57,28 @@ def run(job: Job) -> int:
     training, stop = TrainingRun(job, partial(_write_journal, config)), Stop()
     with contextlib.ExitStack() as signals:
         try:
-            # Build. What does not fit is refused here, before anything of the run is written.
-            training.find_checkpoint()
-            seed_global_rng(config.seed)
-            algorithm, envs = build_algorithm(config)
-            training.own(algorithm)
-            if config.device is Device.cpu:
-                check_buffer(config.algo, envs.codec, usable_memory())
-            facts = check_level(config, settings, algorithm)
+            with exits_are_errors():
+                # Build. What does not fit is refused here, before anything of the run is written.
+                training.find_checkpoint()
+                seed_global_rng(config.seed)
+                algorithm, envs = build_algorithm(config)
+                training.own(algorithm)
+                if config.device is Device.cpu:
+                    check_buffer(config.algo, envs.codec, usable_memory())
+                facts = check_level(config, settings, algorithm)
 
-            # Observe.
-            signals.enter_context(stop.listening())
-            training.begin(algorithm, facts)
-            observers = training.observe(algorithm, envs, stop, partial(_standing, config))
+                # Observe.
+                signals.enter_context(stop.listening())
+                training.begin(algorithm, facts)
+                observers = training.observe(algorithm, envs, stop, partial(_standing, config))
 
-            # Loop.
-            while stop.signal is None and algorithm.env_steps < config.total_env_steps:
-                denormals.keep()  # observers load libraries, which may switch them off
-                before, started = algorithm.env_steps, time.perf_counter()
-                result = algorithm.train_iteration()
-                observers.observe(result, before, time.perf_counter() - started)
-            training.finish()
-        except SystemExit as error:  # of an environment or a library; this code never raises it
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            left = RunError(f"{at.filename}, line {at.lineno}, ended the process, status {error.code or 0}")
-            training.fail(left)
-            raise left from error
+                # Loop.
+                while stop.signal is None and algorithm.env_steps < config.total_env_steps:
+                    denormals.keep()  # observers load libraries, which may switch them off
+                    before, started = algorithm.env_steps, time.perf_counter()
+                    result = algorithm.train_iteration()
+                    observers.observe(result, before, time.perf_counter() - started)
+                training.finish()
         except BaseException as error:
             training.fail(error)
             raise

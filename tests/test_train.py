@@ -167,20 +167,33 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
     )
 
 
-@pytest.mark.parametrize("code", [0, 143])
+@pytest.mark.parametrize(
+    ("leave", "code"), [("exit", 0), ("exit", 143), ("_exit", 0), ("_exit", 3), ("exit behind wandb", 0)]
+)
 def test_a_run_that_was_ended_by_its_environment_is_no_success(
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    leave: str,
     code: int,
 ) -> None:
-    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", lambda *_: sys.exit(code))
+    def step(*_: object) -> None:
+        {"exit": sys.exit, "_exit": os._exit}[leave.partition(" ")[0]](code)  # type: ignore[operator]
+
+    monkeypatch.setattr(sys, "exit", sys.exit)  # put back what the client's hook replaces
+    if leave.endswith("wandb"):
+        from wandb.sdk.lib.exit_hooks import ExitHooks
+
+        ExitHooks().hook()
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.step", step)
+    before = os._exit
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     assert main() == 1
     said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
     assert said.startswith(f"{__file__}, line ")
     assert said.endswith(f"ended the process, status {code}")
+    assert os._exit is before
     record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
     assert (record["status"], record["error"]) == ("failed", f"RunError: {said}")
 

@@ -59,8 +59,8 @@ class Run:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of `metrics.jsonl`; none if there is no such file. Raises ConfigError if it is damaged."""
-        return list(read_metrics(self.dir)) if (self.dir / paths.METRICS).exists() else []
+        """All rows of `metrics.jsonl`. Raises ConfigError if it is damaged."""
+        return read_metrics(self.dir)
 
     @cached_property
     def last_row(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import gymnasium as gym
 
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
+from rltemplate.envs.exits import exits_are_errors
 from rltemplate.types import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -78,12 +79,13 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gym.Env[Any, Any]
 def check_env(spec: EnvSpec) -> Codec:
     """The codec of an environment that is made once to try it; `ConfigError` if it cannot be made."""
     try:
-        env = make_env(spec)
-        codec = Codec(spec.id, env.observation_space, env.action_space)
-        env.close()
+        with exits_are_errors():
+            env = make_env(spec)
+            codec = Codec(spec.id, env.observation_space, env.action_space)
+            env.close()
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         raise ConfigError(
             f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "

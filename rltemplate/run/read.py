@@ -139,12 +139,15 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def read_metrics(run_dir: Path) -> list[Row]:
-    """The rows of the run's `metrics.jsonl` up to a torn last line; ConfigError if it cannot be read."""
+    """The rows of the run's `metrics.jsonl` up to a torn last line; none if the run wrote no row.
+
+    Raises ConfigError if the file cannot be read.
+    """
     name = f"{run_dir.name}: {paths.METRICS}"
     try:
         lines = (run_dir / paths.METRICS).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
-        raise ConfigError(f"{run_dir.name}: has no {paths.METRICS}") from None
+        return []
     except OSError as error:
         raise ConfigError(f"{name} cannot be read, {error.strerror}") from None
     rows = []

@@ -278,7 +278,7 @@ def resumed_with(**changed: Any) -> Callable[[dict[str, Any]], None]:
         (setting("versions", "numpy", to="0.9.0"), {}, ["numpy 0.9.0 -> ", "\nenv=install makes"]),
         (setting("machine", "python", to="3.9.1"), {}, ["Python 3.9.1 -> 3."]),
         (setting("trace", to=None), {TRACE_PATH: None}, ["ended before its first iteration"]),
-        (setting("schema", to=None), {}, ["its outcome has schema None, but this version reads schema 1"]),
+        (setting("schema", to=None), {}, ["has schema None; this version reads schema 1"]),
         (resumed_with(code=["a.py"]), {}, ["went on after 128 steps with another a.py"]),
         (resumed_with(total_env_steps=[128, 256]), {}, ["with another total_env_steps"]),
         (setting("error", to=None), {TRACE_PATH: lambda text: "nonsense\n"}, ["before its first iteration"]),

@@ -26,6 +26,7 @@ def main(args: Args) -> int:
     """Print returns and lengths."""
     run_dir = find_run(args.run, args.runs_dir)
 
+    from rltemplate.envs.exits import exits_are_errors
     from rltemplate.envs.make import make_env
     from rltemplate.rng import env_seeds
     from rltemplate.run.evaluate import Evaluator
@@ -35,7 +36,8 @@ def main(args: Args) -> int:
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
     try:
-        result = evaluator.run(algorithm.act, seeds)
+        with exits_are_errors():
+            result = evaluator.run(algorithm.act, seeds)
     finally:
         algorithm.close()
     returns, lengths, env_steps = result.returns, result.lengths, algorithm.env_steps
