@@ -351,12 +351,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.long
 def test_a_killed_and_resumed_offline_run_is_uploaded_by_the_command_that_is_shown(
-    tmp_path: Path, serve: Callable[..., Server]
+    tmp_path: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")  # an earlier test may have given this process a key
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=env)
     run = Run(tmp_path, resumed_at=600).train(700, 1200).close()
     assert len(folders(tmp_path)) == 2
+    monkeypatch.delenv("WANDB_MODE")
     server = serve()
     command = run.notes[-1].removeprefix("W&B: stored offline, upload with: ")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
