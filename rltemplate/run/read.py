@@ -170,8 +170,6 @@ def parse_row(line: bytes) -> Row | None:
 
 def rows_so_far(run_dir: Path) -> list[dict[str, float]]:
     """The rows of a run that may have none yet. Null is read as NaN."""
-    if not (run_dir / paths.METRICS).exists():
-        return []
     return [
         {name: math.nan if value is None else value for name, value in row.items()}
         for row in read_metrics(run_dir)
