@@ -147,8 +147,9 @@ class SAC(StatefulAlgorithm):
         chosen = config.target_entropy
         self.target_entropy = -float(action_size) if chosen is None else chosen
         self.replay = ReplayBuffer(config.buffer_size, obs_size, action_size, self.device, envs.num_envs)
-        self._policy_step = engine(self.policy_step, self.policy_step_examples)
-        self._update = engine(self.update, self.update_examples)
+        learns = total_env_steps > config.learning_starts  # or there is nothing to compile
+        self._policy_step = engine(self.policy_step, self.policy_step_examples if learns else None)
+        self._update = engine(self.update, self.update_examples if learns else None)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:

@@ -50,7 +50,7 @@ def named_leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(fields, Mapping):
         for name, value in fields.items():
             yield from named_leaves(value, f"{path}/{name}" if path else name)
-    elif isinstance(values, tuple):
+    elif isinstance(values, tuple | list):
         for value in values:
             yield from named_leaves(value, path)
     elif hasattr(values, "dtype"):

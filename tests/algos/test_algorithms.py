@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,7 +19,8 @@ from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.run.checkpoint import Checkpoints
-from rltemplate.run.paths import CONFIG
+from rltemplate.run.paths import CONFIG, TRACE
+from rltemplate.run.trace import Trace
 from rltemplate.train import load_policy
 from rltemplate.types import ConfigError
 
@@ -129,20 +131,28 @@ def test_the_seed_decides_everything(configure: Configure, algo: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_compiled_updates_repeat_and_are_near_the_plain_ones(configure: Configure, algo: str) -> None:
+def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones(
+    configure: Configure, tmp_path: Path, algo: str
+) -> None:
     from torch._dynamo.utils import counters
 
-    states, start = [], {}
+    states, items, start = [], [], {}
     torch.compiler.reset()
     counters.clear()
-    for compiles in ("false", "true", "true"):
+    for number, compiles in enumerate(("false", "true", "true")):
         config = configure(*small(algo, f"compile={compiles}", "algo.hidden_sizes=[8]", env=CONTINUOUS))
         algorithm, _ = build_algorithm(config)
         start = flat_tensors(algorithm.state_dict())
-        algorithm.train_iteration()
+        (tmp_path / str(number)).mkdir()
+        algorithm.probe = trace = Trace(tmp_path / str(number), "step", algo)
+        trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
+        trace.close()
+        lines = map(json.loads, (tmp_path / str(number) / TRACE).read_text().splitlines()[1:])
+        items.append([line if line[0] == "items" else line[:2] for line in lines])
         assert bool(counters["stats"]["unique_graphs"]) == config.compile
         states.append(flat_tensors(algorithm.state_dict()))
         algorithm.close()
+    assert items[0] == items[1] == items[2]
     plain, first, second = states
     assert all(torch.equal(first[name], second[name]) for name in first)
     learned = [name for name in start if plain[name].is_floating_point()]

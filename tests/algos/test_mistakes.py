@@ -12,9 +12,9 @@ from conftest import ROOT
 
 GROUPS = tomllib.loads((ROOT / "tests" / "algos" / "mistakes.toml").read_text(encoding="utf-8"))["group"]
 MISTAKES = [
-    {"in": group["in"], "caught_by": group["caught_by"], "is": wrong, "old": old, "new": new}
+    {"in": group["in"], "caught_by": [group["caught_by"], *test][-1], "is": wrong, "old": old, "new": new}
     for group in GROUPS
-    for wrong, old, new in group["mistakes"]
+    for wrong, old, new, *test in group["mistakes"]
 ]
 NAMES = [f"{mistake['in']}: {mistake['is']}" for mistake in MISTAKES]
 

@@ -43,6 +43,17 @@ def test_programs_are_made_before_anything_is_learned_and_fit(configure: Configu
     sac.close()
 
 
+def test_a_run_that_learns_nothing_compiles_nothing(configure: Configure) -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    sac = build(configure, "compile=true", "algo.learning_starts=50", "total_env_steps=48")
+    sac.train_iteration()
+    assert not counters["stats"]["unique_graphs"]
+    sac.close()
+
+
 def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
     """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
     sac = build(configure, "algo.policy_delay=2")

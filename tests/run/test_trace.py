@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,9 +16,8 @@ from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.traces import Divergence, first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import State, entries
-from rltemplate.run.trace import Trace, digest
+from rltemplate.run.trace import Trace, digest, named_leaves
 
-STEP = ["algo.normalize_obs=true", "trace=step"]
 ENVS = {"ppo": "Hopper"}  # others on Pendulum
 
 
@@ -142,15 +142,27 @@ def test_a_flip_is_one_unit_in_the_last_place() -> None:
     assert flipped(np.array([False, True])).tolist() == [True, True]
 
 
+class Pair(NamedTuple):
+    first: torch.Tensor
+    rest: list[Any]
+
+
+def test_results_in_lists_and_tuples_have_names() -> None:
+    """Whatever a function returns is in the trace."""
+    one, two, three = torch.zeros(1), torch.ones(1), np.ones(3)
+    found = list(named_leaves((Pair(one, [two, (three,)]), 1.0)))
+    assert [name for name, _ in found] == ["first", "rest", "rest"]
+    assert all(value is given for (_, value), given in zip(found, (one, two, three), strict=True))
+
+
 def test_digests_see_bits_and_order() -> None:
     value = torch.arange(12, dtype=torch.float32).view(3, 4)
     swapped = value.clone()
     swapped[0, 0], swapped[0, 1] = value[0, 1], value[0, 0]
-    for function in (digest,):
-        assert function(value) == function(value.clone())
-        assert function(value.T) == function(value.T.contiguous())
-        assert function(value) != function(swapped)
-        assert function(value) != function(flipped(value))
-        assert function(torch.zeros(2)) != function(-torch.zeros(2))
-        assert function(torch.zeros(2)) != function(torch.zeros(3))
+    assert digest(value) == digest(value.clone())
+    assert digest(value.T) == digest(value.T.contiguous())
+    assert digest(value) != digest(swapped)
+    assert digest(value) != digest(flipped(value))
+    assert digest(torch.zeros(2)) != digest(-torch.zeros(2))
+    assert digest(torch.zeros(2)) != digest(torch.zeros(3))
     assert digest(np.arange(4)) == digest(torch.arange(4))
