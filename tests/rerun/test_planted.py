@@ -172,9 +172,9 @@ OTHERS = [
 def test_what_was_planted_is_named(configure: Configure, look: Look, planted: Planted) -> None:
     """With a line for each iteration: then the item, or that it has followed from something in there."""
     both = [*WORDS[planted.algo], *NORMALIZED[planted.algo], "checkpoint_every=0", *planted.words]
-    other, plant = [planted.difference], nothing
-    if "@" in planted.difference:
-        other, plant = [], fault(planted.difference)
+    flips = "@" in planted.difference
+    plant: Plant = fault(planted.difference) if flips else nothing
+    other = [] if flips else [planted.difference]
     comparison, found = look(configure(*both), plant, configure(*both, *other))
     at = comparison.divergence
     assert at is not None
