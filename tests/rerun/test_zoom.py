@@ -194,7 +194,7 @@ def edit_digest(run_dir: Path) -> str:
     """Change one digit of the first item in the line of iteration 1; the name of the item."""
     path = run_dir / "trace.jsonl"
     text = path.read_text()
-    (names,) = re.findall(r'(?m)^\["items","iteration",(.*)\]$', text)
+    names = re.findall(r'(?m)^\["items","iteration",(.*)\]$', text)[-1]
     changed = re.sub(r'(?m)^(\["iteration",1,\d+,")(.)', lambda m: m[1] + "10"[m[2] == "1"], text)
     path.write_text(changed)
     return str(json.loads(names)[0])
