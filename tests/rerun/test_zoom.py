@@ -193,11 +193,16 @@ def test_lines_that_differ_are_named_in_both_codes(runs: Runs, tmp_path: Path) -
 def edit_digest(run_dir: Path, item: str) -> None:
     """Change one digit of an item in the line of iteration 1."""
     path = run_dir / "trace.jsonl"
-    text = path.read_text()
-    names = json.loads(re.findall(r'(?m)^\["items","iteration",.*$', text)[-1])[2]
-    digits = 16 * names.index(item)
-    line = re.compile(rf'(?m)^(\["iteration",1,\d+,".{{{digits}}})(.)')
-    path.write_text(line.sub(lambda found: found[1] + "10"[found[2] == "1"], text))
+    lines, names = path.read_text().splitlines(), []
+    for i, line in enumerate(lines):
+        values = json.loads(line)
+        if line.startswith('["items","iteration"'):
+            names = values[2]
+        if line.startswith('["iteration",1,'):
+            at, digits = 16 * names.index(item), values[3]
+            values[3] = f"{digits[:at]}{'1' if digits[at] == '0' else '0'}{digits[at + 1 :]}"
+            lines[i] = json.dumps(values, separators=(",", ":"))
+    path.write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.long
