@@ -15,7 +15,7 @@ import gymnasium as gym
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.exits import exits_are_errors
-from rltemplate.types import ConfigError
+from rltemplate.types import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ def check_env(spec: EnvSpec) -> Codec:
             env.close()
     except ConfigError:
         raise
+    except RunError as error:  # names its place
+        raise ConfigError(f"env.id={spec.id}: cannot be made, {error}") from error
     except Exception as error:
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What algorithms do in the same way: state to dictionary and back, the first reset, acting, closing."""
+"""The part that algorithms share: state to dictionary and back, the first reset, acting, closing."""
 
 from __future__ import annotations
 

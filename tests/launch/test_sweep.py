@@ -542,11 +542,12 @@ def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
 
     monkeypatch.setattr(sweep, "PROJECT", fork)
     plan = preflight(["seed=1,2", f"runs_dir={tmp_path}"])
+    refs = git(fork, "for-each-ref", "refs/runs")  # other tests have left theirs
     monkeypatch.setattr(SweepRecord, "write", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         sweep.run_sweep(plan, [], lambda: None)
     assert list(tmp_path.rglob("*sweep-*")) == []
-    assert "sweep" not in git(fork, "for-each-ref", "refs/runs")
+    assert git(fork, "for-each-ref", "refs/runs") == refs
     (tmp_path / "sweep.json").write_text('{"jobs_of_old": []}')
     with pytest.raises(ConfigError, match="of another version"):
         SweepRecord.read(tmp_path)

@@ -37,7 +37,7 @@ from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 # Jobs composed in advance, at a tenth of a second each; jobs that differ in their seed alone count once.
 _COMPOSE_AT_MOST = 100
 _SEED = re.compile(r"seed=[0-9]{1,18}")
-_STRIDE = 7919  # a prime number
+_STRIDE = 104_729  # a prime above _JOBS_AT_MOST, so that it divides no number of jobs
 _JOBS_AT_MOST = 10_000
 
 
@@ -184,7 +184,7 @@ def _num_values(override: Override) -> int:
 
 
 def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or some of too many. The stride meets every value of short lists, as it divides none."""
+    """All jobs, or some of too many. The stride meets every value of short lists."""
     if len({_but_seed(job) for job in jobs}) <= _COMPOSE_AT_MOST:
         return jobs
     distinct = list({_but_seed(job): job for job in jobs}.values())
