@@ -66,11 +66,9 @@ class Engine:
     def _prepared(self, function: Function) -> Function:
         if not self.compiles:
             return function
-        # Each shape and number is a program of its own. As the argument `dynamic` the same takes 4 us a call.
-        torch._dynamo.config.automatic_dynamic_shapes = False
         # A wrapper in C++ calls the kernels of a small update in half the time of one in Python.
         options: dict[str, Any] = {"cpp_wrapper": True}
-        compiled: Function = torch.compile(function, fullgraph=True, options=options)
+        compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
         def run(*arguments: Any) -> Any:
             try:

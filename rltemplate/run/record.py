@@ -22,7 +22,6 @@ from rltemplate.types import ConfigError
 
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
-FINAL_STATUSES = (FINISHED, FAILED, INTERRUPTED)
 
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
 _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -73,6 +74,7 @@ def chosen_algorithm(words: Iterable[str]) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith("algo=")), str(default))
 
 
+@cache
 def key_types(algorithm: str) -> dict[str, Any]:
     """The type of every dotted key of a configuration with this algorithm."""
     return dict(_walk(Config, "", algorithm))
