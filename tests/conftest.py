@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -16,7 +17,9 @@ FAULTS = f"{os.path.dirname(__file__)}/faults"  # noqa: PTH120 - before any othe
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FAULTS, os.environ.get("PYTHONPATH")]))
 sys.path.append(FAULTS)
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,15 +54,14 @@ SHRUNK: dict[str, list[str]] = {
 }
 for name in ALGORITHMS:  # a new algorithm runs as it is until somebody shrinks it here
     SHRUNK.setdefault(name, ["env.num_envs=2"])
-# Where runs of an algorithm are tried; Pendulum is for all.
-TRIED_ON = {"ppo": "CartPole"}
 
 
 def small(algo: str, *words: str, env: str | None = None) -> list[str]:
     """Words for a small run of an algorithm; of those about `algo.` only the ones that it has."""
     keys = {f"algo.{spec.name}" for spec in dataclasses.fields(ALGORITHMS[algo].config)}
     known = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
-    return [f"algo={algo}", f"env={env or TRIED_ON.get(algo, 'Pendulum')}", *SHRUNK[algo], *known]
+    env = env or ("CartPole" if algo == "ppo" else "Pendulum")
+    return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *known]
 
 
 Configure = Callable[..., Config]
@@ -94,10 +96,10 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_project(copy: Path) -> None:
     """Puts the project as it is into a new folder, as the only commit of a repository."""
-    for name in ("rltemplate", "conf", "scripts"):
-        ignored = shutil.ignore_patterns("__pycache__", "default.yaml")
-        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    (copy / ".gitignore").write_text("/runs/\n__pycache__/\n")
+    for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
     git(copy, "init", "-q", "-b", "main")
     git(copy, "add", "-A")
     git(copy, "commit", "-q", "-m", "a fork")
@@ -112,21 +114,104 @@ def train_command(fork: Path, tmp_path: Path) -> Command:
     return functools.partial(run_train, fork, tmp_path)
 
 
-def run_train(fork: Path, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `scripts/train.py` of the fork in a folder."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
-    clean["PYTHONPATH"] = FAULTS
-    command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
-    return subprocess.run(
-        command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
-    )
-
-
 def program(project: Path, command: str) -> list[str]:
     """The command line of a command of a project's own code, in whatever folder it is called."""
     if command == "train":
         return [sys.executable, str(project / "scripts" / "train.py")]
     return ["env", f"PYTHONPATH={project}", sys.executable, "-P", "-m", "rltemplate", command]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without settings of W&B and Python, and more variables."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+    return {**clean, "PYTHONPATH": FAULTS, **more}
+
+
+def run_train(fork: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run `scripts/train.py` of the fork in a folder."""
+    command = [*program(fork, "train"), *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False
+    )
+
+
+def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait for something that another process does; a busy machine may take long for what takes seconds."""
+    limit = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+class Started:
+    """A command of a project's code in a session of its own, with its output in a file."""
+
+    def __init__(self, project: Path, cwd: Path, log: Path, command: str, *words: str, **more: str) -> None:
+        self.log = log
+        line = program(project, command)
+        if command != "train":  # its code comes first, and then what a test adds
+            line[1] = f"PYTHONPATH={project}:{more.get('PYTHONPATH', FAULTS)}"
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets all that tests start ignore it
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*line, *words],
+                cwd=cwd,
+                env=environment(**more),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        signal.signal(signal.SIGHUP, before)
+
+    @property
+    def said(self) -> str:
+        """All that it wrote."""
+        return self.log.read_text()
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait for something that the process does."""
+        until(lambda: happened() or self.process.poll() is not None)
+        assert happened(), self.said
+
+    def end(self, status: int | None = None) -> int:
+        """Wait for its end; the exit status as Python gives it, which has to be `status`."""
+        found = self.process.wait(timeout=120)
+        assert status in (None, found), self.said
+        return found
+
+    def kill(self) -> int:
+        """Kill the process and all that stay in its session; the number of them."""
+        listed = subprocess.run(["pgrep", "-s", f"{self.process.pid}"], capture_output=True, check=False)
+        found = [int(pid) for pid in listed.stdout.split()]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, found)))
+        self.process.wait()
+        return len(found)
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(fork: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start a command of the fork in an empty folder, and wait for its end if an exit status is given.
+
+    Nothing of it outlives the test.
+    """
+    started: list[Started] = []
+    said = tmp_path_factory.mktemp("said")
+
+    def begin(command: str, *words: str, status: int | None = None, **more: str) -> Started:
+        started.append(Started(fork, tmp_path, said / f"{len(started)}.log", command, *words, **more))
+        if status is not None:
+            started[-1].end(status)
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.kill()
 
 
 def alive(pid: int | str) -> bool:
@@ -154,12 +239,6 @@ def write_run(
     """
     run_dir = runs_dir / f"{algo}-{env}" / f"run-{seed}{tag}"
     run_dir.mkdir(parents=True)
-    git_facts = {
-        "ref": f"refs/runs/{run_dir.name}",
-        "tree": "a" * 40,
-        "base_commit": "b" * 40,
-        "dirty": False,
-    }
     values: dict[str, Any] = {
         "schema": 1,
         "id": run_dir.name,
@@ -167,32 +246,34 @@ def write_run(
         "started_at": f"2026-01-01T00:{seed % 60:02d}:00.000Z",
         "duration_s": 60.0,
         "final_metrics": {"eval/return": returns[-1]} if returns else {},
-        "git": git_facts,
+        "git": {
+            "ref": f"refs/runs/{run_dir.name}",
+            "tree": "a" * 40,
+            "base_commit": "b" * 40,
+            "dirty": False,
+        },
         "determinism": {"level": "repeat", "settings": {"mkl": True}, "checks": {"repeats": {"holds": True}}},
         "machine": {"cpu": "a processor"},
-        **record,
     }
-    (run_dir / "record.json").write_text(json.dumps(values))
+    (run_dir / paths.RECORD).write_text(json.dumps(values | record))
     keys: dict[str, Any] = {
         "algo": {"name": algo, "gamma": 0.99},
         "env": {"id": f"{env}-v0", "max_episode_steps": None, "kwargs": {}},
         "determinism": {"level": "repeat"},
         "logger": {"console": True},
         "recipe": f"{algo}-{env}",
-        "experiment": None,
         "seed": seed,
         "total_env_steps": 100 * len(returns),
         "trace": "iteration",
-        "note": None,
+        **dict.fromkeys(("experiment", "note")),
     }
     for key, value in (config or {}).items():
         keys[key] = {**keys[key], **value} if isinstance(value, dict) and key in keys else value
-    (run_dir / "config.yaml").write_text(json.dumps(keys))  # which is YAML too
-    rows = [
-        {"env_steps": 100 * (i + 1), "wall_time_s": i, "eval/return": value, "loss/policy": -value}
-        for i, value in enumerate(returns)
-    ]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run_dir / paths.CONFIG).write_text(json.dumps(keys))  # which is YAML too
+    with (run_dir / paths.METRICS).open("w") as file:
+        for i, value in enumerate(returns):
+            row = {"env_steps": 100 * (i + 1), "wall_time_s": i, "eval/return": value, "loss/policy": -value}
+            file.write(f"{json.dumps(row)}\n")
     return run_dir
 
 
@@ -204,37 +285,23 @@ class RecordedRun(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RecordedRun]:
-    """A finished run of an algorithm with trace, evaluations and checkpoints, made once for all processes.
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """A finished run of PPO with trace, evaluations and checkpoints, made once for all processes.
 
     Tests only read it: copy the folder (or clone the project) to change anything.
     """
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
     shared.mkdir(exist_ok=True)
-
-    def recorded(algo: str) -> RecordedRun:
-        project, run_dir = shared / "project", shared / algo
-        with FileLock(shared / "lock"):
-            if not project.exists():
-                copy_project(project)
-            if not run_dir.exists():
-                words = small(
-                    algo, "total_env_steps=192", "eval_every=96", "eval_episodes=2", "video_every=0"
-                )
-                done = run_train(
-                    project,
-                    shared,
-                    *words,
-                    "log_every=32",
-                    "checkpoint_every=64",
-                    "logger=none",
-                    f"run_dir={run_dir}",
-                )
-                assert done.returncode == 0, done.stderr
-        return RecordedRun(project, run_dir)
-
-    return recorded
+    project, run_dir = shared / "project", shared / "ppo"
+    words = small("ppo", "total_env_steps=192", "eval_every=96", "eval_episodes=2", "video_every=0")
+    words += ["log_every=32", "checkpoint_every=64", "logger=none", f"run_dir={run_dir}"]
+    with FileLock(shared / "lock"):
+        if not run_dir.exists():
+            copy_project(project)
+            done = run_train(project, shared, *words)
+            assert done.returncode == 0, done.stderr
+    return RecordedRun(project, run_dir)
 
 
 def newest_state(run_dir: Path) -> dict[str, Any]:
@@ -271,57 +338,28 @@ def _unequal(a: Any, b: Any, place: str) -> Iterator[str]:
 
 
 class Scripted(gym.Env[np.ndarray, Any]):
-    """Counts its steps: the observation is [episode, step], the reward is the step number.
+    """Observes [episode, step], with the number of the step as reward; truncates after `length` steps."""
 
-    Ends by itself after `length` steps; which of the two flags is set then is up to `truncate`.
-    """
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
-    def __init__(
-        self,
-        length: int = 3,
-        truncate: bool = False,
-        action_space: spaces.Space[Any] | None = None,
-        observation_space: spaces.Space[Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        self.length = length
-        self.truncate = truncate
-        self.action_space = action_space or spaces.Discrete(2)
-        self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, (2,), np.float64)
-        self.episode = -1
-        self.steps = 0
-        self.actions: list[Any] = []
-        self.starts: list[float] = []
-
-    def _obs(self) -> Any:
-        if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape == (2,):
-            return np.array([self.episode, self.steps], np.float64)
-        return self.observation_space.sample()
+    def __init__(self, length: int = 3, action_space: spaces.Space[Any] | None = None) -> None:
+        self.length, self.action_space = length, action_space or spaces.Discrete(2)
+        self.episode = self.steps = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start the next episode."""
         super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self.starts.append(float(self.np_random.random()))
-        self.episode += 1
-        self.steps = 0
-        return self._obs(), {}
+        self.episode, self.steps = self.episode + 1, 0
+        return np.array([self.episode, 0.0]), {}
 
     def step(self, action: Any) -> Any:
         """One step."""
-        self.actions.append(action)
         self.steps += 1
-        over = self.steps >= self.length
-        return self._obs(), float(self.steps), over and not self.truncate, over and self.truncate, {}
+        obs = np.array([self.episode, self.steps], np.float64)
+        return obs, float(self.steps), False, self.steps >= self.length, {}
 
 
-@pytest.fixture(scope="session", autouse=True)
-def scripted_env() -> str:
-    """The id under which `Scripted` is registered."""
-    if "Scripted-v0" not in gym.registry:
-        gym.register("Scripted-v0", entry_point="conftest:Scripted")
-    return "Scripted-v0"
+gym.register("Scripted-v0", entry_point="conftest:Scripted")
 
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:

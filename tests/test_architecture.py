@@ -12,7 +12,21 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PACKAGE = "rltemplate"
+# Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
+AGAINST_THE_ORDER = {
+    "types.py": "import rltemplate.rng",
+    "envs/vector.py": "import rltemplate.learning.optim",
+    "run/lines.py": "import rltemplate.learning.optim",
+    "run/paths.py": "import rltemplate.run.record",
+    "analysis/runs.py": "import torch",
+}
+BANNED = {
+    "algos/new.py": "import torch\n\ntorch.manual_seed(1)\n",
+    "learning/new.py": "from torch import distributions\n\nprint(distributions)\n",
+    "envs/new.py": "import random\n\nrandom.random()\n",
+    "run/new.py": "import wandb\n\nwandb.init()\n",
+    "launch/new.py": "from hydra import compose\n\ncompose()\n",
+}
 # Each pattern is written so that it does not fit this file.
 OF_ONE_MACHINE = {
     "a folder": re.compile(
@@ -34,49 +48,29 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         script = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
         return set(called(sys.executable, "-c", script).stdout.split())
 
-    assert loaded(PACKAGE).isdisjoint({"torch", "hydra", "omegaconf", "numpy", "gymnasium"})
+    assert loaded("rltemplate").isdisjoint({"torch", "hydra", "omegaconf", "numpy", "gymnasium"})
     assert "numpy" in loaded("numpy")  # the answer is not always empty
 
 
-@pytest.mark.parametrize(
-    ("file", "line", "broken"),
-    [
-        ("types.py", "import rltemplate.rng", "imports from the lines below"),
-        ("envs/vector.py", "import rltemplate.learning.optim", "imports from the lines below"),
-        ("run/lines.py", "import rltemplate.learning.optim", "know no algorithm"),
-        ("run/paths.py", "import rltemplate.run.record", "No import circle"),
-        ("analysis/runs.py", "import torch", "without torch"),
-    ],
-)
-def test_an_import_against_the_order_is_refused(file: str, line: str, broken: str, tmp_path: Path) -> None:
+def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / PACKAGE / file).open("a") as module:
-        module.write(f"\n{line}\n")
-    script = (
-        f"import sys; sys.path[0] = {str(tmp_path)!r};"
-        "from importlinter import cli; cli.lint_imports_command()"
-    )
-    done = called(sys.executable, "-P", "-c", script, folder=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(f"{broken}.*BROKEN", done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("file", "source"),
-    [
-        ("algos/new.py", "import torch\n\ntorch.manual_seed(1)\n"),
-        ("learning/new.py", "from torch import distributions\n\nprint(distributions)\n"),
-        ("envs/new.py", "import random\n\nrandom.random()\n"),
-        ("run/new.py", "import wandb\n\nwandb.init()\n"),
-        ("launch/new.py", "from hydra import compose\n\ncompose()\n"),
-    ],
-)
-def test_a_banned_name_is_refused(file: str, source: str) -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--stdin-filename", f"{PACKAGE}/{file}", "-"]
-    done = subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "TID251" in done.stdout
+    package = shutil.copytree(ROOT / "rltemplate", tmp_path / "rltemplate")
+    for file, text in {**AGAINST_THE_ORDER, **BANNED}.items():
+        with (package / file).open("a") as module:
+            module.write(f"\n{text}\n")
+    lint = "from importlinter import cli; cli.lint_imports_command()"
+    script = f"import sys; sys.path[0] = {str(tmp_path)!r}; {lint}"
+    imports = called(sys.executable, "-P", "-c", script, folder=tmp_path)
+    contracts = re.findall(r'^name = "(.*)"', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)
+    assert imports.returncode == 1, imports.stdout + imports.stderr
+    assert re.findall(r"^(.*) BROKEN", imports.stdout, re.MULTILINE) == contracts[-4:]
+    for pair in ("types -> rltemplate.rng", "envs.vector -> rltemplate.learning.optim"):
+        assert f"rltemplate.{pair} (" in imports.stdout
+    words = ["check", "--output-format", "concise", "rltemplate"]
+    names = called(sys.executable, "-m", "ruff", *words, folder=tmp_path)
+    assert {line.partition(":")[0] for line in names.stdout.splitlines() if "TID251" in line} == {
+        f"rltemplate/{file}" for file in BANNED
+    }
 
 
 def tied_to_a_machine(files: Mapping[str, str]) -> list[str]:

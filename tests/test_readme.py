@@ -27,12 +27,6 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_the_table_of_returns_is_that_of_results() -> None:
-    table = rows(quoted("curves.csv").with_suffix(".md").read_text())
-    assert len(table) > 3
-    assert "\n".join(table) in README
-
-
 def test_tables_of_the_benchmark_are_those_of_results() -> None:
     """Whole rows of it, whichever of them are shown here."""
     speeds = quoted("bench.md").read_text()
@@ -55,29 +49,31 @@ def test_proofs_are_those_of_results() -> None:
 
 def test_kills_are_those_of_results() -> None:
     """Of every case that was tried, and all of them were identical."""
-    said = re.search(r"[\d,]+ kills in \d+ cases", quoted("resume.md").read_text())
-    assert said is not None
-    assert said[0] in README
+    text = quoted("resume.md").read_text()
     results = [json.loads(line) for line in (RESULTS / "resume.jsonl").read_text().splitlines()]
-    kills = sum(result["kills"] for result in results)
-    assert said[0] == f"{kills:,} kills in {len(results)} cases"
+    said = f"{sum(result['kills'] for result in results):,} kills in {len(results)} cases"
+    assert said in text
+    assert said in README
     assert all(result["identical"] for result in results)
 
 
-def test_the_table_follows_from_every_seeds_evaluations() -> None:
+def test_the_table_of_returns_is_that_of_results_and_follows_from_every_seeds_evaluations() -> None:
     data = quoted("curves.csv")
+    table = rows(data.with_suffix(".md").read_text())
+    assert "\n".join(table) in README
     last: dict[str, float] = {}
     with data.open(newline="") as file:
         for row in sorted(csv.DictReader(file), key=lambda row: int(row["env_steps"])):
             last[f"{row['algo']} {row['env']} {row['seed']}"] = float(row["eval_return"])
-    for line in rows(data.with_suffix(".md").read_text())[2:]:
+    assert len(table) > 3
+    for line in table[2:]:
         algo, env, _, mean, seeds, _ = line.strip("| ").split(" | ")
         returns = [value for name, value in last.items() if name.startswith(f"{algo} {env} ")]
         assert len(returns) == int(seeds)
         assert float(mean.replace(",", "")) == pytest.approx(sum(returns) / len(returns), abs=0.051)
 
 
-def test_every_file_that_the_readme_links_or_names_is_there() -> None:
+def test_every_file_and_make_target_that_the_readme_names_is_there() -> None:
     links = [
         str((path.parent / link).resolve().relative_to(ROOT))
         for path, text in PAGES.items()
@@ -86,11 +82,5 @@ def test_every_file_that_the_readme_links_or_names_is_there() -> None:
     named = re.findall(r"`((?:conf|rltemplate|scripts|tests|results)/[\w./-]*\w)`", README)
     there = [path for path in [*links, *named] if RESULTS.exists() or not path.startswith("results")]
     assert [path for path in there if not (ROOT / path).exists()] == []
-
-
-def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) | set(
-        re.findall(r"`make ([a-z-]+)", README)
-    )
-    assert named <= targets
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,11 @@ CODE = "rltemplate/learning/optim.py"
 
 
 @pytest.fixture
-def place(recorded_run: Callable[[str], RecordedRun], tmp_path: Path) -> tuple[Path, Path]:
+def place(recorded_run: RecordedRun, tmp_path: Path) -> tuple[Path, Path]:
     """A copy of a project and of the folder of a run that was made with it, to be changed."""
-    recorded = recorded_run("ppo")
-    run_dir = tmp_path / "runs" / "ppo-CartPole" / load_run(recorded.run_dir).id
-    shutil.copytree(recorded.run_dir, run_dir)
-    return Path(shutil.copytree(recorded.project, tmp_path / "project")), run_dir
+    run_dir = tmp_path / "runs" / "ppo-CartPole" / load_run(recorded_run.run_dir).id
+    shutil.copytree(recorded_run.run_dir, run_dir)
+    return Path(shutil.copytree(recorded_run.project, tmp_path / "project")), run_dir
 
 
 def edit(file: Path, **facts: Any) -> None:

@@ -227,21 +227,18 @@ Call = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def two_runs(
-    recorded_run: Callable[[str], RecordedRun], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path, Path]:
+def two_runs(recorded_run: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """A project, and two runs of it between which a value, the code and the README were changed."""
     root = tmp_path_factory.mktemp("diff")
-    recorded = recorded_run("ppo")
-    project = Path(shutil.copytree(recorded.project, root / "project"))
-    words = json.loads((recorded.run_dir / "record.json").read_text())["overrides"]
+    project = Path(shutil.copytree(recorded_run.project, root / "project"))
+    words = json.loads((recorded_run.run_dir / "record.json").read_text())["overrides"]
     with (project / "rltemplate" / "learning" / "optim.py").open("a") as file:
         file.write("# another thought\n")
     (project / "README.md").write_text("Changes nothing.\n")
     words = [word for word in words if not word.startswith("run_dir=")]
     done = run_train(project, root, *words, "algo.gamma=0.9", "seed=2", f"run_dir={root / 'b'}")
     assert done.returncode == 0, done.stderr
-    return project, recorded.run_dir, root / "b"
+    return project, recorded_run.run_dir, root / "b"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,11 +104,9 @@ READERS = {
 
 
 @pytest.fixture
-def here(
-    recorded_run: Callable[[str], RecordedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def here(recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder, with runs A and B in it; nothing can be started from here."""
-    run_dir = recorded_run("ppo").run_dir
+    run_dir = recorded_run.run_dir
     for name in (A, B):
         copy = Path(shutil.copytree(run_dir, tmp_path / "runs" / GROUP / name))
         record = (copy / paths.RECORD).read_text()

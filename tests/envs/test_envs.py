@@ -73,7 +73,7 @@ def test_spaces_that_do_not_fit_are_refused_in_a_line(
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:
-    envs = scripted(num=2, length=2, truncate=True)
+    envs = scripted(num=2, length=2)
     assert envs.reset().tolist() == [[0, 0], [0, 0]]
     first = envs.step(np.zeros((2, 1), np.int64))
     assert first.episodes == []

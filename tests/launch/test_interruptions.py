@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, differences, git, program, rows, small
+from conftest import SHRUNK, Start, Started, differences, git, rows, small, until
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run import paths
@@ -27,77 +26,21 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps
 WORK = {algo: small(algo, f"total_env_steps={TOTAL.get(algo, 1920)}", *OBSERVED) for algo in ALGORITHMS}
-MOMENT_S = 120.0  # as long as a busy machine may take for what takes seconds
+ENDLESS = [word for word in WORK["ppo"] if not word.startswith("total_env_steps")]
 
-
-class Started:
-    """A process of the fork, with its standard error in a file."""
-
-    def __init__(self, fork: Path, log: Path, script: str, *words: str, **environment: str) -> None:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
-        self.log = log
-        command = [*program(fork, script), *words]
-        if command[0] == "env":
-            command[1] += f":{environment.pop('PYTHONPATH', '')}"
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                command,
-                cwd=log.parent,
-                env={**clean, **environment},
-                stdout=out,
-                stderr=out,
-            )
-
-    def until(self, happened: Callable[[], bool]) -> None:
-        """Wait for something that the process does."""
-        limit = time.monotonic() + MOMENT_S
-        while not happened():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < limit, self.said
-            time.sleep(0.005)
-
-    def end(self) -> int:
-        """Its exit status, as Python gives it."""
-        return self.process.wait(timeout=MOMENT_S)
-
-    @property
-    def said(self) -> str:
-        """All that it wrote."""
-        return self.log.read_text()
-
-
-Start = Callable[..., Started]
-
-
-@pytest.fixture
-def start(fork: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start a command, and wait for its end if an exit status is given; kill it at the end of the test."""
-    started: list[Started] = []
-
-    def begin(script: str, *words: str, status: int | None = None, **environment: str) -> Started:
-        started.append(Started(fork, tmp_path / f"{len(started)}.log", script, *words, **environment))
-        assert status is None or started[-1].end() == status, started[-1].said
-        return started[-1]
-
-    # Tests may have been started with nohup, which would let what they start ignore a closed terminal.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield begin
-    signal.signal(signal.SIGHUP, before)
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+OfAlgorithm = Callable[[str], Path]
+CopyOfAlgorithm = Callable[[str, Path], Path]
 
 
 @pytest.fixture(scope="module")
-def straight(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def straight(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> OfAlgorithm:
     """The run that nobody interrupts, by algorithm."""
     folder = tmp_path_factory.mktemp("straight")
 
     def run(algo: str) -> Path:
         if not (folder / algo).exists():
-            done = Started(fork, folder / f"{algo}.log", "train", *WORK[algo], f"run_dir={folder / algo}")
-            assert done.end() == 0, done.said
+            words = [*WORK[algo], f"run_dir={folder / algo}"]
+            Started(fork, folder, folder / f"{algo}.log", "train", *words).end(0)
         return folder / algo
 
     return run
@@ -109,17 +52,17 @@ def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
 
 
 @pytest.fixture(scope="module")
-def killed(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+def killed(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> CopyOfAlgorithm:
     """A copy of a run that was killed with SIGKILL after its fifth checkpoint."""
     folder = tmp_path_factory.mktemp("killed")
 
     def run(algo: str, copy: Path) -> Path:
         original = folder / algo
         if not original.exists():
-            begun = Started(fork, folder / f"{algo}.log", "train", *WORK[algo], f"run_dir={original}")
+            words = [*WORK[algo], f"run_dir={original}"]
+            begun = Started(fork, folder, folder / f"{algo}.log", "train", *words)
             begun.until(saved(original, 480))
-            begun.process.kill()
-            assert begun.end() == -signal.SIGKILL
+            begun.kill()
         shutil.copytree(original, copy)
         return copy
 
@@ -137,44 +80,48 @@ def assert_same(run_dir: Path, straight: Path) -> None:
     assert record(run_dir)["trace"] == record(straight)["trace"]
 
 
-def kill_early(start: Start, run_dir: Path) -> None:
-    """Begin a run of SAC and kill it before its first checkpoint."""
-    begun = start("train", *WORK["sac"], f"run_dir={run_dir}")
-    begun.until((run_dir / paths.RECORD).exists)
-    begun.process.kill()
-    begun.end()
-    assert list_checkpoints(run_dir) == []
-
-
 # --- Going on --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in WORK if name != "ppo")]
+    ("algo", "damaged"),
+    [
+        ("ppo", False),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in WORK if name != "ppo"),
+        pytest.param("sac", True, marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     fork: Path,
     start: Start,
-    straight: Callable[[str], Path],
-    killed: Callable[[str, Path], Path],
+    straight: OfAlgorithm,
+    killed: CopyOfAlgorithm,
     tmp_path: Path,
     algo: str,
+    damaged: bool,
 ) -> None:
+    """From its newest whole checkpoint; one that is damaged is named."""
     run_dir = killed(algo, tmp_path / "moved" / "here")  # not where it began
     before = record(run_dir)
     assert before["status"] == "running"
-    at = [int(path.stem[5:]) for path in list_checkpoints(run_dir)][-1]
+    *_, older, newest = list_checkpoints(run_dir)
+    if damaged:
+        content = bytearray(newest.read_bytes())
+        content[len(content) // 3] ^= 1
+        newest.write_bytes(content)
     leftover = run_dir / paths.VIDEOS / ".step_96.mp4.01234567.part"  # of an encoder that was killed as well
     leftover.parent.mkdir()
     leftover.touch()
-    start("resume", f"run={run_dir}", status=0)
+    said = start("resume", f"run={run_dir}", status=0).said
+    assert (f"{newest.name} is damaged" in said) is ("an older one is taken" in said) is damaged
     assert not leftover.exists()
     assert_same(run_dir, straight(algo))
     after = record(run_dir)
     assert (after["id"], after["started_at"]) == (before["id"], before["started_at"])
     (part,) = after["resumed"]
-    assert (part["interruption"], part["env_steps"], part["changed"]) == ("killed", at, {})
-    assert part["checkpoint"] == f"step_{at}.pt"
+    taken = older if damaged else newest
+    assert (part["interruption"], part["changed"], part["checkpoint"]) == ("killed", {}, taken.name)
+    assert part["env_steps"] == int(taken.stem[5:])
     outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.rltemplate/run/outcome.json"))
     assert (outcome["status"], outcome["trace"]) == ("finished", after["trace"])
     assert "has finished already" in start("resume", f"run={run_dir}", status=0).said
@@ -182,21 +129,22 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
 
 
 @pytest.mark.long
-def test_interrupted_again_and_again(start: Start, straight: Callable[[str], Path], tmp_path: Path) -> None:
+def test_interrupted_again_and_again(start: Start, straight: OfAlgorithm, tmp_path: Path) -> None:
     """By each of the signals that ask a run to end, one after another."""
     run_dir = tmp_path / "run"
+    words = ["train", *WORK["ppo"], f"run_dir={run_dir}"]
     for number, name in enumerate([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]):
-        words = ["train", *WORK["ppo"], f"run_dir={run_dir}"] if number == 0 else ["resume", f"run={run_dir}"]
         begun = start(*words)
         begun.until(saved(run_dir, 600 * (number + 1)))
         begun.process.send_signal(name)
-        assert begun.end() == (130 if name == signal.SIGINT else 143), begun.said
+        begun.end(130 if name == signal.SIGINT else 143)
+        words = ["resume", f"run={run_dir}"]
         now = record(run_dir)
         assert (now["status"], len(now["resumed"])) == ("interrupted", number)
         # The work up to the signal is in a checkpoint, and not only up to the last that was due.
         last = list_checkpoints(run_dir)[-1]
         assert load_checkpoint(last).state["run"]["chain"] == now["trace"]["digest"]
-    start("resume", f"run={run_dir}", status=0)
+    start(*words, status=0)
     assert_same(run_dir, straight("ppo"))
     assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 4
 
@@ -223,8 +171,7 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_
 def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path) -> None:
     """With a constant rate it is the run that was meant to be longer from the start."""
     short, long = tmp_path / "short", tmp_path / "long"
-    words = [*WORK["ppo"], "algo.learning_rate_schedule=constant", "logger=none"]
-    words = [word for word in words if not word.startswith("total_env_steps")]
+    words = [*ENDLESS, "algo.learning_rate_schedule=constant", "logger=none"]
     start("train", *words, "total_env_steps=4800", f"run_dir={long}", status=0)
     start("train", *words, "total_env_steps=960", f"run_dir={short}", status=0)
     start("resume", f"run={short}", "total_env_steps=4800", status=0)
@@ -238,7 +185,7 @@ def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path
 
 
 def assert_refused(done: Started, message: str) -> None:
-    assert done.end() == 2, done.said
+    done.end(2)
     assert message in done.said
     assert len(done.said.strip().splitlines()) <= 2
     assert "Traceback" not in done.said
@@ -252,51 +199,56 @@ def listing(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_what_has_changed_is_refused_unless_it_is_accepted(
-    fork: Path, start: Start, killed: Callable[[str, Path], Path], tmp_path: Path
+    fork: Path, start: Start, killed: CopyOfAlgorithm, tmp_path: Path
 ) -> None:
     """Code, libraries, configuration; not documentation, not another processor."""
     run_dir = killed("ppo", tmp_path / "run")
-    before, commit = listing(run_dir), record(run_dir)["git"]["commit"]
+    before, facts, config = listing(run_dir), record(run_dir), (run_dir / paths.CONFIG).read_text()
+    resume = ["resume", f"run={run_dir}"]
     notes, code = fork / "NOTES.md", fork / "rltemplate" / "learning" / "optim.py"
     original = code.read_text()
     try:
         notes.write_text("thoughts\n")
         code.write_text(original + "\n# another\n")
-        refused = start("resume", f"run={run_dir}")
+        refused = start(*resume)
         assert_refused(refused, "the run began with other code: rltemplate/learning/optim.py")
         assert "NOTES.md" not in refused.said
         assert listing(run_dir) == before
-        start("resume", f"run={run_dir}", "accept=changes", status=0)
+        start(*resume, "accept=changes", status=0)
     finally:
         code.write_text(original)
         notes.unlink()
     after = record(run_dir)
     assert after["resumed"][0]["changed"] == {"code": ["rltemplate/learning/optim.py"]}
     assert git(fork, "show", f"{after['git']['ref']}:rltemplate/learning/optim.py").endswith("# another\n")
-    assert after["git"]["commit"] != commit
+    assert after["git"]["commit"] != facts["git"]["commit"]
 
-    other = killed("ppo", tmp_path / "other")
-    facts = record(other)
-    facts["versions"]["torch"] = "1.0"
+    shutil.rmtree(run_dir)
+    killed("ppo", run_dir)
     facts["machine"]["cpu"] = "an abacus"
-    (other / paths.RECORD).write_text(json.dumps(facts))
-    assert_refused(start("resume", f"run={other}"), "the run began with other libraries: torch 1.0 ->")
-    facts["versions"]["torch"] = torch.__version__
-    (other / paths.RECORD).write_text(json.dumps(facts))
-    config = other / paths.CONFIG
-    config.write_text(config.read_text().replace("gamma: 0.98", "gamma: 0.9"))
-    assert_refused(start("resume", f"run={other}"), "algo.gamma=0.9: step_")
-    config.write_text(config.read_text().replace("gamma: 0.9", "gamma: 0.98"))
-    start("resume", f"run={other}", status=0)
-    assert record(other)["resumed"][0]["changed"]["cpu"][0] == "an abacus"
+    for version, gamma, message in (
+        ("1.0", 0.98, "the run began with other libraries: torch 1.0 ->"),
+        (torch.__version__, 0.9, "algo.gamma=0.9: step_"),
+        (torch.__version__, 0.98, ""),
+    ):
+        facts["versions"]["torch"] = version
+        (run_dir / paths.RECORD).write_text(json.dumps(facts))
+        (run_dir / paths.CONFIG).write_text(config.replace("gamma: 0.98", f"gamma: {gamma}"))
+        if message:
+            assert_refused(start(*resume), message)
+    start(*resume, status=0)
+    assert record(run_dir)["resumed"][0]["changed"]["cpu"][0] == "an abacus"
 
 
 @pytest.mark.long
 def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_shown(
-    start: Start, straight: Callable[[str], Path], tmp_path: Path
+    start: Start, straight: OfAlgorithm, tmp_path: Path
 ) -> None:
     early, finished = tmp_path / "early", tmp_path / "finished"
-    kill_early(start, early)
+    begun = start("train", *WORK["sac"], f"run_dir={early}")
+    begun.until((early / paths.RECORD).exists)
+    begun.kill()
+    assert list_checkpoints(early) == []
     start("resume", f"run={early}", status=0)
     assert_same(early, straight("sac"))
     assert record(early)["resumed"][0]["checkpoint"] is None
@@ -310,35 +262,15 @@ def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_s
 @pytest.mark.long
 def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    endless = [word for word in WORK["ppo"] if not word.startswith("total_env_steps")]
-    begun = start("train", *endless, "total_env_steps=100000000", f"run_dir={run_dir}")
+    begun = start("train", *ENDLESS, "total_env_steps=100000000", f"run_dir={run_dir}")
     begun.until(saved(run_dir, 96))
     assert_refused(start("resume", f"run={run_dir}"), f"in use, by process {begun.process.pid} on ")
-    begun.process.kill()
-    begun.end()
+    begun.kill()
     # Of two that go on at once, one does.
     both = [start("resume", f"run={run_dir}") for _ in range(2)]
-    limit = time.monotonic() + MOMENT_S
-    while all(each.process.poll() is None for each in both) and time.monotonic() < limit:
-        time.sleep(0.01)
+    until(lambda: any(each.process.poll() is not None for each in both))
     (ended,) = [each for each in both if each.process.poll() is not None]
     assert_refused(ended, "in use")
-
-
-@pytest.mark.long
-def test_damage_is_named_and_as_much_as_possible_is_kept(
-    start: Start, straight: Callable[[str], Path], killed: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
-    run_dir = killed("sac", tmp_path / "run")
-    checkpoints = list_checkpoints(run_dir)
-    content = bytearray(checkpoints[-1].read_bytes())
-    content[len(content) // 3] ^= 1
-    checkpoints[-1].write_bytes(content)
-    again = start("resume", f"run={run_dir}", status=0)
-    assert f"{checkpoints[-1].name} is damaged" in again.said
-    assert "an older one is taken" in again.said
-    assert record(run_dir)["resumed"][0]["checkpoint"] == checkpoints[-2].name
-    assert_same(run_dir, straight("sac"))
 
 
 # --- Trouble in mid-run ----------------------------------------------------------------------------------
@@ -349,11 +281,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MB of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(folder)]
-    if subprocess.run(mounting, capture_output=True, check=False).returncode != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", folder]).returncode != 0:
         pytest.skip("mounting needs root")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def fill(ballast: Path) -> None:
@@ -367,7 +298,7 @@ def fill(ballast: Path) -> None:
 
 @pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_costs_nothing(
-    start: Start, straight: Callable[[str], Path], small_disk: Path
+    start: Start, straight: OfAlgorithm, small_disk: Path
 ) -> None:
     """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
     run_dir, ballast = small_disk / "run", small_disk / "ballast"
@@ -384,7 +315,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     load_checkpoint(good)
     ballast.unlink()
     begun.process.send_signal(signal.SIGCONT)
-    assert begun.end() == 0, begun.said
+    begun.end(0)
     assert "no line is lost" in begun.said
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     assert rows(run_dir) == rows(straight("ppo"))
@@ -396,13 +327,13 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
 
 @pytest.mark.long
 def test_a_disk_that_stays_full_costs_the_run_and_not_its_checkpoint(
-    fork: Path, start: Start, straight: Callable[[str], Path], small_disk: Path
+    fork: Path, start: Start, straight: OfAlgorithm, small_disk: Path
 ) -> None:
     run_dir, ballast = small_disk / "run", small_disk / "ballast"
     begun = start("train", *WORK["ppo"], "logger.tensorboard=false", f"run_dir={run_dir}")
     begun.until(saved(run_dir, 480))
     fill(ballast)
-    assert begun.end() == 1, begun.said
+    begun.end(1)
     last = begun.said.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert "No space left on device" in last
@@ -459,19 +390,45 @@ def test_an_environment_that_fails_costs_the_work_since_the_last_checkpoint(
     words += ["algo.gamma=0.98", "algo.normalize_reward=false"]
     begun = start("train", *words, f"run_dir={run_dir}", status=1, **path)
     assert message in begun.said
-    assert record(run_dir)["status"] == "failed"
     assert "Traceback" not in begun.said
     lines = begun.said[begun.said.index("error: ") :].strip().splitlines()
-    good = list_checkpoints(run_dir)[-1]
+    good, found = list_checkpoints(run_dir)[-1], record(run_dir)
     assert 1000 < load_checkpoint(good).state["env_steps"] <= 1376
     if kind == "huge":  # 700 steps of two environments are in the 44th iteration, which is number 43
         assert lines[0].endswith("in iteration 43, environment steps 1,376 to 1,408")
         assert lines[1].startswith(f"the last checkpoint is {good.name}; its fingerprints are")
-        assert record(run_dir)["error"] == f"RunError: {lines[0].removeprefix('error: ')}"
-    else:
-        assert lines[-1].startswith("error: fragile:Fragile-v0")
+        assert (found["status"], found["error"]) == (
+            "failed",
+            f"RunError: {lines[0].removeprefix('error: ')}",
+        )
     (tmp_path / "trouble").unlink()
     start("resume", f"run={run_dir}", "env.num_workers=1", status=0, **path)
     assert record(run_dir)["resumed"][-1]["changed"] == {"env.num_workers": [workers, 1]}
     start("train", *words, f"run_dir={tmp_path / 'unbroken'}", status=0, **path)
     assert (run_dir / paths.TRACE).read_bytes() == (tmp_path / "unbroken" / paths.TRACE).read_bytes()
+
+
+@pytest.mark.long
+def test_a_sweep_that_was_killed_has_the_results_of_single_runs(start: Start, tmp_path: Path) -> None:
+    words = [*SHRUNK["ppo"], "total_env_steps=960", "checkpoint_every=320", "logger=none", "eval_every=640"]
+    words += ["env=Pendulum", "env.max_episode_steps=20", "eval_episodes=1", "video_every=0", "log_every=320"]
+    for seed in (1, 2):
+        start("train", *words, f"seed={seed}", f"run_dir={seed}", status=0)
+    straight = [(tmp_path / f"{seed}" / paths.TRACE).read_bytes() for seed in (1, 2)]
+    assert straight[0] != straight[1]
+    begun = start("train", *words, "seed=1,2", "hydra/launcher=joblib")
+
+    def in_the_middle() -> bool:
+        """Beyond the first checkpoint of the second run, and far from its end."""
+        return any(
+            list_checkpoints(run_dir) and (run_dir / paths.TRACE).read_bytes().count(b"\n") >= 14
+            for run_dir in tmp_path.glob("runs/*/*-seed2-*")
+        )
+
+    begun.until(in_the_middle)
+    begun.kill()
+    start("train", *words, "seed=1,2", "sweep=resume", "hydra/launcher=submitit_local", status=0)
+    run_dirs = [next(tmp_path.glob(f"runs/*/*-seed{seed}-*")) for seed in (1, 2)]
+    assert [(run_dir / paths.TRACE).read_bytes() for run_dir in run_dirs] == straight
+    (again,) = record(run_dirs[1])["resumed"]
+    assert (again["interruption"], again["env_steps"] > 0) == ("killed", True)  # not merely run again

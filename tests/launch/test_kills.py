@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import differences, program
+from conftest import Started, differences, until
 
 from rltemplate.run import paths
 
@@ -75,29 +73,23 @@ def train(fork: Path, work: str, run_dir: Path, kill_after_s: float | None, *mor
 
     A run that was killed before it had a record is begun again.
     """
+    before, began, first_s = iterations(run_dir), time.monotonic(), 0.0
     if (run_dir / paths.RECORD).exists():
-        command = [*program(fork, "resume"), f"run={run_dir}"]
+        words = ["resume", f"run={run_dir}"]
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
-        words = [*WORKS[work].split(), *more, f"run_dir={run_dir}"]
-        command = [sys.executable, str(fork / "scripts" / "train.py"), *words]
-    log = run_dir.with_suffix(".log")
-    before, began, first_s = iterations(run_dir), time.monotonic(), 0.0
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command, cwd=fork, env=os.environ | {"WANDB_MODE": "disabled"}, stdout=out, stderr=out
-        )
-    while process.poll() is None:
-        now_s = time.monotonic() - began
-        if kill_after_s is not None and now_s >= kill_after_s:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return -1.0
-        if kill_after_s is None and not first_s and iterations(run_dir) > before:
-            first_s = now_s
-        assert now_s < LONGEST_S
-        time.sleep(0.05 if kill_after_s is None else min(0.05, max(0.0, kill_after_s - now_s)))
-    assert process.returncode == 0, log.read_text()[-2000:]
+        words = ["train", *WORKS[work].split(), *more, f"run_dir={run_dir}"]
+    started = Started(fork, run_dir.parent, run_dir.with_suffix(".log"), *words)
+    if kill_after_s is None:
+        until(lambda: iterations(run_dir) > before or started.process.poll() is not None, LONGEST_S)
+        first_s, kill_after_s = time.monotonic() - began, LONGEST_S
+    try:
+        started.process.wait(began + kill_after_s - time.monotonic())
+    except subprocess.TimeoutExpired:
+        started.process.kill()
+        started.process.wait()
+        return -1.0
+    started.end(0)
     return first_s
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import ROOT, SHRUNK, Configure
@@ -21,25 +20,22 @@ from rltemplate.types import ConfigError
 
 @pytest.fixture(scope="session")
 def job(configure: Configure) -> Job:
-    return Job(
-        config=to_dict(configure()),
-        run_id="id",
-        run_dir="/somewhere/id",
-        command=["scripts/train.py", "seed=1"],
-        overrides=["seed=1"],
-        sweep=SweepMembership(id="s", dir="/somewhere/s", job=3),
-        snapshot='{"tree": "0"}',
-    )
+    sweep = SweepMembership(id="s", dir="/somewhere/s", job=3)
+    facts = {"command": ["scripts/train.py", "seed=1"], "overrides": ["seed=1"], "snapshot": '{"tree": "0"}'}
+    return Job(config=to_dict(configure()), run_id="id", run_dir="/somewhere/id", sweep=sweep, **facts)
 
 
 def test_a_job_survives_the_environment_and_is_taken_out_of_it(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(JOB_VARIABLE, job.to_json())
     assert Job.from_environment() == job
     assert JOB_VARIABLE not in os.environ
     with pytest.raises(ConfigError, match=r"scripts/train\.py"):
         Job.from_environment()
+    monkeypatch.setattr(process, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
+    with pytest.raises(ConfigError, match="could not be started"):
+        become(job)
 
 
 def test_equal_jobs_get_equal_environments_from_different_parents(job: Job, configure: Configure) -> None:
@@ -62,34 +58,19 @@ def test_folders_are_named_after_what_the_user_chose(
     assert run_folder(configure("run_dir=a/b"), "id", "Hopper") == tmp_path / "a" / "b"
 
 
-def test_a_process_that_cannot_start_is_told(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
-    with pytest.raises(ConfigError, match="could not be started"):
-        become(job)
-
-
-WORDS = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
-
-
-def train(folder: Path, *words: str, stdin: str = "") -> Any:
-    """Train under the debugger."""
-    command = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *WORDS, *words]
-    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.long
 def test_debug_here_stops_at_breakpoints_and_computes_the_same(tmp_path: Path) -> None:
     """The debugger stops inside of the algorithm; without `debug=here` it loses the process before that."""
-    questions = (
-        "import rltemplate.algos.ppo\nb rltemplate.algos.ppo.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
-    )
-    done = train(tmp_path, "debug=here", "run_dir=here", stdin=questions)
-    assert "(42, 0." in done.stdout, done.stdout + done.stderr
-    away = train(tmp_path, "run_dir=away", stdin=questions)
-    assert "(42, 0." not in away.stdout
+    small = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
+    place = "rltemplate.algos.ppo"
+    questions = f"import {place}\nb {place}.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
+
+    def train(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *small, *words]
+        return subprocess.run(command, cwd=tmp_path, input=questions, capture_output=True, text=True)
+
+    assert "(42, 0." in train("debug=here", "run_dir=here").stdout
+    assert "(42, 0." not in train("run_dir=away").stdout
     traces = [(tmp_path / name / "trace.jsonl").read_bytes() for name in ("here", "away")]
     assert traces[0] == traces[1] != b""
-    refused = train(tmp_path, "debug=here", "seed=1,2", stdin="c\nq\n")
-    assert "debug=here: is for a single run" in refused.stderr
+    assert "debug=here: is for a single run" in train("debug=here", "seed=1,2").stderr

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,6 @@ from rltemplate.types import Algorithm, ConfigError
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
 
-def save(checkpoints: Checkpoints, algorithm: Algorithm, iterations: int) -> Path:
-    """Save as the training loop does."""
-    state = algorithm.state_dict() | {"foreign": global_rng_state()}
-    state["run"] = {"iterations": iterations}
-    return checkpoints.save(
-        algorithm.env_steps, state, algorithm.replay.since if algorithm.replay else lambda _: None
-    )
-
-
 def digests(algorithm: Algorithm, folder: Path, iterations: int) -> list[str]:
     """The trace of so many iterations, every step and update in it, without its chain."""
     folder.mkdir()
@@ -55,7 +48,10 @@ def interrupted(config: Config, tmp_path: Path, further: int = 3) -> tuple[list[
     checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
     for i in range(3):
         algorithm.train_iteration()
-        last = save(checkpoints, algorithm, i + 1)
+        # As the training loop does.
+        state = algorithm.state_dict() | {"foreign": global_rng_state(), "run": {"iterations": i + 1}}
+        since = algorithm.replay.since if algorithm.replay else lambda _: None
+        last = checkpoints.save(algorithm.env_steps, state, since)
     following = digests(algorithm, tmp_path / "straight", further)
     algorithm.close()
     return following, last
@@ -85,31 +81,30 @@ def leaves(node: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
         yield place
 
 
+def at(state: Any, place: Sequence[Any]) -> Any:
+    """The value at a place."""
+    return functools.reduce(operator.getitem, place, state)
+
+
 def without(state: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
     """A copy in which one value is another; a stream of random numbers is left out, and so begins anew."""
     copied = copy.deepcopy(state)
-    node: Any = copied
     *path, key = place
-    for step in path:
-        node = node[step]
+    node = at(copied, path)
     value = node[key]
     if path == ["streams"]:
         del node[key]
-    elif isinstance(value, torch.Tensor):
-        node[key] = value.roll(1, 0) + 1 if value.ndim else value + 1
-    elif isinstance(value, bool):
-        node[key] = not value
     elif isinstance(value, str):
         node[key] = value[:-1]
     else:
-        node[key] = value + 1
+        turned = value.roll(1, 0) if isinstance(value, torch.Tensor) and value.ndim else value
+        node[key] = not value if isinstance(value, bool) else turned + 1
     return copied
 
 
 # What is in a checkpoint for other reasons than these runs: nothing of theirs draws from the generators of
 # others, the first weights are drawn already, and iterations are only counted. After its warm-up SAC draws no
-# actions at random any more. The seed of an environment is in its generator's
-# state, and the number of its episode is there for messages.
+# random actions. The seed of an environment is in its generator's state, its number of episodes for messages.
 UNUSED = {("foreign",), ("run",), ("streams", "init"), ("streams", "warmup")}
 
 
@@ -151,13 +146,6 @@ def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: P
     if chunks:
         with pytest.raises(ConfigError, match="are missing"):
             learned_next(whole._replace(chunks={name: whole.chunks[name] for name in chunks[1:]}))
-
-
-def at(state: Any, place: tuple[Any, ...]) -> Any:
-    """The value at a place."""
-    for key in place:
-        state = state[key]
-    return state
 
 
 @pytest.mark.parametrize("lost", ["nothing", "warm start"])

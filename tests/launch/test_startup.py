@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conftest import ROOT
@@ -48,45 +48,41 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-def printed(program: str, folder: Path, environment: dict[str, str]) -> set[str]:
+def printed(program: str, environment: Mapping[str, str]) -> set[str]:
     """The last line that a fresh interpreter prints, word by word."""
     command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
 def loaded_by_the_run(words: Sequence[str], folder: Path, before: str = "") -> set[str]:
     """The modules in a run's own process when it takes the first step of its environments."""
-    quiet = ["logger=local", "local=null", "total_env_steps=1", f"run_dir={folder / 'run'}"]
+    quiet = ["logger=local", "local=null", "total_env_steps=1", f"run_dir={folder}"]
     (config,) = preflight([*words, *quiet]).configs
-    run_dir = str(folder / "run")
-    # Of a snapshot there is nothing to be had, and the repository stays as it is.
-    nothing = json.dumps({"problem": "not taken"})
-    job = Job(config=to_dict(config), run_id="r", run_dir=run_dir, command=[], overrides=[], snapshot=nothing)
+    # No snapshot is taken, and the repository stays as it is.
+    facts = {"run_id": "r", "run_dir": str(folder), "snapshot": json.dumps({"problem": "not taken"})}
+    job = Job(config=to_dict(config), command=[], overrides=[], **facts)
     environment = worker_environment(job, config, os.environ)
-    return printed(IN_THE_FIRST_STEP.format(before=before), folder, environment)
+    return printed(IN_THE_FIRST_STEP.format(before=before), environment)
 
 
-def loaded_by_the_command(words: Sequence[str], folder: Path) -> set[str]:
+def loaded_by_the_command(*words: str) -> set[str]:
     """The modules in the process of the command when it hands over to the run's own."""
-    program = AT_THE_HANDOVER.format(script=str(ROOT / "scripts" / "train.py"), words=list(words))
-    return printed(program, folder, dict(os.environ))
+    return printed(AT_THE_HANDOVER.format(script=str(ROOT / "scripts" / "train.py"), words=words), os.environ)
 
 
 def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) -> None:
-    loaded = loaded_by_the_run(["algo=sac", "env=Hopper"], tmp_path)
+    loaded = loaded_by_the_run(["algo=sac", "env=Hopper"], tmp_path / "run")
     assert {"torch", "gymnasium", "rltemplate.run.logger"} <= loaded  # it is the list of what was loaded
     assert sorted(LATER & loaded) == []
-    (tmp_path / "more").mkdir()
     more = loaded_by_the_run(["algo=ppo"], tmp_path / "more", before="import PIL.Image, torch._dynamo")
     assert {"PIL", "torch._dynamo"} <= LATER & more
 
 
-def test_the_command_loads_only_what_it_takes_to_refuse(tmp_path: Path) -> None:
-    loaded = loaded_by_the_command(["algo=sac", "env=Hopper", "env.num_envs=2", "seed=3"], tmp_path)
+def test_the_command_loads_only_what_it_takes_to_refuse() -> None:
+    loaded = loaded_by_the_command("algo=sac", "env=Hopper", "env.num_envs=2", "seed=3")
     assert {"hydra", "rltemplate.config.cli.preflight"} <= loaded
     assert sorted(IN_THE_RUN & loaded) == []
     # A pair of which nobody knows whether it fits is tried, and what is loaded for that is noticed.
-    loaded = loaded_by_the_command(["env=MountainCarContinuous-v0"], tmp_path)
+    loaded = loaded_by_the_command("env=MountainCarContinuous-v0")
     assert sorted(IN_THE_RUN & loaded) == ["gymnasium", "numpy"]

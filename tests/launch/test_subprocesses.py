@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import alive
+from conftest import alive, until
 
 from rltemplate.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
 
-MOMENT_S = 30.0  # as long as a busy machine may take for what takes a tenth of a second
 # Prints its number, then works until it is ended; the other one has to be killed.
 STEADY = "import os, time; print(os.getpid(), flush=True)\nwhile True: time.sleep(0.05)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STEADY}"
@@ -29,21 +28,16 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program]
 
 
-def is_gone(log: Path) -> bool:
-    """True if the process whose number is in a log is gone, or so within a moment."""
-    until = time.monotonic() + 2.0
-    while alive(lines_of(log)[0]) and time.monotonic() < until:  # a signal takes its time
-        time.sleep(0.01)
-    return not alive(lines_of(log)[0])
+def assert_gone(log: Path) -> None:
+    """The process whose number is in a log is gone; a signal takes its time."""
+    until(lambda: not alive(lines_of(log)[0]), 2.0)
 
 
 def signals_to_come(log: Path, *numbers: signal.Signals) -> threading.Thread:
     """Signals to this process, as soon as its child is there."""
 
     def send() -> None:
-        until = time.monotonic() + MOMENT_S
-        while not lines_of(log) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: bool(lines_of(log)))
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.3)
@@ -70,11 +64,11 @@ def test_a_process_ends_with_the_status_of_a_shell_and_all_that_it_has_started(
     run(python(program), os.environ, log, out=out)
     assert (lines_of(log), lines_of(out)) == (["trouble"], ["data"])
     assert run(python(LEAVES_ONE_BEHIND), os.environ, log) == 0
-    assert is_gone(log)
+    assert_gone(log)
     log.unlink()
     status = run(python(STEADY), os.environ, log, enough=lambda: bool(lines_of(log)))
     assert status == 128 + signal.SIGTERM
-    assert is_gone(log)
+    assert_gone(log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -85,7 +79,7 @@ def test_a_signal_ends_the_child_and_then_the_work(log: Path, number: signal.Sig
         children.run(python(STEADY), os.environ, log)
     thread.join()
     assert caught.value.number == number
-    assert is_gone(log)
+    assert_gone(log)
     assert signal.getsignal(number) is handler
     later = log.with_name("later")
     with pytest.raises(Interrupted):
@@ -106,7 +100,7 @@ def test_a_second_signal_kills_one_that_will_not_end_and_an_ignored_one_nothing(
         signal.signal(signal.SIGHUP, before)
     assert caught.value.number == signal.SIGTERM
     assert 0.6 < time.monotonic() - began < 7.0, "not at once, and not after the time that one has"
-    assert is_gone(log)
+    assert_gone(log)
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,25 @@
 """Sweeps: jobs are single runs in fresh processes, signals end them well, and `sweep=resume` goes on.
 
-Most tests run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that does what
-the file `orders.json` says for its seed; the last one uses the real one.
+They run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that does what the file
+`orders.json` says for its seed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, alive, copy_project, git
+from conftest import Start, alive, copy_project, git, until
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.schema import Config
 from rltemplate.launch import sweep
 from rltemplate.launch.process import COMMAND_VARIABLE, STOP_VARIABLE
 from rltemplate.launch.sweep import find_sweep
@@ -89,7 +85,8 @@ sys.exit(0)
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The copy in which commands of these tests are started."""
     copy = tmp_path_factory.mktemp("project") / "copy"
     copy_project(copy)
     (copy / "rltemplate" / "train.py").write_text(WORKER)
@@ -97,61 +94,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-STARTED: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing_running() -> Iterator[None]:
-    """Kill what a failed test has left behind: launchers and runs stay in the session of their command."""
-    yield
-    while STARTED:
-        kill_session(STARTED.pop())
-
-
-def kill_session(leader: int) -> list[int]:
-    """Kill every process of the session and return those that there were."""
-    listed = subprocess.check_output(["ps", "-A", "-o", "pid="], text=True).split()
-    found = []
-    for pid in map(int, listed):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or somebody else's
-            if os.getsid(pid) == leader:
-                os.kill(pid, signal.SIGKILL)
-                found.append(pid)
-    return found
-
-
-def start(project: Path, cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    process = subprocess.Popen(
-        [sys.executable, str(project / "scripts" / "train.py"), *words],
-        cwd=cwd,
-        env=clean | environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    STARTED.append(process.pid)
-    return process
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
-def train(project: Path, cwd: Path, *words: str, **environment: str) -> tuple[int, str, str]:
-    return finish(start(project, cwd, *words, **environment))
-
-
-def order(cwd: Path, **orders: str) -> None:
+def order(cwd: Path, orders: dict[int, str] | None = None) -> None:
     """Tell runs what to do from now on, by seed."""
-    (cwd / "orders.json").write_text(json.dumps({name.lstrip("s"): text for name, text in orders.items()}))
+    (cwd / "orders.json").write_text(json.dumps(orders or {}))
 
 
-def sweep_in(cwd: Path, runs_dir: str = "runs") -> tuple[Path, SweepRecord]:
+def sweep_in(cwd: Path) -> tuple[Path, SweepRecord]:
     """The folder of the only sweep, and its record."""
-    (path,) = cwd.glob(f"{runs_dir}/sweeps/*/sweep.json")
+    (path,) = cwd.glob("*/sweeps/*/sweep.json")
     return path.parent, SweepRecord.read(path.parent)
 
 
@@ -171,49 +121,35 @@ def resumes(cwd: Path) -> list[list[bool]]:
     return [[start["job"]["resume"] for start in starts_in(job.run(folder))] for job in record.jobs]
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.005)
-
-
-def wait_for_runs(process: subprocess.Popen[str], cwd: Path, number: int = 1) -> list[int]:
-    """The processes of so many runs, when all of them wait for a signal."""
-    until(lambda: len(list(cwd.glob("runs/*/*/ready"))) >= number, process)
-    return [starts_in(path.parent)[-1]["pid"] for path in cwd.glob("runs/*/*/ready")]
+def waiting(cwd: Path, number: int = 1) -> list[int]:
+    """The processes of runs that wait for a signal; so many, or none of them."""
+    ready = list(cwd.glob("runs/*/*/ready"))
+    return [starts_in(path.parent)[-1]["pid"] for path in ready] if len(ready) >= number else []
 
 
 def heard_in(cwd: Path) -> list[list[int]]:
     return [json.loads(path.read_text()) for path in cwd.glob("runs/*/*/heard")]
 
 
-def killed(project: Path, cwd: Path, *words: str) -> None:
+def kill_sweep(start: Start, cwd: Path, *words: str, **environment: str) -> None:
     """Start a sweep whose run of seed 2 waits, and kill every process of it then."""
-    order(cwd, s2="wait")
-    for path in cwd.glob("runs/*/*/ready"):
-        path.unlink()
-    process = start(project, cwd, *words)
-    wait_for_runs(process, cwd)
-    assert len(kill_session(process.pid)) >= 3
-    finish(process)
+    order(cwd, {2: "wait"})
+    started = start("train", *words, **environment)
+    started.until(lambda: bool(waiting(cwd)))
+    assert started.kill() >= 3
     order(cwd)
 
 
-# --- Jobs ------------------------------------------------------------------------------------------------
-
-
-def test_a_single_run_is_told_everything_and_writes_nothing_else(project: Path, tmp_path: Path) -> None:
+def test_a_single_run_is_told_everything_and_writes_nothing_else(
+    fork: Path, start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "rltemplate").mkdir()
     (tmp_path / "rltemplate" / "__init__.py").write_text("raise SystemExit('the wrong code')")
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
     words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "device=cpu"]
-    status, out, err = train(project, tmp_path, *words, PYTHONPATH=str(tmp_path))
-    assert (status, err) == (0, "")
-    assert "hello from seed 5" in out
+    assert start("train", *words, status=0, PYTHONPATH=str(tmp_path)).said == "hello from seed 5\n"
     there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert there == {"here", "rltemplate", "my_envs.py"}
     (facts,) = starts_in(tmp_path / "here")
@@ -222,59 +158,38 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(project: Path, 
     assert (job["run_dir"], job["command"][1:]) == (str(tmp_path / "here"), words)
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
     assert "RLTEMPLATE_JOB" not in facts["children"]
-    assert facts["code"] == str(project / "rltemplate" / "train.py")
-    order(tmp_path, s1="fail", s2="die at once")
-    assert [train(project, tmp_path, f"seed={n}")[0] for n in (1, 2)] == [1, -signal.SIGKILL]
+    assert facts["code"] == str(fork / "rltemplate" / "train.py")
+    order(tmp_path, {1: "fail", 2: "die at once"})
+    start("train", "seed=1", status=1)
+    start("train", "seed=2", status=-signal.SIGKILL)
 
 
-def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(project: Path, tmp_path: Path) -> None:
-    order(tmp_path, s1="fail", s2="refuse", s3="die at once", s4="end early", s6="die at the end")
+def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
+    fork: Path, start: Start, tmp_path: Path
+) -> None:
+    order(tmp_path, {1: "fail", 2: "refuse", 3: "die at once", 4: "end early", 6: "die at the end"})
     words = ["seed=1,2,3,4,5,6,7", "hydra/launcher=basic"]
-    status, out, err = train(project, tmp_path, *words)  # its launcher is killed in the sixth job
-    assert status == 1
-    assert "Traceback" not in err
+    said = start("train", *words, status=1).said  # its launcher is killed in the sixth job
+    assert "Traceback" not in said
     folder, before = sweep_in(tmp_path)
     assert statuses(tmp_path) == ["failed", "refused", "failed", "failed", "finished", "finished"]
     assert [job.exit_status for job in before.jobs][:5] == [1, 2, 128 + signal.SIGKILL, 0, 0]
     assert [job.overrides for job in before.jobs] == [[f"seed={seed}"] for seed in range(1, 7)]
     assert (before.status, before.commands[0][1:]) == ("failed", words)
-    assert "#0 seed=1: failed, " in out
-    assert "exit status 1, see " in out
+    assert "#0 seed=1: failed, " in said
+    assert "exit status 1, see " in said
     # One snapshot of the code for all jobs, which a ref keeps.
-    tree = git(project, "rev-parse", f"refs/runs/{before.id}^{{tree}}").strip()
     (facts,) = starts_in(before.jobs[0].run(folder))
     assert GitRecord.from_json(facts["job"]["snapshot"]) == before.snapshot
-    assert before.snapshot.tree == tree
+    assert before.snapshot.tree == git(fork, "rev-parse", f"refs/runs/{before.id}^{{tree}}").strip()
     assert facts["job"]["sweep"] == {"id": before.id, "dir": str(folder), "job": 0}
     order(tmp_path)
-    status, out, err = train(project, tmp_path, *words, "sweep=resume")
-    assert status == 0, err + out
+    start("train", *words, "sweep=resume", status=0)
     record = sweep_in(tmp_path)[1]
     assert [job.final_return for job in record.jobs] == [10.0 * seed for seed in range(1, 8)]
     assert resumes(tmp_path) == [[False, True], [False], [False], [False, True], [False], [False], [False]]
     kept = [old.run_id == new.run_id for old, new in zip(before.jobs, record.jobs, strict=False)]
     assert kept == [True, False, False, True, True, True]  # a run without a record cannot be resumed
-
-
-INHERITED = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
-def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Path, launcher: str) -> None:
-    assert train(project, tmp_path, "seed=1", "run_dir=here", **INHERITED)[0] == 0
-    status, out, err = train(project, tmp_path, "seed=1,2", f"hydra/launcher={launcher}", **INHERITED)
-    assert status == 0, err + out
-    folder, record = sweep_in(tmp_path)
-    first, second, alone = (
-        starts_in(run_dir)[0] for run_dir in (*(job.run(folder) for job in record.jobs), tmp_path / "here")
-    )
-    assert first["environment"] == second["environment"] == alone["environment"]
-    assert first["signals"] == second["signals"] == alone["signals"] == [[], []]
-    assert first["job"]["config"] == alone["job"]["config"] | {"run_dir": None}
-    assert ("hello from seed 1" in out) == (launcher == "basic")
-    if launcher != "basic":
-        assert (folder / "job_0.log").read_text() == "hello from seed 1\n"
 
 
 # --- Signals ---------------------------------------------------------------------------------------------
@@ -289,69 +204,67 @@ def test_a_job_has_the_environment_of_the_single_run(project: Path, tmp_path: Pa
     ],
 )
 def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
-    project: Path, tmp_path: Path, launcher: str, number: signal.Signals
+    start: Start, tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:
     expected = 1 if launcher == "basic" else 2
     words = ["seed=90,91,92", f"hydra/launcher={launcher}", *["hydra.launcher.n_jobs=2"] * (expected - 1)]
-    order(tmp_path, **{f"s{seed}": "wait" for seed in range(90, 93)})
-    process = start(project, tmp_path, *words)
-    wait_for_runs(process, tmp_path, expected)
-    status, out, err = train(project, tmp_path, *words, "sweep=resume")
-    assert (status, out) == (2, "")
-    assert f"is in use, by process {process.pid} on " in err
+    order(tmp_path, dict.fromkeys(range(90, 93), "wait"))
+    started = start("train", *words)
+    started.until(lambda: bool(waiting(tmp_path, expected)))
+    refused = start("train", *words, "sweep=resume", status=2).said
+    assert f"is in use, by process {started.process.pid} on " in refused
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: to every process of the group
+        os.killpg(started.process.pid, number)  # as a terminal does: to every process of the group
     else:
-        process.send_signal(number)
-    status, _, err = finish(process)
+        started.process.send_signal(number)
     sent = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-    assert status == 128 + sent, err
-    assert "Traceback" not in err
+    started.end(128 + sent)
+    assert "Traceback" not in started.said
     assert statuses(tmp_path) == ["interrupted"] * expected
     assert sweep_in(tmp_path)[1].status == "interrupted"
     assert heard_in(tmp_path) == [[sent]] * expected
     order(tmp_path)
-    status, out, err = train(project, tmp_path, *words, "sweep=resume")
-    assert status == 0, err + out
+    start("train", *words, "sweep=resume", status=0)
     assert resumes(tmp_path) == [[False, True]] * expected + [[False]] * (3 - expected)
 
 
 @pytest.mark.long
-def test_a_third_signal_ends_everything_at_once(project: Path, tmp_path: Path) -> None:
-    order(tmp_path, s1="ignore")
-    process = start(project, tmp_path, "seed=1,2", "hydra/launcher=basic")
-    (run,) = wait_for_runs(process, tmp_path)
+def test_a_third_signal_ends_everything_at_once(start: Start, tmp_path: Path) -> None:
+    order(tmp_path, {1: "ignore"})
+    started = start("train", "seed=1,2", "hydra/launcher=basic")
+    started.until(lambda: bool(waiting(tmp_path)))
     for _ in range(3):
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        assert started.process.poll() is None
+        started.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
-    assert finish(process)[0] == 130
-    until(lambda: not alive(run))
+    started.end(130)
+    until(lambda: not alive(waiting(tmp_path)[0]))
     assert statuses(tmp_path) == ["interrupted"]
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lost", ["supervisor", "launcher"])
 def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
-    project: Path, tmp_path: Path, launcher: str, lost: str
+    start: Start, tmp_path: Path, launcher: str, lost: str
 ) -> None:
     more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     words, running = ["seed=90,91,92,93", f"hydra/launcher={launcher}", *more], 1 + len(more)
-    order(tmp_path, **{f"s{seed}": "wait" for seed in range(90, 94)})
-    process = start(project, tmp_path, *words)
-    pids = wait_for_runs(process, tmp_path, running)
-    (launcher_pid,) = map(int, subprocess.check_output(["pgrep", "-P", str(process.pid)]).split())
-    os.kill(process.pid if lost == "supervisor" else launcher_pid, signal.SIGKILL)
+    order(tmp_path, dict.fromkeys(range(90, 94), "wait"))
+    started = start("train", *words)
+    started.until(lambda: bool(waiting(tmp_path, running)))
+    supervisor, pids = started.process.pid, waiting(tmp_path)
+    (launcher_pid,) = map(int, subprocess.check_output(["pgrep", "-P", str(supervisor)]).split())
+    os.kill(supervisor if lost == "supervisor" else launcher_pid, signal.SIGKILL)
     until(lambda: not any(map(alive, [launcher_pid, *pids])))
     assert heard_in(tmp_path) == [[signal.SIGTERM]] * running
     if lost == "supervisor":
         assert statuses(tmp_path) == ["interrupted"] * running
         return
-    status, out, err = finish(process)
-    assert (status, statuses(tmp_path)) == (1, ["failed"] * running), err
-    assert "the process that waited for its run is gone" in out
+    started.end(1)
+    assert statuses(tmp_path) == ["failed"] * running
+    assert "the process that waited for its run is gone" in started.said
     order(tmp_path)
-    assert train(project, tmp_path, *words, "sweep=resume")[0] == 0
+    start("train", *words, "sweep=resume", status=0)
     assert resumes(tmp_path) == [[False, True]] * running + [[False]] * (4 - running)
 
 
@@ -362,159 +275,125 @@ def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
     "launcher",
     ["basic", *(pytest.param(name, marks=pytest.mark.long) for name in ("joblib", "submitit_local"))],
 )
-def test_after_a_kill_the_sweep_goes_on_with_any_launcher(
-    project: Path, tmp_path: Path, launcher: str
+def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
+    start: Start, tmp_path: Path, launcher: str
 ) -> None:
-    killed(project, tmp_path, "seed=1,2,3", "hydra/launcher=basic")
+    """And each of its jobs has the environment of the single run."""
+    inherited = {"OPENBLAS_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0"}
+    words = ["eval_episodes=3,3", "seed=1,2"]  # equal jobs are two jobs
+    kill_sweep(start, tmp_path, *words, "hydra/launcher=basic", **inherited)
     before = sweep_in(tmp_path)[1]
     assert (before.status, statuses(tmp_path)) == ("running", ["finished", "running"])
-    words = ["sweep=resume", f"hydra/launcher={launcher}", "seed=1,2,3"]
-    status, out, err = train(project, tmp_path, *words)
-    assert status == 0, err + out
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    again = [*words[::-1], "sweep=resume", f"hydra/launcher={launcher}", "runs_dir=moved"]
+    out = start("train", *again, status=0, **inherited).said
+    assert not (tmp_path / "runs").exists()
     folder, record = sweep_in(tmp_path)
     assert (record.id, record.status) == (before.id, "finished")
-    assert [command[1:] for command in record.commands] == [["seed=1,2,3", "hydra/launcher=basic"], words]
-    assert [job.final_return for job in record.jobs] == [10.0, 20.0, 30.0]
+    assert [command[1:] for command in record.commands] == [[*words, "hydra/launcher=basic"], again]
+    # The numbers are those of the first order.
+    assert [job.final_return for job in record.jobs] == [10.0, 20.0, 10.0, 20.0]
     assert [job.run_id for job in record.jobs][:2] == [job.run_id for job in before.jobs]
-    assert resumes(tmp_path) == [[False], [False, True], [False]]
-    first, second = starts_in(record.jobs[1].run(folder))
-    assert second["environment"] == first["environment"]
+    assert len({job.run_id for job in record.jobs}) == 4
+    assert resumes(tmp_path) == [[False], [False, True], [False], [False]]
+    assert ("hello from seed 2" in out) == (launcher == "basic")
+    if launcher != "basic":
+        assert (folder / "job_2.log").read_text() == "hello from seed 1\n"
+
+    start("train", "seed=1", "eval_episodes=3", "run_dir=here", status=0, **inherited)
+    (alone,) = starts_in(tmp_path / "here")
+    for start_of_run in [facts for job in record.jobs for facts in starts_in(job.run(folder))]:
+        assert start_of_run["environment"] == alone["environment"]
+        assert start_of_run["signals"] == alone["signals"] == [[], []]
+    moved = {"runs_dir": "moved", "run_dir": None}
+    assert starts_in(record.jobs[2].run(folder))[0]["job"]["config"] == alone["job"]["config"] | moved
+
     # A finished sweep is left alone, and other words are no sweep that is started by mistake.
     text = (folder / "sweep.json").read_bytes()
-    status, out, err = train(project, tmp_path, "sweep=resume", "seed=1,2,3")
-    assert (status, err, "every job has finished already" in out) == (0, "", True)
+    assert "every job has finished already" in start("train", *again, status=0).said
     assert (folder / "sweep.json").read_bytes() == text
-    status, out, err = train(project, tmp_path, "sweep=resume", "seed=1,2")
-    assert (status, out) == (2, "")
-    assert f"was started with these words; the words of the last one are in {folder}/sweep.json" in err
-    assert len(list(tmp_path.glob("runs/*/*"))) == 4
+    other = start("train", "sweep=resume", "seed=1,2", "runs_dir=moved", status=2).said
+    assert f"was started with these words; the words of the last one are in {folder}/sweep.json" in other
+    assert len(list(tmp_path.glob("moved/*/*"))) == 5
 
 
 @pytest.mark.long
-def test_a_sweep_goes_on_where_it_was_moved_to(project: Path, tmp_path: Path) -> None:
-    words = ["eval_episodes=3,4", "seed=2,2"]  # equal jobs are two jobs
-    killed(project, tmp_path, *words)
-    (tmp_path / "runs").rename(tmp_path / "moved")
-    status, out, err = train(project, tmp_path, "runs_dir=moved", "sweep=resume", *words[::-1])
-    assert status == 0, err + out
-    assert not (tmp_path / "runs").exists()
-    record = sweep_in(tmp_path, "moved")[1]
-    # The numbers are those of the first order.
-    chosen = [[word for word in job.overrides if "dir" not in word] for job in record.jobs]
-    assert [words[0] for words in chosen] == ["eval_episodes=3"] * 2 + ["eval_episodes=4"] * 2
-    assert len({job.run_id for job in record.jobs}) == 4
-    ended = [len(path.read_text().splitlines()) for path in tmp_path.glob("moved/*/*/starts.jsonl")]
-    assert sorted(ended) == [1, 1, 1, 2]
-
-
-@pytest.mark.long
-def test_changed_code_stops_a_sweep_and_a_changed_configuration_starts_its_jobs_anew(
-    project: Path, tmp_path: Path
-) -> None:
-    copy, cwd = tmp_path / "project", tmp_path / "cwd"
-    shutil.copytree(project, copy)
-    cwd.mkdir()
+def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Start, tmp_path: Path) -> None:
     words = ["seed=1,2,3", "hydra/launcher=basic", "sweep=resume"]
-    killed(copy, cwd, *words[:2])
-    folder, before = sweep_in(cwd)
-    changed = copy / "rltemplate" / "rng.py"
-    changed.write_text(f"{changed.read_text()}# something else\n")
-    status, out, err = train(copy, cwd, *words)
-    assert (status, out) == (2, "")
-    assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in err
-    assert f"refs/runs/{folder.name}" in err
-    assert "accept=changes" in err
-    assert sweep_in(cwd)[1] == before
-    status, out, err = train(copy, cwd, *words, "accept=changes")
-    assert status == 0, err + out
-    record = sweep_in(cwd)[1]
+    kill_sweep(start, tmp_path, *words[:2])
+    folder, before = sweep_in(tmp_path)
+    code = fork / "rltemplate" / "rng.py"
+    original = code.read_text()
+    try:
+        code.write_text(f"{original}# something else\n")
+        refused = start("train", *words, status=2).said
+        assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in refused
+        assert f"refs/runs/{folder.name}" in refused
+        assert "accept=changes" in refused
+        assert sweep_in(tmp_path)[1] == before
+        start("train", *words, "accept=changes", status=0)
+    finally:
+        code.write_text(original)
+    record = sweep_in(tmp_path)[1]
     assert record.changed == {"code": ["rltemplate/rng.py"]}
     tree, kept = record.snapshot.tree, before.snapshot.tree
     told = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
     assert [json.loads(each["snapshot"])["tree"] for each in told] == [kept, tree, tree]
     assert [each["resume"] and each["accept"] for each in told] == [False, True, False]
-
-    git(copy, "gc", "--quiet", "--prune=now")
+    git(fork, "gc", "--quiet", "--prune=now")
     for each in (kept, tree):  # the code of each run can still be had
-        assert git(copy, "cat-file", "-t", f"{each}").strip() == "tree"
-
-    killed(copy, cwd, "seed=2,3", *words[1:2])
-    default = copy / "conf" / "config.yaml"
-    default.write_text(default.read_text().replace("num_threads: 1", "num_threads: 2"))
-    status, out, err = train(copy, cwd, "seed=2,3", *words[1:])
-    assert status == 0, err + out
-    (folder,) = set((cwd / "runs" / "sweeps").iterdir()) - {folder}
-    told = [starts_in(job.run(folder))[-1]["job"] for job in SweepRecord.read(folder).jobs]
-    assert [(each["resume"], each["config"]["num_threads"]) for each in told] == [(False, 2)] * 2
+        assert git(fork, "cat-file", "-t", f"{each}").strip() == "tree"
 
 
 # --- One process, many calls -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a sweep of two jobs, in a process of its launcher."""
-    worker = [sys.executable, "-P", str(project / "rltemplate" / "train.py")]
+    worker = [sys.executable, "-P", str(fork / "rltemplate" / "train.py")]
     monkeypatch.setattr(sweep, "worker_command", lambda: worker)
     monkeypatch.setenv(STOP_VARIABLE, str(tmp_path / "stop"))
-    monkeypatch.setenv(COMMAND_VARIABLE, json.dumps(dict(os.environ) | {"PYTHONPATH": str(project)}))
+    monkeypatch.setenv(COMMAND_VARIABLE, json.dumps(dict(os.environ) | {"PYTHONPATH": str(fork)}))
     monkeypatch.chdir(tmp_path)
     facts: dict[str, Any] = {"words": [], "start_time": "", "versions": {}, "snapshot": GitRecord()}
     SweepRecord(id="20260101-000000-sweep-a-b", num_jobs=2, commands=[["train.py"]], **facts).write(tmp_path)
     return tmp_path
 
 
-def run_job(number: int, seed: int) -> float | None:
-    def compose() -> Config:
-        return preflight([f"seed={seed}"]).configs[0]
-
-    return sweep.run_job(compose, "CartPole", [f"seed={seed}"], number, False)
+def run_job(number: int, *words: str) -> float | None:
+    return sweep.run_job(lambda: preflight(words).configs[0], "CartPole", [*words], number, False)
 
 
-@contextlib.contextmanager
-def taken_away(folder: Path, raised: BaseException) -> Iterator[None]:
-    """A scheduler that sends a signal when the run is there, and a handler that raises."""
-
-    def leave(*_: object) -> None:
-        raise raised
-
+def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_configuration_has_changed(
+    folder: Path,
+) -> None:
+    """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
+    order(folder, {2: "wait"})
     script = (
         "import os, signal, time\nfrom pathlib import Path\n"
         f"while not list(Path({str(folder)!r}).glob('runs/*/*/ready')): time.sleep(0.01)\n"
         f"os.kill({os.getpid()}, signal.SIGUSR2)"
     )
-    before = signal.signal(signal.SIGUSR2, leave)
-    scheduler = subprocess.Popen([sys.executable, "-c", script])
-    try:
-        yield
-    finally:
-        scheduler.wait()
-        signal.signal(signal.SIGUSR2, before)
-
-
-def test_a_job_that_a_scheduler_calls_again_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
-    order(folder, s2="wait", s3="wait")
-    with taken_away(folder, SystemExit(144)), pytest.raises(SystemExit):
-        run_job(1, 2)
+    before = signal.signal(signal.SIGUSR2, lambda *_: sys.exit(144))
+    with subprocess.Popen([sys.executable, "-c", script]), pytest.raises(SystemExit):
+        run_job(1, "seed=2")
+    signal.signal(signal.SIGUSR2, before)
     (job,) = SweepRecord.read(folder).jobs
     # The run was asked to end and has been waited for: nothing else writes its folder when it comes again.
     assert job.status == "interrupted"
     assert heard_in(folder) == [[signal.SIGTERM]]
-    order(folder, s3="wait")
-    assert [run_job(1, 2), run_job(1, 2)] == [20.0, 20.0]
+    order(folder)
+    assert [run_job(1, "seed=2"), run_job(1, "seed=2")] == [20.0, 20.0]
     assert [start["job"]["resume"] for start in starts_in(job.run(folder))] == [False, True]
-    for path in folder.glob("runs/*/*/ready"):
-        path.unlink()
-    with taken_away(folder, RuntimeError("timed out too many times")):  # the scheduler gives it up
-        assert run_job(2, 3) is None
-    assert "timed out too many times" in capsys.readouterr().err
-    assert run_job(0, 1) == 10.0
-    assert [job.status for job in SweepRecord.read(folder).jobs] == ["finished", "finished", "failed"]
+    assert run_job(1, "seed=2", "num_threads=2") == 20.0
+    (job,) = SweepRecord.read(folder).jobs
+    (anew,) = starts_in(job.run(folder))
+    assert (job.status, anew["job"]["resume"], anew["job"]["config"]["num_threads"]) == ("finished", False, 2)
     # A scheduler that starts late what was ended, or is done elsewhere since, starts nothing.
     (folder / "stop").write_text("15\n")
-    assert run_job(3, 4) is None
-    assert len(SweepRecord.read(folder).jobs) == 3
+    assert run_job(2, "seed=3") is None
+    assert len(SweepRecord.read(folder).jobs) == 1
 
 
 def test_a_sweep_is_found_by_its_words_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,7 +408,7 @@ def test_a_sweep_is_found_by_its_words_in_any_order(tmp_path: Path, monkeypatch:
     assert find_sweep(tmp_path, "resume", both[::-1]) == second
     assert find_sweep(tmp_path, "resume", other) == third
     assert find_sweep(tmp_path, first.name, both) == first
-    for text, words in (("resume", ["seed=1,2,4", "env=Hopper"]), (first.name, other), ("zz", both)):
+    for text, words in (("resume", ["seed=1,2,4", "env=Hopper"]), (first.name, other)):
         with pytest.raises(ConfigError, match=f"sweep={text}: no such sweep in .* with these words"):
             find_sweep(tmp_path, text, words)
 
@@ -551,38 +430,3 @@ def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
     (tmp_path / "sweep.json").write_text('{"jobs_of_old": []}')
     with pytest.raises(ConfigError, match="of another version"):
         SweepRecord.read(tmp_path)
-
-
-# --- The real one ----------------------------------------------------------------------------------------
-
-SMALL = [*SHRUNK["ppo"], "total_env_steps=960", "checkpoint_every=320", "logger=none", "eval_every=640"]
-SMALL += ["env=Pendulum", "env.max_episode_steps=20", "eval_episodes=1", "video_every=0", "log_every=320"]
-
-
-@pytest.mark.long
-def test_a_sweep_that_was_killed_has_the_results_of_single_runs(fork: Path, tmp_path: Path) -> None:
-    cwd = tmp_path / "sweep"
-    cwd.mkdir()
-    for seed in (1, 2):
-        assert train(fork, tmp_path, *SMALL, f"seed={seed}", f"run_dir={seed}")[0] == 0
-    straight = [(tmp_path / f"{seed}" / "trace.jsonl").read_bytes() for seed in (1, 2)]
-    assert straight[0] != straight[1]
-    process = start(fork, cwd, *SMALL, "seed=1,2", "hydra/launcher=joblib")
-
-    def in_the_middle() -> bool:
-        """Beyond the first checkpoint of the second run, and far from its end."""
-        found = list(cwd.glob("runs/*/*-seed2-*/trace.jsonl"))
-        saved = list(cwd.glob("runs/*/*-seed2-*/checkpoints/step_*.json"))
-        return bool(found and saved) and found[0].read_bytes().count(b"\n") >= 14
-
-    until(in_the_middle, process)
-    kill_session(process.pid)
-    finish(process)
-    assert statuses(cwd)[1] == "running"
-    status, out, err = train(fork, cwd, *SMALL, "seed=1,2", "sweep=resume", "hydra/launcher=submitit_local")
-    assert status == 0, err + out
-    folder, found = sweep_in(cwd)
-    run_dirs = [job.run(folder) or folder for job in found.jobs]
-    assert [(run_dir / "trace.jsonl").read_bytes() for run_dir in run_dirs] == straight
-    (again,) = json.loads((run_dirs[1] / "record.json").read_text())["resumed"]
-    assert again["env_steps"] > 0  # not merely run again
