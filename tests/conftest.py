@@ -173,11 +173,9 @@ class Started:
         until(lambda: happened() or self.process.poll() is not None)
         assert happened(), self.said
 
-    def end(self, status: int | None = None) -> int:
-        """Wait for its end; the exit status as Python gives it, which has to be `status`."""
-        found = self.process.wait(timeout=120)
-        assert status in (None, found), self.said
-        return found
+    def end(self, status: int) -> None:
+        """Wait for its end, with an exit status as Python gives it."""
+        assert self.process.wait(timeout=120) == status, self.said
 
     def kill(self) -> int:
         """Kill the process and all that stay in its session; the number of them."""

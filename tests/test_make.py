@@ -242,7 +242,7 @@ def test_a_program_gets_this_checkout_and_no_overrides_by_the_environment(ready:
         (["train", "ARGS=-k 'a"], "unmatched single quote"),
         *(
             (["train", f"{name}=$(shell touch touched)"], f"Not known here: {name}. An environment variable")
-            for name in ("SHELL", ".SHELLFLAGS", "RUN", "STAMP", "MAKEFLAGS", "VPATH", "CURDIR")
+            for name in ("SHELL", ".SHELLFLAGS", "RUN", "MAKEFLAGS")
         ),
     ],
 )
@@ -255,7 +255,11 @@ def test_what_cannot_be_meant_stops_before_anything_runs(
     assert not ready.touched
 
 
-def test_a_dry_run_shows_the_command_and_does_nothing(fresh: Checkout) -> None:
+def test_help_and_dry_runs_set_nothing_up(fresh: Checkout) -> None:
+    done = fresh.make()
+    assert (done.returncode, done.stdout) == (0, fresh.make("help").stdout)
+    helped = re.findall(r"^([a-z-]+):.* ## ", MAKEFILE, re.MULTILINE)
+    assert re.findall(r"^  ([a-z-]+) +\S", done.stdout, re.MULTILINE) == helped != []
     done = fresh.make("-n", "train", "algo=sac", "name=it's")
     assert done.stdout.rstrip().endswith("scripts/train.py 'algo=sac' 'name=it'\\''s'")
     assert not (fresh.folder / ".venv").exists()
@@ -287,17 +291,6 @@ def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) 
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert (ready.folder / "saved").exists(), "make went first, or the signal got lost in a shell"
-
-
-def test_help_lists_targets_in_groups_and_is_the_default(fresh: Checkout) -> None:
-    done = fresh.make()
-    assert (done.returncode, done.stdout) == (0, fresh.make("help").stdout)
-    helped = (
-        "train resume evaluate runs diff stats compare prove reproduce report rename test test-all lint bench"
-    )
-    assert re.findall(r"^  ([a-z-]+) +\S", done.stdout, re.MULTILINE) == helped.split()
-    assert re.findall(r"^\w+$", done.stdout, re.MULTILINE) == ["Train", "Look", "Compare", "Share", "Develop"]
-    assert fresh.calls() == []
 
 
 # --- set-up --------------------------------------------------------------------------------------------
@@ -353,7 +346,7 @@ def test_the_first_complete_interpreter_that_fits_is_found_by_calling_it(fresh: 
     assert (called[0], called[2]) == ("venv 3.13.1", "venv 3.12.4")
 
 
-def test_an_install_that_was_ended_is_made_anew(fresh: Checkout) -> None:
+def test_an_install_that_was_ended_is_made_anew_and_another_make_waits_for_it(fresh: Checkout) -> None:
     fresh.add_interpreter("python3")
     reached, installed = fresh.folder / "reached", fresh.folder / ".venv" / ".installed"
     half = fresh.folder / ".venv" / "half a package"
@@ -367,27 +360,19 @@ def test_an_install_that_was_ended_is_made_anew(fresh: Checkout) -> None:
         assert not installed.exists()
         reached.unlink()
     half.touch()
-    fresh.pip_does(":")
-    assert fresh.make("install").returncode == 0
+    fresh.pip_does("touch reached; sleep 0.5")
+    first = fresh.start("install")
+    until(reached.exists)
+    second = fresh.make("install")
+    assert (first.wait(), second.returncode, "waiting" in second.stderr) == (0, 0, True)
+    assert fresh.calls() == ["venv", "pip"] * 3
     assert (installed.exists(), half.exists()) == (True, False)
 
 
-@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
-def test_the_second_of_two_makes_waits_for_the_first(fresh: Checkout) -> None:
-    fresh.add_interpreter("python3")
-    fresh.pip_does("touch reached; sleep 0.5")
-    first = fresh.start("train", "a=1")
-    until((fresh.folder / "reached").exists)
-    second = fresh.make("train", "a=2")
-    _, errors = first.communicate(timeout=60)
-    assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
-    assert "waiting" in second.stderr
-    assert fresh.calls() == ["venv", "pip"]
-
-
 def test_a_linked_interpreter_that_is_no_environment_is_never_installed_into(fresh: Checkout) -> None:
-    """Without pyvenv.cfg beside it, a link in .venv/bin leads pip to the interpreter behind it."""
-    # A real interpreter's judgement, behind a wrapper that cannot run pip.
+    """Without pyvenv.cfg beside it, a link in .venv/bin leads pip to the interpreter behind it: here a real
+    one, behind a wrapper that cannot run pip.
+    """
     pip = 'case "$1 $2" in "-m pip") echo pip >>calls; exit 0 ;; esac'
     text = f'#!/bin/sh\n{pip}\nexec "{sys.executable}" -I "$@"\n'
     wrapper = executable(fresh.bin.parent / "outside" / "python", text)

@@ -33,20 +33,6 @@ def assert_gone(log: Path) -> None:
     until(lambda: not alive(lines_of(log)[0]), 2.0)
 
 
-def signals_to_come(log: Path, *numbers: signal.Signals) -> threading.Thread:
-    """Signals to this process, as soon as its child is there."""
-
-    def send() -> None:
-        until(lambda: bool(lines_of(log)))
-        for number in numbers:
-            os.kill(os.getpid(), number)
-            time.sleep(0.3)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
-
-
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
@@ -56,8 +42,9 @@ def test_a_process_ends_with_the_status_of_a_shell_and_all_that_it_has_started(
     log: Path, tmp_path: Path
 ) -> None:
     run, out = Children().run, tmp_path / "out"
-    for program, status in {"pass": 0, "exit(3)": 3, "import os; os.kill(os.getpid(), 9)": 137}.items():
-        assert run(python(program.replace("exit", "raise SystemExit")), os.environ, log) == status
+    endings = {"pass": 0, "raise SystemExit(3)": 3, "import os; os.kill(os.getpid(), 9)": 137}
+    for program, status in endings.items():
+        assert run(python(program), os.environ, log) == status
     program = "import sys; print('data', flush=True); print('trouble', file=sys.stderr)"
     run(python(program), os.environ, log)
     assert lines_of(log) == ["data", "trouble"]
@@ -71,36 +58,41 @@ def test_a_process_ends_with_the_status_of_a_shell_and_all_that_it_has_started(
     assert_gone(log)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_child_and_then_the_work(log: Path, number: signal.Signals) -> None:
-    children, handler = Children(), signal.getsignal(number)
-    thread = signals_to_come(log, number)
-    with children.listening(), pytest.raises(Interrupted, match=number.name) as caught:
-        children.run(python(STEADY), os.environ, log)
-    thread.join()
-    assert caught.value.number == number
-    assert_gone(log)
-    assert signal.getsignal(number) is handler
-    later = log.with_name("later")
-    with pytest.raises(Interrupted):
-        children.run(python("pass"), os.environ, later)
-    assert not later.exists()
+@pytest.mark.parametrize(
+    ("program", "numbers"),
+    [
+        (STEADY, [signal.SIGINT]),
+        (STEADY, [signal.SIGHUP]),
+        (STUBBORN, [signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM]),  # ignored, asks, kills
+    ],
+)
+def test_signals_end_the_child_and_then_the_work(
+    log: Path, program: str, numbers: list[signal.Signals]
+) -> None:
+    def send() -> None:
+        until(lambda: bool(lines_of(log)))
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.3)
 
-
-def test_a_second_signal_kills_one_that_will_not_end_and_an_ignored_one_nothing(log: Path) -> None:
     children, began = Children(), time.monotonic()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    thread = signals_to_come(log, signal.SIGHUP, signal.SIGTERM, signal.SIGTERM)
-    try:
-        with children.listening():
-            with pytest.raises(Interrupted) as caught:
-                children.run(python(STUBBORN), os.environ, log)
-            thread.join()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert caught.value.number == signal.SIGTERM
-    assert 0.6 < time.monotonic() - began < 7.0, "not at once, and not after the time that one has"
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    handlers = [signal.getsignal(number) for number in numbers]
+    thread = threading.Thread(target=send)
+    thread.start()
+    with children.listening():
+        with pytest.raises(Interrupted) as caught:
+            children.run(python(program), os.environ, log)
+        thread.join()
+    assert caught.value.number == numbers[-1]
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    signal.signal(signal.SIGUSR1, before)
     assert_gone(log)
+    taken = time.monotonic() - began
+    assert 0.3 * (len(numbers) - 1) < taken < 7.0, "not at once, and not after the time that one has"
+    with pytest.raises(Interrupted):
+        children.run(python("pass"), os.environ, log.with_name("later"))
+    assert not log.with_name("later").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from conftest import Start, alive, copy_project, git, until
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.launch import sweep
 from rltemplate.launch.process import COMMAND_VARIABLE, STOP_VARIABLE
-from rltemplate.launch.sweep import find_sweep
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.sweep_record import SweepRecord
 from rltemplate.types import ConfigError
@@ -242,30 +241,26 @@ def test_a_third_signal_ends_everything_at_once(start: Start, tmp_path: Path) ->
     assert statuses(tmp_path) == ["interrupted"]
 
 
-@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lost", ["supervisor", "launcher"])
-def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
-    start: Start, tmp_path: Path, launcher: str, lost: str
-) -> None:
-    more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    words, running = ["seed=90,91,92,93", f"hydra/launcher={launcher}", *more], 1 + len(more)
-    order(tmp_path, dict.fromkeys(range(90, 94), "wait"))
+def test_a_killed_process_of_a_sweep_leaves_no_run_behind(start: Start, tmp_path: Path, lost: str) -> None:
+    words = ["seed=90,91,92", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    order(tmp_path, dict.fromkeys(range(90, 93), "wait"))
     started = start("train", *words)
-    started.until(lambda: bool(waiting(tmp_path, running)))
+    started.until(lambda: bool(waiting(tmp_path, 2)))
     supervisor, pids = started.process.pid, waiting(tmp_path)
-    (launcher_pid,) = map(int, subprocess.check_output(["pgrep", "-P", str(supervisor)]).split())
-    os.kill(supervisor if lost == "supervisor" else launcher_pid, signal.SIGKILL)
-    until(lambda: not any(map(alive, [launcher_pid, *pids])))
-    assert heard_in(tmp_path) == [[signal.SIGTERM]] * running
+    (launcher,) = map(int, subprocess.check_output(["pgrep", "-P", str(supervisor)]).split())
+    os.kill(supervisor if lost == "supervisor" else launcher, signal.SIGKILL)
+    until(lambda: not any(map(alive, [launcher, *pids])))
+    assert heard_in(tmp_path) == [[signal.SIGTERM]] * 2
     if lost == "supervisor":
-        assert statuses(tmp_path) == ["interrupted"] * running
+        assert statuses(tmp_path) == ["interrupted"] * 2
         return
     started.end(1)
-    assert statuses(tmp_path) == ["failed"] * running
+    assert statuses(tmp_path) == ["failed"] * 2
     assert "the process that waited for its run is gone" in started.said
     order(tmp_path)
     start("train", *words, "sweep=resume", status=0)
-    assert resumes(tmp_path) == [[False, True]] * running + [[False]] * (4 - running)
+    assert resumes(tmp_path) == [[False, True], [False, True], [False]]
 
 
 # --- Going on --------------------------------------------------------------------------------------------
@@ -319,19 +314,19 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
 
 @pytest.mark.long
 def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Start, tmp_path: Path) -> None:
-    words = ["seed=1,2,3", "hydra/launcher=basic", "sweep=resume"]
-    kill_sweep(start, tmp_path, *words[:2])
+    words = ["seed=1,2,3", "hydra/launcher=basic"]
+    kill_sweep(start, tmp_path, *words)
     folder, before = sweep_in(tmp_path)
     code = fork / "rltemplate" / "rng.py"
     original = code.read_text()
     try:
         code.write_text(f"{original}# something else\n")
-        refused = start("train", *words, status=2).said
+        refused = start("train", *words, "sweep=resume", status=2).said
         assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in refused
         assert f"refs/runs/{folder.name}" in refused
         assert "accept=changes" in refused
         assert sweep_in(tmp_path)[1] == before
-        start("train", *words, "accept=changes", status=0)
+        start("train", *words, f"sweep={folder.name}", "accept=changes", status=0)
     finally:
         code.write_text(original)
     record = sweep_in(tmp_path)[1]
@@ -394,23 +389,6 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     (folder / "stop").write_text("15\n")
     assert run_job(2, "seed=3") is None
     assert len(SweepRecord.read(folder).jobs) == 1
-
-
-def test_a_sweep_is_found_by_its_words_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter(range(4))
-    monkeypatch.setattr(time, "strftime", lambda form: f"20260101-00000{next(times)}")
-    both, other = ["seed=1,2", "env=Hopper"], ["seed=1,2,3", "env=Hopper"]
-    first, second, third = (tmp_path / sweep.new_id(words) for words in (both, both[::-1], other))
-    for path in (first, second, third):
-        path.mkdir()
-        (path / "sweep.json").touch()
-    (tmp_path / sweep.new_id(both)).mkdir()  # killed before it had begun
-    assert find_sweep(tmp_path, "resume", both[::-1]) == second
-    assert find_sweep(tmp_path, "resume", other) == third
-    assert find_sweep(tmp_path, first.name, both) == first
-    for text, words in (("resume", ["seed=1,2,4", "env=Hopper"]), (first.name, other)):
-        with pytest.raises(ConfigError, match=f"sweep={text}: no such sweep in .* with these words"):
-            find_sweep(tmp_path, text, words)
 
 
 def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
