@@ -20,9 +20,15 @@ from rltemplate.types import ConfigError
 
 @pytest.fixture(scope="session")
 def job(configure: Configure) -> Job:
-    sweep = SweepMembership(id="s", dir="/somewhere/s", job=3)
-    facts = {"command": ["scripts/train.py", "seed=1"], "overrides": ["seed=1"], "snapshot": '{"tree": "0"}'}
-    return Job(config=to_dict(configure()), run_id="id", run_dir="/somewhere/id", sweep=sweep, **facts)
+    return Job(
+        config=to_dict(configure()),
+        run_id="id",
+        run_dir="/somewhere/id",
+        command=["scripts/train.py", "seed=1"],
+        overrides=["seed=1"],
+        sweep=SweepMembership(id="s", dir="/somewhere/s", job=3),
+        snapshot='{"tree": "0"}',
+    )
 
 
 def test_a_job_survives_the_environment_and_is_taken_out_of_it(

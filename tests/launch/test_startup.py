@@ -60,8 +60,8 @@ def loaded_by_the_run(words: Sequence[str], folder: Path, before: str = "") -> s
     quiet = ["logger=local", "local=null", "total_env_steps=1", f"run_dir={folder}"]
     (config,) = preflight([*words, *quiet]).configs
     # No snapshot is taken, and the repository stays as it is.
-    facts = {"run_id": "r", "run_dir": str(folder), "snapshot": json.dumps({"problem": "not taken"})}
-    job = Job(config=to_dict(config), command=[], overrides=[], **facts)
+    nothing, run_dir = json.dumps({"problem": "not taken"}), str(folder)
+    job = Job(config=to_dict(config), run_id="r", run_dir=run_dir, command=[], overrides=[], snapshot=nothing)
     environment = worker_environment(job, config, os.environ)
     return printed(IN_THE_FIRST_STEP.format(before=before), environment)
 
