@@ -340,7 +340,9 @@ class Scripted(gym.Env[np.ndarray, Any]):
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
-    def __init__(self, length: int = 3, action_space: spaces.Space[Any] | None = None) -> None:
+    def __init__(
+        self, length: int = 3, action_space: spaces.Space[Any] | None = None, render_mode: str | None = None
+    ) -> None:
         self.length, self.action_space = length, action_space or spaces.Discrete(2)
         self.episode = self.steps = -1
 
