@@ -121,7 +121,7 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
     from rltemplate.run.signals import Stop
-    from rltemplate.run.sinks.registry import make_sinks
+    from rltemplate.run.sinks import make_sinks
     from rltemplate.run.sinks.sink import RunFacts
     from rltemplate.types import Probe
 

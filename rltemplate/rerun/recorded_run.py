@@ -22,7 +22,7 @@ from rltemplate.config.loading import load_config
 from rltemplate.config.validation import nearest
 from rltemplate.run import paths
 from rltemplate.run.git import checkout
-from rltemplate.run.git.command import attempt
+from rltemplate.run.git.command import repository
 from rltemplate.run.lock import RunLock
 from rltemplate.run.read import find_run
 from rltemplate.run.record import FINISHED, RUNNING, RunRecord
@@ -165,7 +165,8 @@ def _folder(text: str, runs_dir: Path) -> Path | None:
 
 def _find_ref(text: str, project: Path) -> str:
     """The id of the run that has a ref here and that `text` names. Raises GitError or ConfigError."""
-    told = attempt(project, lambda git: git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX))
+    with repository(project) as git:
+        told = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
     known = [name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()]
     wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
     matches = [wanted] if wanted in known else [run for run in known if wanted in run]

@@ -20,7 +20,7 @@ from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
 from rltemplate.run.record import FAILED, FINISHED, INTERRUPTED, DeterminismFacts
 from rltemplate.run.signals import Stop
-from rltemplate.run.sinks.registry import make_sinks
+from rltemplate.run.sinks import make_sinks
 from rltemplate.run.sinks.sink import RunFacts, Standing
 from rltemplate.types import Algorithm
 

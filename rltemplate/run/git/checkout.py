@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rltemplate.run import paths
-from rltemplate.run.git.command import Git, GitError, attempt
+from rltemplate.run.git.command import GitError, repository
 from rltemplate.run.git.snapshot import CONFIG_PATH, ENDED_PATHS, OUTCOME_PATH, RESERVED
 
 OUTCOME = OUTCOME_PATH.removeprefix(RESERVED)
@@ -30,7 +30,8 @@ def find_commit(project: Path, name: str) -> str | None:
 
     Raises GitError, as where there is no repository.
     """
-    return attempt(project, lambda git: git.find(f"{name}^{{commit}}")) or None
+    with repository(project) as git:
+        return git.find(f"{name}^{{commit}}") or None
 
 
 def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
@@ -38,21 +39,14 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
 
     Raises GitError if an object is missing.
     """
-
-    def read(git: Git) -> dict[str, Path]:
-        found = {}
+    found = {}
+    with repository(project) as git:
         for path in (CONFIG_PATH, *ENDED_PATHS):
-            if (content := _content(git, f"{commit}:{path}")) is not None:
+            if git.find(f"{commit}:{path}"):
                 name = path.removeprefix(RESERVED)
                 found[name] = folder / name
-                found[name].write_bytes(content)
-        return found
-
-    return attempt(project, read)
-
-
-def _content(git: Git, name: str) -> bytes | None:
-    return git("cat-file", "blob", name) if git.find(name) else None
+                found[name].write_bytes(git("cat-file", "blob", f"{commit}:{path}"))
+    return found
 
 
 @contextmanager
@@ -61,20 +55,13 @@ def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
 
     Yields the project's folder in it, which is not `folder` where the repository is larger than the project.
     """
-
-    def add(git: Git) -> Path:
-        # A worktree of a sparse checkout would be as sparse.
-        words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
+    with repository(project) as git:
         try:
+            # A worktree of a sparse checkout would be as sparse.
+            words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
             git("-c", "core.sparseCheckout=false", *words, limit_s=_CHECKOUT_LIMIT_S)
-        except GitError as error:  # a half made worktree would be in the way of another attempt
-            raise GitError(str(error), final=True) from None
-        return folder / git.prefix
-
-    try:
-        yield attempt(project, add)
-    finally:
-        words = ("worktree", "remove", "--force", "--force", str(folder))
-        with suppress(GitError):
-            attempt(project, lambda git: git(*words, limit_s=_CHECKOUT_LIMIT_S))
-        shutil.rmtree(folder, ignore_errors=True)
+            yield folder / git.prefix
+        finally:
+            with suppress(GitError):
+                git("worktree", "remove", "--force", "--force", str(folder), limit_s=_CHECKOUT_LIMIT_S)
+            shutil.rmtree(folder, ignore_errors=True)

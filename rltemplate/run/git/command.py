@@ -9,20 +9,18 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
     "core.safecrlf": "false",
     "core.splitIndex": "false",
-    "core.logAllRefUpdates": "false",
     "core.filesRefLockTimeout": "2000",
-    "i18n.commitEncoding": "UTF-8",
     "status.showStash": "false",
-    "gc.auto": "0",
 }
 # Git variables of the caller that pass. GIT_DIR, GIT_INDEX_FILE and the like, which git sets for its hooks,
 # would lead to another repository or to the user's own index.
@@ -38,39 +36,26 @@ _OWN_VARIABLES = {
     **{f"GIT_{who}_EMAIL": "rltemplate@localhost" for who in ("AUTHOR", "COMMITTER")},
 }
 
-T = TypeVar("T")
-
 
 class GitError(Exception):
-    """One line for the record. `final`: another attempt would fail in the same way."""
-
-    def __init__(self, message: str, final: bool = False) -> None:
-        super().__init__(message)
-        self.final = final
+    """Trouble with git, in one line."""
 
 
 class Git:
     """Git in the repository around `project`, with a private index in `scratch`.
 
-    `prefix` is the project's folder in the repository: empty, or with a slash behind it. With `aside` new
-    objects are written to `scratch`, and nothing to the repository.
+    `prefix` is the project's folder in the repository: empty, or with a slash behind it.
     """
 
-    def __init__(self, project: Path, scratch: Path, aside: bool = False) -> None:
+    def __init__(self, project: Path, scratch: Path) -> None:
         given = os.environ.items()
         passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
-        words = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "objects")
-        found = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
-        self.top, self.prefix = Path(next(found)), next(found)
-        self.users_index, objects = ((project / path).resolve() for path in (next(found), next(found)))
-        self.index = scratch / "index"
+        words = ("--show-toplevel", "--show-prefix", "--git-path", "index")
+        top, self.prefix, index, _ = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
+        self.top, self.users_index, self.index = Path(top), (project / index).resolve(), scratch / "index"
         self.env["GIT_INDEX_FILE"] = str(self.index)
-        if aside:
-            (scratch / "objects").mkdir()
-            self.env["GIT_OBJECT_DIRECTORY"] = str(scratch / "objects")
-            self.env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(objects)
 
     def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0, limit_s: float = 60.0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
@@ -82,9 +67,9 @@ class Git:
             done = subprocess.run(command, env=self.env, timeout=limit_s, check=False, **streams)
         except OSError as error:
             message = f"git cannot be started ({error.strerror}): install it to have code recorded"
-            raise GitError(message, final=True) from None
+            raise GitError(message) from None
         except subprocess.TimeoutExpired:
-            raise GitError(f"`git {args[0]}` took longer than {limit_s:.0f} s", final=True) from None
+            raise GitError(f"`git {args[0]}` took longer than {limit_s:.0f} s") from None
         if done.returncode not in (0, fine):
             raise _explain(args[0], done.stderr.decode(errors="replace"), self.top)
         return bytes(done.stdout)
@@ -101,17 +86,16 @@ class Git:
         """The full name of the object that a revision stands for; empty if there is none."""
         return self.line("rev-parse", "--quiet", "--verify", name, fine=1)
 
+    def file(self, path: bytes) -> Path:
+        """A file of the work tree."""
+        return self.top / os.fsdecode(path)
 
-def attempt(project: Path, work: Callable[[Git], T], aside: bool = False) -> T:
-    """The result of `work`, repeated once if `git gc` or a changing work tree got in its way."""
-    for last in (False, True):
-        with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
-            try:
-                return work(Git(project, Path(scratch), aside))
-            except GitError as error:
-                if error.final or last:
-                    raise
-    raise AssertionError("unreachable")
+
+@contextmanager
+def repository(project: Path) -> Iterator[Git]:
+    """Git in the repository around `project`. Raises GitError where there is none."""
+    with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
+        yield Git(project, Path(scratch))
 
 
 def as_text(path: bytes) -> str:
@@ -120,17 +104,11 @@ def as_text(path: bytes) -> str:
 
 
 def _explain(command: str, stderr: str, folder: Path) -> GitError:
-    """The cause of git's complaint and its cure, in one line."""
-    told = stderr.lower()
+    """The cause of git's complaint in one line, with the cure of the common ones."""
     if hint := re.search(r"git config --global --add safe\.directory .*", stderr):
-        return GitError(f"{folder} belongs to another user; to let git trust it: {hint.group()}", True)
-    if "not a git repository" in told and not (folder / ".git").exists():
-        message = f"{folder} is in no git repository: `git init` and a commit let runs record their code"
-        return GitError(message, True)
-    if "bad object head" in told or "not a git repository" in told:
-        return GitError(f"{folder / '.git'} is damaged: look at its HEAD, and at `git fsck`", True)
+        return GitError(f"{folder} belongs to another user; to let git trust it: {hint.group()}")
+    if "not a git repository" in stderr and not (folder / ".git").exists():
+        cure = "`git init` and a commit let runs record their code"
+        return GitError(f"{folder} is in no git repository: {cure}")
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:"))]
-    lines = lines or [" ".join(stderr.split())]
-    if re.search("permission denied|insufficient permission|read-only file system|no space left", told):
-        return GitError(f"git cannot write to the repository {folder} ({lines[0]}): make it writable", True)
-    return GitError(f"`git {command}` failed: {lines[-1]}")
+    return GitError(f"`git {command}` failed: {[' '.join(stderr.split()), *lines][-1]}")

@@ -7,19 +7,29 @@ on top of it holds how it ended, at `ENDED_PATHS`: the outcome, the trace and th
 enough to make the run again. The first commit is a function of base commit, tree and configuration.
 A run that resumes with other code or another configuration adds a commit on top of its ref.
 
-New objects are unreachable until the ref exists: if `git gc --prune=now` takes one, a second attempt is made.
+The tree has the files on disk, not those that are staged, with git's own conversions (line endings, filters
+such as LFS); ignored files stay out. A private index takes up the changes: a copy of the user's, set back to
+the base commit, so that git's remembered file times keep it fast.
+
+A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
+the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
+larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest. Of a
+changed file the version of the base commit is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict
 
-from rltemplate.run.git.command import Git, GitError, attempt
-from rltemplate.run.git.work_tree import GitRecord as GitRecord
-from rltemplate.run.git.work_tree import read_work_tree
+from rltemplate.config.secrets import secret_content, secret_name
+from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.paths import METRICS, REF_PREFIX, TRACE
 
 RESERVED = ".rltemplate/run/"  # the folder in a run's commit that is not code
@@ -29,9 +39,51 @@ TRACE_PATH = RESERVED + "trace.jsonl"
 METRICS_PATH = RESERVED + "metrics.jsonl"
 ENDED_PATHS = (OUTCOME_PATH, TRACE_PATH, METRICS_PATH)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
+MAX_FILE_BYTES = 10_000_000
+MAX_NEW_BYTES = 100_000_000
+MAX_NAMED = 200  # files listed by name in a record; the count beside them is always exact
+_ADD_LIMIT_S = 600.0  # git takes a hundredth of a second for a new file
 
 _MESSAGE = "Work tree and configuration of a run"
 _OUTCOME_MESSAGE = "Outcome of a run"
+
+
+class SkippedFile(TypedDict):
+    """A file that the snapshot lacks (or holds in its base version), and why."""
+
+    path: str
+    reason: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class GitRecord:
+    """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
+
+    `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
+    `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
+    `skipped` names files that it lacks. `problem` is one line with a cure.
+    """
+
+    ref: str | None = None
+    commit: str | None = None
+    tree: str | None = None
+    base_commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+    skipped: list[SkippedFile] = field(default_factory=list)
+    skipped_count: int = 0
+    dirty_submodules: list[str] = field(default_factory=list)
+    problem: str | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON, to hand the code of a sweep to its jobs."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> GitRecord:
+        """The record that `to_json` wrote."""
+        return cls(**json.loads(text))
 
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
@@ -41,17 +93,15 @@ def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
     `git gc` until the last job of the sweep has started.
     """
     snapshot = GitRecord()
-
-    def take(git: Git) -> None:
-        read_work_tree(git, snapshot)
-        if keep_ref is not None:
-            ref = REF_PREFIX + keep_ref
-            snapshot.commit = _publish(git, _commit(git, f"{snapshot.tree}", snapshot.base_commit), ref)
-            snapshot.ref = ref
-
-    snapshot.problem = _problem(project, take)
-    if snapshot.problem is not None:
-        snapshot.tree = None
+    try:
+        with repository(project) as git:
+            _read_work_tree(git, snapshot)
+            if keep_ref is not None:
+                snapshot.commit = _commit(git, f"{snapshot.tree}", snapshot.base_commit)
+                git("update-ref", REF_PREFIX + keep_ref, snapshot.commit, "")
+                snapshot.ref = REF_PREFIX + keep_ref
+    except (GitError, OSError) as error:
+        snapshot.tree, snapshot.problem = None, str(error)
     return snapshot
 
 
@@ -66,26 +116,30 @@ def commit_run(
     ref, record = REF_PREFIX + run_id, replace(snapshot, ref=None, commit=None)
     if snapshot.tree is None:
         return record
-
-    def commit(git: Git) -> None:
-        tree, tip = _run_tree(git, snapshot, config_yaml), ""
-        if before is not None:
-            tip = git.find(ref)
-            if before.commit and git.find(f"{before.commit}^{{tree}}") == tree:
-                record.commit = before.commit if tip else _publish(git, before.commit, ref)
-                return
-        record.commit = _publish(git, _commit(git, tree, tip or snapshot.base_commit), ref, tip)
-
-    record.problem = _problem(project, commit)
-    record.ref = None if record.commit is None else ref
+    try:
+        with repository(project) as git:
+            git("read-tree", snapshot.tree)
+            # A work tree that was itself taken from a run's commit still has how that run ended.
+            git("update-index", "--force-remove", "--", *ENDED_PATHS)
+            _enter(git, CONFIG_PATH, git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode()))
+            tree, commit = git.line("write-tree"), None if before is None else before.commit
+            tip = "" if before is None else git.find(ref)
+            same = commit is not None and git.find(f"{commit}^{{tree}}") == tree
+            if not same:
+                commit = _commit(git, tree, tip or snapshot.base_commit)
+            if not (same and tip):
+                git("update-ref", ref, f"{commit}", tip)
+            record.ref, record.commit = ref, commit
+    except (GitError, OSError) as error:
+        record.problem = str(error)
     return record
 
 
 def withdraw_run(project: Path, record: GitRecord) -> None:
     """Remove the ref of a run that could not begin; trouble with git leaves it where it is."""
     if record.ref is not None:
-        words = ("update-ref", "-d", record.ref, f"{record.commit}")
-        _problem(project, lambda git: git(*words))
+        with suppress(GitError, OSError), repository(project) as git:
+            git("update-ref", "-d", record.ref, f"{record.commit}")
 
 
 def commit_outcome(
@@ -98,56 +152,31 @@ def commit_outcome(
     ref, code = record.ref, record.commit
     if ref is None or code is None:
         return None
-
-    def commit(git: Git) -> None:
-        tip = git.find(ref)
-        if not tip:
-            raise GitError(f"{ref} was deleted while the run went on", final=True)
-        git("read-tree", code)
-        _enter(git, OUTCOME_PATH, git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode()))
-        for name, file in (files or {}).items():
-            _enter(git, name, git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute())))
-        _publish(git, _commit(git, git.line("write-tree"), tip, _OUTCOME_MESSAGE), ref, tip)
-
-    return _problem(project, commit)
+    try:
+        with repository(project) as git:
+            tip = git.find(ref)
+            if not tip:
+                return f"{ref} was deleted while the run went on"
+            git("read-tree", code)
+            _enter(git, OUTCOME_PATH, git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode()))
+            for name, file in (files or {}).items():
+                _enter(git, name, git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute())))
+            git("update-ref", ref, _commit(git, git.line("write-tree"), tip, _OUTCOME_MESSAGE), tip)
+    except (GitError, OSError) as error:
+        return str(error)
+    return None
 
 
 def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Files of a run that go on top of its commit, by path there; those that are too large, by name."""
     files, left_out = {}, {}
     for name, path in ((TRACE, TRACE_PATH), (METRICS, METRICS_PATH)):
-        with suppress(FileNotFoundError):  # trace=off, or the run ended before it began
-            size = (run_dir / name).stat().st_size
-            if size > MAX_ENDED_BYTES:
-                left_out[name] = f"{size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
-            else:
-                files[path] = run_dir / name
+        file = run_dir / name
+        if file.exists() and file.stat().st_size > MAX_ENDED_BYTES:
+            left_out[name] = f"{file.stat().st_size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
+        elif file.exists():
+            files[path] = file
     return files, left_out
-
-
-def _problem(project: Path, work: Callable[[Git], object]) -> str | None:
-    """Do some work with git; returns what went wrong."""
-    try:
-        attempt(project, work)
-    except (GitError, OSError) as error:
-        return str(error)
-    return None
-
-
-def _run_tree(git: Git, snapshot: GitRecord, config_yaml: str) -> str:
-    """The snapshot's tree with the configuration of a run."""
-    try:
-        git("read-tree", f"{snapshot.tree}")
-    except GitError:  # `git gc` removed it; the same files give the same tree again
-        again = GitRecord()
-        read_work_tree(git, again)
-        if again.tree != snapshot.tree:
-            message = "`git gc` removed the snapshot before the run was recorded, and the files changed since"
-            raise GitError(message, final=True) from None
-    # A work tree that was itself taken from a run's commit still has how that run ended.
-    git("update-index", "--force-remove", "--", *ENDED_PATHS)
-    _enter(git, CONFIG_PATH, git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode()))
-    return git.line("write-tree")
 
 
 def _enter(git: Git, name: str, blob: str) -> None:
@@ -162,12 +191,80 @@ def _commit(git: Git, tree: str, parent: str | None, message: str = _MESSAGE) ->
     return git.line("commit-tree", tree, *parents, "-m", message)
 
 
-def _publish(git: Git, commit: str, ref: str, old: str = "") -> str:
-    """Let `ref`, new or at `old`, point at `commit`, of which no object may be missing."""
-    git("update-ref", ref, commit, old)
+def _read_work_tree(git: Git, found: GitRecord) -> None:
+    """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
+    found.base_commit = git.find("HEAD^{commit}") or None
+    found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
+    base = found.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
+    new, old = _copy_index(git, base), list[bytes]()
+    options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
+    for entry in git.names("status", "--porcelain=v2", "-z", *options):
+        if entry.startswith(b"? "):
+            new.append(entry[2:])
+            continue
+        _, _, submodule, _, _, mode, _, _, path = entry.split(b" ", 8)
+        if submodule[2:4] not in (b"..", b""):
+            found.dirty_submodules.append(as_text(path))
+        if mode == b"000000" or submodule[:1] == b"N" or submodule[1:2] == b"C":
+            old.append(path)
+    taken = _select(git, old, found.skipped, new=False) + _select(git, new, found.skipped, new=True)
+    words = ("--add", "--remove", "--replace", "-z", "--stdin")
+    git("update-index", *words, stdin=b"\0".join(taken), limit_s=_ADD_LIMIT_S)
+    tree = git.line("write-tree")
+    if git.prefix and not git.find(f"{tree}:{git.prefix}"):
+        # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
+        raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")
+    found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped or found.dirty_submodules)
+    found.skipped, found.skipped_count = found.skipped[:MAX_NAMED], len(found.skipped)
+    found.tree = tree
+
+
+def _copy_index(git: Git, base: str) -> list[bytes]:
+    """Make the private index one of the base commit; returns files that only the user's index has."""
+    with suppress(FileNotFoundError):
+        # With its time, because git distrusts entries as young as the index itself.
+        shutil.copy2(git.users_index, git.index)
+    # The run also sees changes of files that the user told git not to look at. Files that a sparse checkout
+    # leaves out (S) are not missing.
+    flagged = [entry for entry in git.names("ls-files", "-v", "-z") if entry[:1] not in (b"H", b"M")]
+    if seen := [path[2:] for path in flagged if path[:1] == b"h" or os.path.lexists(git.file(path[2:]))]:
+        for option in ("--no-assume-unchanged", "--no-skip-worktree"):
+            git("update-index", option, "-z", "--stdin", stdin=b"\0".join(seen))
+    staged = git.names("diff-index", "--cached", "--diff-filter=A", "--no-renames", "-z", "--name-only", base)
+    git("read-tree", "--reset", base)
+    return staged
+
+
+def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
+    """Paths that may be recorded, also of files that are gone; the others are named in `skipped`."""
+    taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
+    for path in sizes:
+        with suppress(OSError):
+            sizes[path] = git.file(path).lstat().st_size
+    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        reason = _why_left_out(git, path, size, new)
+        if reason is None and new and total + size > MAX_NEW_BYTES:
+            reason = f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
+        if reason is None:
+            total += size
+            taken.append(path)
+        else:
+            reason += "" if new else "; the version of the base commit is kept"
+            skipped.append({"path": as_text(path), "reason": reason, "bytes": size})
+    return taken
+
+
+def _why_left_out(git: Git, path: bytes, size: int, new: bool) -> str | None:
+    file = git.file(path)
+    if path.endswith(b"/"):
+        return "a git repository of its own"
+    if new and (reason := secret_name(os.fsdecode(path))):
+        return reason
+    if file.is_symlink() or not file.is_file():  # a submodule, or gone
+        return None
+    if size > MAX_FILE_BYTES:
+        return f"larger than {MAX_FILE_BYTES // 1_000_000} MB"
     try:
-        git("rev-list", "--objects", "--quiet", f"{commit}^!")
-    except GitError:
-        git("update-ref", ref, old, commit) if old else git("update-ref", "-d", ref, commit)
-        raise GitError(f"`git gc` removed objects of {ref}") from None
-    return commit
+        return secret_content(file.read_bytes(), file.name)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"

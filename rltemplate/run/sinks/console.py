@@ -22,8 +22,6 @@ _SHOWN = {
     "loss/value": "loss/value",
     "loss/critic": "loss/critic",
 }
-_BAR = 24  # cells of the progress bar on a wide terminal
-_WIDE = 100
 _REDRAW_S = 0.1  # writing to a terminal takes time: with short log intervals not every row is drawn
 _CLEAR = "\r\x1b[K"
 
@@ -44,7 +42,7 @@ def show_time(seconds: float | None) -> str:
 
 
 class ConsoleSink:
-    """Title, run folder, progress and latest metrics; at the end a summary and the next command."""
+    """Title, run folder, progress and latest metrics; at the end the next command."""
 
     def __init__(self, facts: RunFacts, stream: TextIO | None = None) -> None:
         self._facts = facts
@@ -67,19 +65,13 @@ class ConsoleSink:
         if not self._in_place:
             self.note("  ".join(self._parts(row, left)))
             return
-        width, line = self._width() - 1, ""
-        parts = self._parts(self._latest, left)
-        if width >= _WIDE:
-            filled = min(_BAR, int(_BAR * row["env_steps"] / self._total))
-            parts.insert(0, "━" * filled + "─" * (_BAR - filled))
-        for part in parts:
-            if len(line) + 2 + len(part) > width:
-                break
-            line += f"  {part}" if line else part
-        self._line = line
+        parts, width = self._parts(self._latest, left), self._width() - 1
+        while len("  ".join(parts)) > width:
+            parts.pop()
+        self._line = "  ".join(parts)
         if time.monotonic() - self._drawn_at >= _REDRAW_S:
             self._drawn_at = time.monotonic()
-            self._put(_CLEAR + line)
+            self._put(_CLEAR + self._line)
 
     def video(self, path: Path, env_steps: int) -> None:
         """Say where a video is."""
@@ -91,27 +83,18 @@ class ConsoleSink:
         return True
 
     def close(self, status: str, final_metrics: Row) -> None:
-        """Summarise the run, and name the next command."""
+        """Say how the run ended, and name the next command."""
         metrics = {**self._latest, **final_metrics}
         if self._line:
             self._put(f"{_CLEAR}{self._line}\n")
             self._line = ""
-        steps = int(metrics.pop("env_steps", 0))
-        self.note(f"{status} after {steps} steps in {show_time(metrics.pop('wall_time_s', None))}")
+        steps = int(metrics.get("env_steps", 0))
+        self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         find, value = self._facts.standing, metrics.get("eval/return")
         if status == "finished" and find and value is not None and (standing := find(steps, value)):
             self.note(standing)
-        if self._in_place and metrics:
-            longest = max(map(len, metrics))
-            cells = [f"{name:<{longest}}  {show_number(value):>9}" for name, value in sorted(metrics.items())]
-            per_line = max(1, (self._width() + 2) // (longest + 14))
-            for first in range(0, len(cells), per_line):
-                self.note("   ".join(cells[first : first + per_line]))
-        near = _relative(self._facts.run_dir)
-        # Where commands look for it, the id is enough.
-        run = near.name if near.parts[:1] == ("runs",) and len(near.parts) == 3 else str(near)
         command = "evaluate" if status == "finished" else "resume"
-        self.note(f"{self._shown(self._facts.run_dir)}\nnext: make {command} run={shlex.quote(run)}")
+        self.note(f"next: make {command} run={shlex.quote(str(self._shown(self._facts.run_dir)))}")
 
     def _put(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
@@ -125,7 +108,10 @@ class ConsoleSink:
 
     def _shown(self, path: Path) -> Path:
         """The path as typed in the current folder; whole in a file, which may be read elsewhere."""
-        return _relative(path) if self._in_place else path
+        with contextlib.suppress(OSError):  # the current folder was deleted
+            if self._in_place and path.is_relative_to(Path.cwd()):
+                return path.relative_to(Path.cwd())
+        return path
 
     def _seconds_left(self, row: Row) -> float | None:
         """From the speed over the last rows, so that it follows a slow evaluation, but not at once."""
@@ -144,15 +130,9 @@ class ConsoleSink:
         parts.append(f"left {show_time(left)}")
         if "time/steps_per_second" in row:
             parts.append(f"{row['time/steps_per_second']:>7,.0f} steps/s")
-        evaluation = [f"eval {show_number(row['eval/return']):>8}"] if "eval/return" in row else []
-        rest = [f"{label} {show_number(row[name]):>8}" for name, label in _SHOWN.items() if name in row]
-        # In a file it comes last, because most rows are without it.
-        return [*parts, *evaluation, *rest] if self._in_place else [*parts, *rest, *evaluation]
-
-
-def _relative(path: Path) -> Path:
-    """The path relative to the current folder, where it lies below it."""
-    with contextlib.suppress(OSError):  # the current folder was deleted
-        if path.is_relative_to(Path.cwd()):
-            return path.relative_to(Path.cwd())
-    return path
+        if "eval/return" in row:
+            parts.append(f"eval {show_number(row['eval/return']):>8}")
+        return [
+            *parts,
+            *(f"{label} {show_number(row[name]):>8}" for name, label in _SHOWN.items() if name in row),
+        ]

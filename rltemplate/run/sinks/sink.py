@@ -78,26 +78,28 @@ class RecordingSink(ABC):
 
     def write(self, row: Row) -> None:
         """Store a row; opens the store."""
-        self._open_before(int(row["env_steps"]), 0)
+        self._open_before(int(row["env_steps"]))
         self.add_row(row)
 
     def video(self, path: Path, env_steps: int) -> None:
         """Store a video; opens the store."""
-        self._open_before(env_steps, 1)
+        self._open_before(env_steps)
         self.add_video(path, env_steps)
 
     def note(self, text: str) -> bool:
         """Notes are for the console."""
         return False
 
-    def _open_before(self, env_steps: int, kind: int) -> None:
-        """Open the store and fill it up to a row (kind 0) or a video (kind 1), which comes behind its row."""
+    def _open_before(self, env_steps: int) -> None:
         if self._opened:
             return
         self._opened = True
         self.open()
-        rows = {(int(row["env_steps"]), 0): row for row in rows_so_far(self.facts.run_dir)}
+        rows = {int(row["env_steps"]): row for row in rows_so_far(self.facts.run_dir)}
         found = (self.facts.run_dir / VIDEOS).glob("step_*.mp4")
-        videos = {(int(path.stem[5:]), 1): path for path in found if path.stem[5:].isdigit()}
-        for at in sorted(key for key in (*rows, *videos) if key < (env_steps, kind)):
-            self.add_row(rows[at]) if at in rows else self.add_video(videos[at], at[0])
+        videos = {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
+        for at in sorted({*rows, *videos}):
+            if at in rows and at < env_steps:
+                self.add_row(rows[at])
+            if at in videos and at < env_steps:
+                self.add_video(videos[at], at)

@@ -16,39 +16,56 @@ _SUFFIX = ".run"
 
 
 class TensorBoardSink(RecordingSink):
-    """Scalars under the same names as in `metrics.jsonl`; the configuration and paths of videos as text."""
+    """Scalars under the same names as in `metrics.jsonl`; the configuration and paths of videos as text.
 
-    _writer: Any = None
+    Each event is written at once: no kill loses a row, and the logger sees a full disk. torch's SummaryWriter
+    writes in a thread, which prints a traceback then.
+    """
+
+    _file: Any = None
 
     def open(self) -> None:
         """Begin an event file. In a resumed run it replaces the sink's earlier ones, which may lack rows."""
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import text
 
         folder = self.facts.run_dir / TENSORBOARD
+        folder.mkdir(parents=True, exist_ok=True)
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             earlier.unlink()
-        # A TensorBoard that is open has the earlier rows: purge_step makes it drop them.
-        self._writer = SummaryWriter(str(folder), purge_step=0, filename_suffix=_SUFFIX)
+        name = f"events.out.tfevents.{time.time_ns()}{_SUFFIX}"
+        self._file = RecordWriter((folder / name).open("wb"))
         rows = rows_so_far(self.facts.run_dir)
         # Rows from before a resume are dated as they were written.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
+        self._add(0, file_version="brain.Event:2")
+        # A TensorBoard that is open has the earlier rows: the start of a session makes it drop them.
+        self._add(0, session_log=SessionLog(status=SessionLog.START))
         config = json.dumps(self.facts.config, indent=2, default=str)
-        self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()), 0)
+        self._add(0, summary=text("config", "\n".join("    " + line for line in config.splitlines())))
 
     def add_row(self, row: Row) -> None:
-        """One scalar per metric, flushed at once: no kill loses a row."""
-        at, when = int(row["env_steps"]), self._begun + row["wall_time_s"]
-        for name, value in row.items():
-            if name != "env_steps":
-                self._writer.add_scalar(name, value, at, when)
-        self._writer.flush()
+        """One scalar per metric."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
+        self._add(int(row["env_steps"]), self._begun + row["wall_time_s"], summary=Summary(value=values))
 
     def add_video(self, path: Path, env_steps: int) -> None:
         """The path of a video."""
-        self._writer.add_text("video", str(path), env_steps)
-        self._writer.flush()
+        from torch.utils.tensorboard.summary import text
+
+        self._add(env_steps, summary=text("video", str(path)))
+
+    def _add(self, at: int, when: float | None = None, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        event = Event(step=at, wall_time=time.time() if when is None else when, **content)
+        self._file.write(event.SerializeToString())
+        self._file.flush()
 
     def close(self, status: str, final_metrics: Row) -> None:
         """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()

@@ -11,13 +11,10 @@ import os
 import shlex
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from rltemplate.config.schema import WandbConfig
 from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
-
-if TYPE_CHECKING:
-    import wandb
 
 _INIT_TIMEOUT_S = 4.0
 _FINISH_TIMEOUT_S = 3.5
@@ -37,7 +34,8 @@ class WandbSink(RecordingSink):
     def __init__(self, facts: RunFacts, settings: WandbConfig) -> None:
         super().__init__(facts)
         self._settings = settings
-        self._run: wandb.Run | None = None
+        self._wandb: Any = None  # the client, which takes a second to import
+        self._run: Any = None
         self._known_steps = 0
         self._uploaded = False
 
@@ -46,6 +44,7 @@ class WandbSink(RecordingSink):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no reports of the client about itself
         import wandb
 
+        self._wandb = wandb
         wandb.setup(settings=wandb.Settings(silent=True))
         mode = os.environ.get("WANDB_MODE", "").strip().lower() or self._settings.mode.name
         where = "offline"
@@ -66,11 +65,9 @@ class WandbSink(RecordingSink):
         self._run.define_metric("*", step_metric="env_steps")
         self.facts.notify(f"W&B: {'' if self.facts.resumed_at is None else 'resumed, '}{where}")
 
-    def _init(self, mode: Literal["online", "offline"]) -> wandb.Run:
-        import wandb
-
+    def _init(self, mode: str) -> Any:
         facts, settings = self.facts, self._settings
-        client = wandb.Settings(
+        client = self._wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,  # the run has its own snapshot
@@ -81,7 +78,7 @@ class WandbSink(RecordingSink):
             finish_timeout_raises=True,
             use_dot_wandb=False,
         )
-        return wandb.init(
+        return self._wandb.init(
             mode=mode,
             dir=facts.run_dir,
             id=facts.run_id,
@@ -101,12 +98,10 @@ class WandbSink(RecordingSink):
 
     def add_video(self, path: Path, env_steps: int) -> None:
         """Log a video beside the row of its step."""
-        import wandb
-
-        self._log({"env_steps": env_steps, "video": wandb.Video(str(path), format="mp4")}, env_steps)
+        video = self._wandb.Video(str(path), format="mp4")
+        self._log({"env_steps": env_steps, "video": video}, env_steps)
 
     def _log(self, values: Any, env_steps: int) -> None:
-        assert self._run is not None
         if env_steps >= self._known_steps:
             self._run.log(dict(values), step=env_steps)
 
@@ -125,12 +120,9 @@ class WandbSink(RecordingSink):
         self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")
 
     def _finish(self, status: str, final_metrics: Row) -> None:
-        import wandb
-
-        assert self._run is not None
         with contextlib.suppress(Exception):  # the caller says where the rows are
             self._run.summary.update(dict(final_metrics))
             self._run.finish(exit_code=0 if status == "finished" else 1)
             self._uploaded = not self._run.offline
         with contextlib.suppress(Exception):
-            wandb.teardown()  # now, because the hook of the client at exit would wait for a client that hangs
+            self._wandb.teardown()  # now, because its hook at exit would wait for a client that hangs

@@ -1,7 +1,7 @@
 """Pictures of MuJoCo simulations: by OpenGL where there is any, else by rays, which need no system package.
 
 MuJoCo's collision code intersects rays with every kind of geometry (`mj_multiRay`). The ray caster computes a
-picture from one ray per pixel with numpy: a lamp, a checker floor and a sky. Shadows, sites, tendons,
+picture from one ray per pixel with numpy: a lamp and a checker floor. Shadows, sites, tendons,
 textures and transparency are not drawn. Reading the simulation does not change it.
 """
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     Colours = NDArray[np.float32]
     Picture = NDArray[np.uint8]
 
-HORIZON, ZENITH, NADIR, DARK_TILE, LIGHT_TILE = np.array(
-    [[0.80, 0.86, 0.92], [0.36, 0.55, 0.78], [0.62, 0.68, 0.74], [0.36, 0.42, 0.50], [0.47, 0.54, 0.62]],
-    np.float32,
+SKY, DARK_TILE, LIGHT_TILE = np.array(
+    [[0.80, 0.86, 0.92], [0.36, 0.42, 0.50], [0.47, 0.54, 0.62]], np.float32
 )
 VISIBLE_GROUPS = 3  # MuJoCo shows geom groups 0, 1, 2 and hides 3, 4, 5 unless told otherwise
 AMBIENT, FILL, KEY = 0.35, 0.25, 0.50  # shares of the light; a white surface reaches about 1
@@ -60,10 +59,10 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
     model, data, camera = env.unwrapped.model, env.unwrapped.data, mujoco.MjvCamera()
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     given = "default_camera_config" in (getattr(env.spec, "kwargs", None) or {})
-    fixed = getattr(renderer, "camera_id", None)
-    if (fixed is None or fixed < 0) and not given:
+    fixed = getattr(renderer, "camera_id", -1)
+    if fixed < 0 and not given:
         fixed = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-    if fixed is not None and fixed >= 0:
+    if fixed >= 0:
         camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, fixed
         return camera
     mujoco.mjv_defaultFreeCamera(model, camera)
@@ -71,9 +70,8 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
         setattr(camera, name, value)
     if camera.trackbodyid > 0:
         camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-        return camera
-    solid = (model.geom_group < VISIBLE_GROUPS) & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
-    if not given and solid.any():
+    elif not given:
+        solid = (model.geom_group < VISIBLE_GROUPS) & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
         places, around = data.geom_xpos[solid], model.geom_rbound[solid]
         low, high = (places - around[:, None]).min(axis=0), (places + around[:, None]).max(axis=0)
         camera.lookat = (low + high) / 2
@@ -115,9 +113,8 @@ class RayCaster:
         geoms, reach, normals = np.empty(count, np.int32), np.empty(count), np.zeros((count, 3))
         found = (geoms, reach, normals.reshape(-1), count, FAR)
         mujoco.mj_multiRay(self._model, self._data, position, rays.reshape(-1), self._groups, 1, -1, *found)
-        hit, missed = geoms >= 0, geoms < 0
-        colours = self._colours[geoms]
-        colours[missed] = sky(rays[missed])
+        hit, colours = geoms >= 0, self._colours[geoms]
+        colours[geoms < 0] = SKY
         for plane in self._planes:
             on = geoms == plane
             colours[on] = self._floor(plane, position + rays[on] * reach[on, None])
@@ -125,11 +122,11 @@ class RayCaster:
         key = np.clip(normals[hit] @ (lamp / np.linalg.norm(lamp)), 0, None)
         fill = np.abs((normals[hit] * rays[hit]).sum(axis=1))  # a weak lamp at the camera
         colours[hit] *= (AMBIENT + FILL * fill + KEY * key).astype(np.float32)[:, None]
-        # Floors fade into the horizon, which hides where a finite one ends.
+        # Floors fade into the sky, which hides where a finite one ends.
         floor = np.isin(geoms, self._planes)
         sight = 4 * max(self._model.stat.extent, abs(position[2]))
         haze = (1 - np.exp(-((reach[floor] / sight) ** 2))).astype(np.float32)[:, None]
-        colours[floor] += (HORIZON - colours[floor]) * haze
+        colours[floor] += (SKY - colours[floor]) * haze
         picture = np.clip(colours * 255.0 + 0.5, 0, 255).astype(np.uint8)
         return picture.reshape(self._size, self._size, 3)
 
@@ -147,10 +144,3 @@ def pixel_rays(axes: Floats, tan_half_fov: float, size: int) -> Floats:
     across, down = (part.reshape(-1, 1) for part in np.meshgrid(edge, edge))
     rays = across * axes[0] - down * axes[1] + axes[2]
     return np.ascontiguousarray(rays / np.linalg.norm(rays, axis=1, keepdims=True))
-
-
-def sky(rays: Floats) -> Colours:
-    """Colours (n, 3) in 0..1 of rays that hit nothing."""
-    height = rays[:, 2].astype(np.float32)[:, None]
-    end = np.where(height > 0, ZENITH, NADIR)
-    return np.asarray(HORIZON + (end - HORIZON) * np.sqrt(np.abs(height)))

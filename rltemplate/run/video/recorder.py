@@ -32,9 +32,7 @@ import numpy as np
 
 from rltemplate.run.video.episode import Job, one_line
 
-GL_BACKENDS = ("egl", "osmesa", "glfw")
-INSTALL_HINT = "`apt install libosmesa6` or `apt install libegl1 libgl1` gives MuJoCo a renderer"
-CLOSE_LIMIT_S = 10.0
+RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
 _SEED_KEY = (0x766964,)  # keeps the episode of a video apart from others that start from the same seed
 
 
@@ -44,10 +42,8 @@ class VideoRecorder:
     `make_env(render_mode)` returns one Gymnasium environment; it is called in another process, so cloudpickle
     must take it. `seed` fixes the episode. `note` gets one line, once, if videos turn out to be impossible.
     `max_steps` ends an endless episode. Without `fps` a video runs in real time with at most 30 frames per
-    second. `size` is the edge of MuJoCo's pictures in pixels. `renderers` names the ones to try for MuJoCo
-    instead of all. A renderer that does not answer for `stall_s` seconds is given up.
-
-    `renderers` are then the ones that are left, and `failures` the reasons of others.
+    second. `size` is the edge of MuJoCo's pictures in pixels. A renderer that does not answer for `stall_s`
+    seconds is given up. `renderers` are then the ones that are left.
     """
 
     def __init__(
@@ -62,12 +58,12 @@ class VideoRecorder:
         renderers: Sequence[str] | None = None,
         stall_s: float = 60.0,
     ) -> None:
-        self._make_env, self._policy, self._note = make_env, policy, note
-        self._seed = int(np.random.SeedSequence(seed, spawn_key=_SEED_KEY).generate_state(1)[0])
-        self._max_steps, self._fps, self._size, self._stall_s = max_steps, fps, size, stall_s
+        self.renderers = list(renderers or RENDERERS)
+        self._policy, self._note, self._stall_s = policy, note, stall_s
+        number = int(np.random.SeedSequence(seed, spawn_key=_SEED_KEY).generate_state(1)[0])
+        self._job = Job(cloudpickle.dumps(make_env), number, max_steps, fps, size)
+        self._failures: list[str] = []
         self._noted = False
-        self.renderers = default_renderers(os.environ) if renderers is None else list(renderers)
-        self.failures: dict[str, str] = {}
 
     def record(self, path: Path, env_steps: int) -> Path | None:
         """Write one episode to `path`; `env_steps` of training stand in the caption.
@@ -87,48 +83,26 @@ class VideoRecorder:
                 self._say(f"a video was skipped: {error}")
                 return None
             except _RendererError as error:
-                self.failures[self.renderers.pop(0)] = str(error)
+                self._failures.append(f"{self.renderers.pop(0)}: {error}")
             finally:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failures.items())
-        hint = "" if {"native", "raycast"} & self.failures.keys() else f" ({INSTALL_HINT})"
-        self._say(f"videos are off: {reasons}{hint}")
+        self._say(f"videos are off: {'; '.join(self._failures)}")
         return None
 
     def _record(self, part: Path, caption: str) -> None:
-        limits = (self._max_steps, self._fps, self._size, caption)
-        job = Job(self._environment(), self.renderers[0], part, self._seed, *limits)
-        with _Child(self.renderers[0], self._stall_s) as child:
-            _, is_mujoco = child.ask(job)
-            if not is_mujoco:
-                self.renderers = ["native"]
-            kind, value = child.read()
-            while kind == "obs":
-                kind, value = child.ask(self._policy(value))
-            child.finish()
-
-    def _environment(self) -> bytes:
-        """The environment's maker, and environments registered by hand, for a process that knows only ids."""
-        specs = sys.modules["gymnasium"].registry.values() if "gymnasium" in sys.modules else ()
-        own = [spec for spec in specs if not str(spec.entry_point).startswith("gymnasium.")]
-        try:
-            return bytes(cloudpickle.dumps((self._make_env, own)))
-        except Exception as error:
-            self.renderers = self.renderers[-1:]
-            raise _RendererError(f"the environment cannot be made elsewhere, {one_line(error)}") from None
+        renderer = self.renderers[0]
+        with _Child(renderer, self._stall_s) as child:
+            kind, value = child.ask((self._job, renderer, part, caption))
+            if kind == "native":
+                self.renderers = [kind]
+            while kind != "done":
+                kind, value = child.ask(self._policy(value) if kind == "obs" else None)
 
     def _say(self, text: str) -> None:
         if not self._noted:
             self._noted = True
             self._note(one_line(text))
-
-
-def default_renderers(environ: os._Environ[str] | dict[str, str]) -> list[str]:
-    """Renderers for MuJoCo in the order to try them: of OpenGL the user's `MUJOCO_GL` alone if it is set."""
-    wanted = environ.get("MUJOCO_GL", "").strip().lower()
-    backends = GL_BACKENDS if environ.get("DISPLAY") else GL_BACKENDS[:2]
-    return [*(name for name in backends if wanted in ("", name)), "raycast"]
 
 
 class _RendererError(Exception):
@@ -142,15 +116,11 @@ class _Child:
         self._stall_s = stall_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self._pipe, theirs = multiprocessing.Pipe()
-        environ = dict(os.environ)
-        if renderer != "native":  # a wrong value makes `import mujoco` fail
-            environ.pop("MUJOCO_GL", None)
-        if renderer in GL_BACKENDS:
-            environ["MUJOCO_GL"] = renderer
-        if not (environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")):
-            environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        environ |= {"SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+        environ = os.environ | {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "dummy"}
+        environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
         environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        if renderer != "native":
+            environ["MUJOCO_GL"] = "" if renderer == "raycast" else renderer
         code = "from rltemplate.run.video.episode import serve; serve()"
         with theirs:
             self._process = subprocess.Popen(
@@ -175,13 +145,9 @@ class _Child:
         self._errors.close()
 
     def ask(self, message: Any) -> tuple[str, Any]:
-        """Send `message` and return the answer."""
+        """The answer to `message`. Raises OSError for trouble with the disk, else _RendererError."""
         with contextlib.suppress(OSError):  # a child that has gone: its answer says why
             self._pipe.send(message)
-        return self.read()
-
-    def read(self) -> tuple[str, Any]:
-        """The next message. Raises OSError for trouble with the disk, else _RendererError."""
         try:
             if not self._pipe.poll(self._stall_s):
                 raise _RendererError(f"no answer within {self._stall_s:g} s")
@@ -198,11 +164,6 @@ class _Child:
         """The signal or exit status of the child, and the last line it printed."""
         status = self._process.wait()
         self._errors.seek(0)
-        told = self._errors.read().decode(errors="replace").split("\n")
+        told = self._errors.read().decode(errors="replace").strip().split("\n")
         ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{ended}: {next((line.strip() for line in reversed(told) if line.strip()), '')[:160]}"
-
-    def finish(self) -> None:
-        """Let the child close its environment, which may own processes or connections."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_LIMIT_S)
+        return f"{ended}: {told[-1][:160]}"

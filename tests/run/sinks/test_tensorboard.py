@@ -108,6 +108,7 @@ def test_a_full_disk_costs_that_sink_alone_until_the_run_is_resumed(tmp_path: Pa
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 0
     assert done.stderr.count("TensorBoardSink is switched off") == 1
+    assert "Traceback" not in done.stderr
     assert (tmp_path / paths.METRICS).read_text().count("\n") == 30
     assert len(scalars(tmp_path / paths.TENSORBOARD)) < 30
     again = TensorBoardSink(run_facts(tmp_path, resumed_at=30))
