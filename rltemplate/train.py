@@ -34,8 +34,8 @@ from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import usable_memory
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.envs.make import exits_are_errors
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.continuation import check_same_run

@@ -53,7 +53,7 @@ def check_baseline(
         )
     baseline = find_baseline(str(named[0]), Path(str(configs[0]["runs_dir"])))
     # Only torch knows the GPUs, and it takes seconds to ask.
-    machine = {k: v for k, v in machine_facts(with_gpus=False).items() if k != "gpus"}
+    machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
     versions, changed = package_versions(), changes.files_since(project, asdict(baseline.record.git))
     found = []
     for config, words in zip(configs, overrides, strict=True):

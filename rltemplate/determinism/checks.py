@@ -5,8 +5,7 @@ A check that fails stops the run and says what to use instead: a level is never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -34,16 +33,13 @@ _RACES_WITHOUT = 5000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run that is about to begin.
-
-    `products` is the way of matrix products in force, `physics` whether the environment uses MuJoCo.
-    """
+    """A run that is about to begin."""
 
     switches: DeterminismConfig
     passes: Mapping[str, ForwardPass]
     device: torch.device
-    products: str
-    physics: bool
+    products: str  # the way of matrix products in force
+    physics: bool  # the environment uses MuJoCo
 
 
 def check_repeats(trial: Trial) -> dict[str, Any]:
@@ -59,20 +55,20 @@ def check_repeats(trial: Trial) -> dict[str, Any]:
         table = torch.zeros(50, device=trial.device, requires_grad=True)
         return list(torch.autograd.grad((table[index] * weight).sum(), table))
 
-    tries: dict[str, Callable[[], list[Tensor]]] = {"a gradient of indexing": indexed}
+    races = _RACES if torch.are_deterministic_algorithms_enabled() else _RACES_WITHOUT
+    tries: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {"a gradient of indexing": (races, indexed)}
     for name, each in trial.passes.items():
         rows = torch.randn(max(each.batches), each.size, generator=generator).to(trial.device)
-        tries[f"the {name} network"] = partial(_forward_and_backward, each, rows)
-    races = _RACES if torch.are_deterministic_algorithms_enabled() else _RACES_WITHOUT
-    for name, again in tries.items():
+        tries[f"the {name} network"] = _REPETITIONS, partial(_forward_and_backward, each, rows)
+    for name, (times, again) in tries.items():
         first = again()
-        for _ in range((races if again is indexed else _REPETITIONS) - 1):
+        for _ in range(times - 1):
             if any(not torch.equal(a, b) for a, b in zip(first, again(), strict=True)):
                 raise ConfigError(
                     f"determinism={trial.switches.level.name}: {name} gives different bits for equal inputs "
                     "on this machine; use num_threads=1, or determinism=fast"
                 )
-    return {"tried": list(tries), "repetitions": _REPETITIONS, "of_indexing": races, "holds": True}
+    return {"tried": {name: times for name, (times, _) in tries.items()}, "holds": True}
 
 
 def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
@@ -94,34 +90,25 @@ def check_rows(trial: Trial) -> dict[str, Any]:
                 f"determinism: with products={trial.products} the {name} network gives a row other bits in a "
                 f"batch of {where}; use {instead}"
             )
-    sizes = sorted({*ROWS, *(size for each in trial.passes.values() for size in each.batches)})
-    return {"networks": list(trial.passes), "rows": sizes, "threads": list(_THREADS), "holds": True}
+    return {"networks": list(trial.passes), "threads": list(_THREADS), "holds": True}
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
     """The first batch in which a row's result depends on more than the row, such as `8 rows on 1 thread`."""
-    generator = torch.Generator().manual_seed(0)
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
     sizes = sorted({*ROWS, *each.batches})
     rows = torch.randn(sizes[-1] + 37, each.size, generator=generator).to(device)
-    with torch.no_grad():
-        with _threads(_THREADS[0]):
-            reference = each.network(rows)
-        for threads, size, first in product(_THREADS, sizes, (0, 37)):
-            with _threads(threads):
-                part = each.network(rows[first : first + size])
-            if not torch.equal(part, reference[first : first + size]):
-                return f"{size} rows on {threads} thread{'s' * (threads > 1)}"
-    return None
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
     try:
-        yield
+        torch.set_num_threads(_THREADS[0])
+        with torch.no_grad():
+            reference = each.network(rows)
+            for threads, size, first in product(_THREADS, sizes, (0, 37)):
+                torch.set_num_threads(threads)
+                if not torch.equal(each.network(rows[first : first + size]), reference[first : first + size]):
+                    return f"{size} rows on {threads} thread{'s' * (threads > 1)}"
     finally:
         torch.set_num_threads(before)
+    return None
 
 
 # By name; each gives what it found, or raises `ConfigError`.

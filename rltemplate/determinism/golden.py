@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
-from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
+from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:

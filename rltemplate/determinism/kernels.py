@@ -1,4 +1,4 @@
-"""Ways of computing matrix products and elementary functions, chosen once for the process.
+"""Ways of computing matrix products and elementary functions, chosen once for the process, and their layers.
 
 Which kernel a library picks depends on the shape of its input: an 8-row product and a 64-row product of the
 same rows may add in another order, and then the policy that acts is not the policy that learns. The levels
@@ -14,44 +14,37 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltemplate.determinism import blas
 
 # Torch splits a sum over its threads from this many elements on; shorter ones have one order.
 SPLIT = 32_768
 CHUNK = 4096
+_ROWS_PADDED, _ROWS_TILED = 16, 256
 
 
 @dataclass(slots=True)
-class _InForce:
+class InForce:
+    """The choices in force in this process."""
+
     products: str = "plain"
-    row_groups: int = 0  # forward passes without gradient are split into groups of so many rows; 0: never
+    # Forward passes without gradient are split into groups of so many rows; 0: never. That changes nothing
+    # where a row's result depends on that row alone, and is there to try that.
+    row_groups: int = 0
 
 
-chosen = _InForce()
+chosen = InForce()
 
 
-def use(products: str) -> None:
+def use(products: str, row_groups: int = 0) -> None:
     """Compute matrix products in this way from now on, in the whole process."""
-    chosen.products = products
-
-
-def group_rows(rows: int) -> None:
-    """Split every forward pass without gradient into groups of `rows` rows (0: not at all).
-
-    Changes nothing where a row's result depends on that row alone, and is there to try that.
-    """
-    chosen.row_groups = rows
-
-
-def in_force() -> dict[str, Any]:
-    """The choices in force."""
-    return {"products": chosen.products, "row_groups": chosen.row_groups}
+    chosen.products, chosen.row_groups = products, row_groups
 
 
 def total(x: Tensor) -> Tensor:
@@ -64,25 +57,67 @@ def total(x: Tensor) -> Tensor:
     return parts + flat[whole:].sum() if whole < flat.numel() else parts
 
 
+def _elementary(name: str) -> Callable[[Tensor], Tensor]:
+    plain: Callable[[Tensor], Tensor] = getattr(torch, name)
+
+    def function(x: Tensor) -> Tensor:
+        return blas.elementary(name, x) if chosen.products == "blas" else plain(x)
+
+    return function
+
+
 # Torch computes these four with MKL's vector library, which has other code for each vendor's CPUs. All other
 # elementary functions that this package uses are torch's own code.
+exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 
 
-def exp(x: Tensor) -> Tensor:
-    """e^x."""
-    return blas.elementary("exp", x) if chosen.products == "blas" else torch.exp(x)
+class Rows(nn.Sequential):
+    """Layers in a row, whose every output row depends on its input row alone where the level promises so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in) to (B, out)."""
+        groups = chosen.row_groups
+        if groups and not torch.is_grad_enabled() and x.shape[0] > groups:
+            return torch.cat([self._forward(part) for part in x.split(groups)])
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        network: Callable[[Tensor], Tensor] = super().forward
+        if chosen.products == "padded" and rows % _ROWS_PADDED:
+            return network(F.pad(x, (0, 0, 0, -rows % _ROWS_PADDED)))[:rows]
+        if chosen.products == "tiled":
+            tiles = F.pad(x, (0, 0, 0, -rows % _ROWS_TILED)).split(_ROWS_TILED)
+            return torch.cat([network(tile) for tile in tiles])[:rows]
+        return network(x).contiguous()
 
 
-def log(x: Tensor) -> Tensor:
-    """The natural logarithm."""
-    return blas.elementary("log", x) if chosen.products == "blas" else torch.log(x)
+class Tanh(nn.Module):
+    """The hyperbolic tangent as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
+        return blas.tanh(x) if chosen.products == "blas" else torch.tanh(x)
 
 
-def sqrt(x: Tensor) -> Tensor:
-    """The square root."""
-    return blas.elementary("sqrt", x) if chosen.products == "blas" else torch.sqrt(x)
+class Elu(nn.Module):
+    """x for x > 0, else e^x - 1 (Clevert et al. 2016, arXiv 1511.07289), from operations that do not depend
+    on where in a tensor an element stands, as those of torch's own ELU do.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
+        return F.relu(x) + torch.expm1(x.clamp(max=0.0))
 
 
-def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
-    return blas.elementary("tanh", x) if chosen.products == "blas" else torch.tanh(x)
+class Linear(nn.Linear):
+    """A linear layer whose weights wait to be filled: torch's own draws from the global generator."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b, (B, in) to (B, out)."""
+        if chosen.products == "blas":
+            return blas.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)

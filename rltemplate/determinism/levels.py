@@ -1,4 +1,4 @@
-"""The determinism levels: their switches, and the environment that the process of a run needs for them.
+"""The determinism levels: their promises, and the environment variables that change bits.
 
 Variables that are read when a process or a library starts are set here, by whoever starts the run's process;
 `switches` sets all others. Nothing here needs torch.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rltemplate.determinism.machine import cpu_identity
-from rltemplate.determinism.variables import REMOVED
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig
@@ -23,42 +22,78 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "profile": ("golden", "repeats", "rows"),
 }
 
+# Splits every forward pass without gradient into groups of so many rows. No key of the configuration, for it
+# must change nothing: `prove` sets it to see whether that is so.
+ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
 # and where other programs need the cores an update of SAC takes seconds. Of the numbers tried this is the
 # smallest that costs nothing on idle cores (docs/determinism.md).
 _SPINS = 10_000
 
+# Taken away from every run, for the number of threads is a key of the configuration: these make OpenMP and
+# MKL start fewer than asked for, some of them depending on how busy the machine is.
+_REMOVED = (
+    *("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_SCHEDULE"),
+    *("OMP_TEAMS_THREAD_LIMIT", "KMP_ALL_THREADS", "KMP_MAX_THREADS", "KMP_DEVICE_THREAD_LIMIT"),
+    *("KMP_TEAMS_THREAD_LIMIT", "KMP_DYNAMIC_MODE", "KMP_LIBRARY", "KMP_HW_SUBSET", "KMP_SCHEDULE"),
+    *("MKL_DYNAMIC", "MKL_DOMAIN_NUM_THREADS"),
+)
+# Of libraries that compute, then of torch's compiler and the compilers behind it, which only some runs use.
+_FAMILIES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NPY_", "ATEN_", "ONEDNN_", "DNNL_", "CUBLAS", "CUDNN_"),
+)
+_COMPILERS = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "CXX", "CPATH", "CPLUS_INCLUDE_PATH"),
+    *("LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+)
+_OTHERS = (
+    *("PYTHONHASHSEED", "NUMEXPR_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("MUJOCO_GL", ROW_GROUPS),
+)
+# Members of a family that print something, or say how long a thread waits awake, or where something is kept.
+_IDLE = (
+    *("_VERBOSE", "_DISPLAY_ENV", "_DISPLAY_AFFINITY", "_AFFINITY_FORMAT", "_STACKSIZE", "_WAIT_POLICY"),
+    *("_SPINCOUNT", "_BLOCKTIME", "_CACHE_DIR", "_COMPILE_THREADS", "_LOGPATH"),
+)
+
+
+def is_influential(name: str, compiles: bool = True) -> bool:
+    """True if this environment variable may change the bits of a run, compiled or not."""
+    families = _FAMILIES + _COMPILERS if compiles else _FAMILIES
+    return name in _OTHERS or (name.startswith(families) and not name.endswith(_IDLE))
+
+
+def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[str, str]:
+    """The variables that may change a run's bits, with their values."""
+    return {name: environment[name] for name in sorted(environment) if is_influential(name, compiles)}
+
 
 def prepared(environment: Mapping[str, str], switches: DeterminismConfig, num_threads: int) -> dict[str, str]:
     """`environment` as the process of a run needs it."""
-    waiting = {} if "OMP_WAIT_POLICY" in environment else {"GOMP_SPINCOUNT": str(_SPINS)}
-    merged = {**waiting, **environment, **process_environment(switches, num_threads)}
-    return {name: value for name, value in merged.items() if value is not None}
-
-
-def process_environment(switches: DeterminismConfig, num_threads: int) -> dict[str, str | None]:
-    """Environment variables for the process of a run; None removes one that may be inherited."""
     threads, products = str(num_threads), on_cpu(switches.products.name)
-    variables: dict[str, str | None] = {
-        **dict.fromkeys(REMOVED),
-        "PYTHONHASHSEED": None if switches.hash_seed is None else str(switches.hash_seed),
-        "CUBLAS_WORKSPACE_CONFIG": switches.cublas_workspace,
+    hash_seed = None if switches.hash_seed is None else str(switches.hash_seed)
+    removed = {*_REMOVED, "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG"}
+    if switches.numpy_without is not None:
+        removed.add("NPY_ENABLE_CPU_FEATURES")  # numpy takes the one variable or the other
+    variables = {name: value for name, value in environment.items() if name not in removed}
+    if "OMP_WAIT_POLICY" not in variables:
+        variables.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+    named = {
         # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         # More threads would cut batches in other places, where nothing is to depend on their number.
         "OPENBLAS_NUM_THREADS": threads if products == "plain" else "1",
-    }
-    if switches.numpy_without is not None:
-        variables["NPY_ENABLE_CPU_FEATURES"] = None  # numpy takes the one variable or the other
-    chosen = {
+        "PYTHONHASHSEED": hash_seed,
+        "CUBLAS_WORKSPACE_CONFIG": switches.cublas_workspace,
         "ATEN_CPU_CAPABILITY": switches.cpu_capability,
         "OPENBLAS_CORETYPE": switches.blas_kernels,
         "NPY_DISABLE_CPU_FEATURES": switches.numpy_without,
         "MKL_CBWR": strict_branch() if products == "strict" else None,
     }
-    return variables | {name: value for name, value in chosen.items() if value is not None}
+    return variables | {name: value for name, value in named.items() if value is not None}
 
 
 def on_cpu(products: str) -> str:

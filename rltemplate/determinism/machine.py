@@ -1,7 +1,6 @@
 """Facts about the machine and the installed packages: what a run's numbers and speed may depend on.
 
-Nothing here starts a process, but for the version of the compiler, and all of it together takes a few
-milliseconds.
+Nothing here starts a process, and all of it together takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from functools import cache
 from itertools import takewhile
@@ -26,17 +24,15 @@ CPU_FLAGS = (
 _CGROUPS = Path("/sys/fs/cgroup")  # version 2
 
 
-def machine_facts(with_gpus: bool | None = None) -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """Operating system, Python, CPU, memory and GPUs, ready for JSON. Unknown values are None.
 
-    `with_gpus`: ask torch about the GPUs, which starts CUDA where it has not been started. None asks only
-    if this process uses CUDA already.
+    Of GPUs only torch knows, so they are listed where this process uses CUDA.
     """
     present = cpu_identity()[1]
     affinity = getattr(os, "sched_getaffinity", None)
     return {
-        "os": _os_name(),
-        "kernel": f"{platform.system()} {platform.release()}",
+        "os": platform.platform(),
         "architecture": platform.machine(),
         "libc": " ".join(filter(None, platform.libc_ver())) or None,
         "python": platform.python_version(),
@@ -47,7 +43,7 @@ def machine_facts(with_gpus: bool | None = None) -> dict[str, Any]:
         "usable_cores": os.cpu_count() if affinity is None else len(affinity(0)),
         "memory_bytes": usable_memory(),
         "gpu_driver": (_text("/proc/driver/nvidia/version") or "").partition("\n")[0] or None,
-        "gpus": _gpus(with_gpus),
+        "gpus": _gpus(),
     }
 
 
@@ -68,14 +64,6 @@ def package_versions() -> dict[str, str]:
 def cpp_compiler() -> str | None:
     """The C++ compiler that torch's compiler takes (`torch._inductor.config.cpp.cxx`), None without it."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
-
-
-def compiler_version() -> str | None:
-    """The first line of what that compiler says of itself, None where there is none or it says nothing."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired, IndexError):
-        command = [cpp_compiler() or "", "--version"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.splitlines()[0]
-    return None
 
 
 def cpu_identity() -> tuple[str | None, frozenset[str]]:
@@ -117,18 +105,9 @@ def _text(path: Path | str) -> str | None:
         return None
 
 
-def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return f"{platform.system()} {platform.mac_ver()[0]}".strip()
-
-
-def _gpus(asked: bool | None) -> list[dict[str, Any]]:
+def _gpus() -> list[dict[str, Any]]:
     torch = sys.modules.get("torch")
-    if torch is None or asked is False or not torch.cuda.is_available():
-        return []
-    if asked is None and not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():
         return []
     return [
         {

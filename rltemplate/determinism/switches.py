@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rltemplate.determinism import denormals, kernels, libraries
-from rltemplate.determinism.levels import on_cpu, strict_branch
-from rltemplate.determinism.machine import compiler_version
-from rltemplate.determinism.variables import ROW_GROUPS
+from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def apply(
     cannot be had, and what to use instead.
     """
     torch.set_num_threads(num_threads)
-    denormals.try_to_keep()
+    denormals.keep()
     if compiles:
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
@@ -50,38 +49,32 @@ def apply(
             "determinism=invariant with products=tiled"
         )
     products = "tiled" if on_gpu and products == "auto" else on_cpu(products)
-    kernels.use(products)
-    kernels.group_rows(_row_groups())
+    kernels.use(products, row_groups=int(os.environ.get(ROW_GROUPS, "0")))
     # Several threads divide a product as they like, and another kernel computes what lies at the seams.
     libraries.use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
-    if compiles:
-        settings["cpp_compiler"] = compiler_version()
     for name, value in _wanted(switches, num_threads, products, settings).items():
         if value is not None and settings[name] != value:  # null leaves it free
-            raise ConfigError(
-                f"determinism: {name} should be {value} and is {settings[name]}; {_instead(switches)}"
-            )
+            instead = "start runs with scripts/train.py, which prepares their process, or use "
+            if switches.profile is not None:
+                instead = f"this machine cannot be {switches.profile}; use determinism=invariant"
+            else:
+                instead += "determinism=fast" if products == "plain" else "determinism.products=padded"
+            raise ConfigError(f"determinism: {name} should be {value} and is {settings[name]}; {instead}")
     return settings
 
 
-def confirm(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings read back after the environments were made, which load libraries of their own.
+def confirm(settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a setting is no longer what `apply` returned.
 
-    Raises `ConfigError` if that is not what `apply` returned, or if fewer threads compute than asked for.
+    Called after the environments were made, which load libraries of their own.
     """
-    now, wanted = dict(settings) | read_back(), dict(settings)
-    flushed = libraries.in_parallel(denormals.try_to_keep)
-    if flushed is not None:
-        now |= {"parallel_threads": len(flushed), "flush_to_zero": any(flushed)}
-        wanted["parallel_threads"] = wanted["torch_num_threads"]
-    for name, value in wanted.items():
-        if now[name] != value:
+    for name, now in read_back().items():
+        if now != settings[name]:
             raise ConfigError(
-                f"determinism: {name} should be {value} and is {now[name]} after the environment was made; "
-                "something in it, or a variable of OpenMP, sets that"
+                f"determinism: {name} should be {settings[name]} and is {now} after the environment was "
+                "made; something in it sets that"
             )
-    return now
 
 
 def read_back() -> dict[str, Any]:
@@ -89,7 +82,6 @@ def read_back() -> dict[str, Any]:
     return {
         "torch_num_threads": torch.get_num_threads(),
         "flush_to_zero": denormals.flushed(),
-        "openmp_dynamic": libraries.openmp_dynamic(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": _DETERMINISTIC.fill_uninitialized_memory,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -99,12 +91,8 @@ def read_back() -> dict[str, Any]:
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
-        "mkl_branch": libraries.mkl_branch(),
-        "mkl_threads": libraries.mkl_threads(),
-        "blas_kernels": libraries.blas_kernels(),
-        "blas_threads": libraries.blas_threads(),
-        "numpy_instructions": libraries.numpy_instructions(),
-        **kernels.in_force(),
+        **libraries.read_back(),
+        **asdict(kernels.chosen),
     }
 
 
@@ -114,40 +102,19 @@ def _wanted(
     capability, forbidden = switches.cpu_capability, (switches.numpy_without or "").split()
     # Numpy may have another BLAS than OpenBLAS, which only the way `blas` cannot do with.
     one_thread = products == "blas" or (products != "plain" and settings["blas_threads"] is not None)
+    same = ("deterministic_algorithms", "fill_uninitialized_memory", "cudnn_benchmark", "cudnn_deterministic")
     return {
         "torch_num_threads": num_threads,
         "openmp_dynamic": False,
-        "flush_to_zero": False,
-        "deterministic_algorithms": switches.deterministic_algorithms,
-        "fill_uninitialized_memory": switches.fill_uninitialized_memory,
-        "cudnn_benchmark": switches.cudnn_benchmark,
-        "cudnn_deterministic": switches.cudnn_deterministic,
-        "cuda_float32_precision": switches.float32_precision.name,
-        "products": products,
         "python_hash_seed": None if switches.hash_seed is None else str(switches.hash_seed),
-        "cublas_workspace": switches.cublas_workspace,
+        **{name: getattr(switches, name) for name in (*same, "cublas_workspace", "blas_kernels")},
+        "cuda_float32_precision": switches.float32_precision.name,
         "mkl_branch": strict_branch() if products == "strict" else None,
         "mkl_threads": None if settings["mkl_threads"] is None else num_threads,
         "cpu_capability": None if capability is None else capability.upper(),
-        "blas_kernels": switches.blas_kernels,
         "blas_threads": 1 if one_thread else None,
         "numpy_instructions": [each for each in settings["numpy_instructions"] if each not in forbidden],
     }
-
-
-def _instead(switches: DeterminismConfig) -> str:
-    if switches.profile is not None:
-        return f"this machine cannot be {switches.profile}; use determinism=invariant"
-    if switches.products.name != "plain":
-        return "use determinism.products=padded, or start runs with scripts/train.py, which prepares them"
-    return "start runs with scripts/train.py, which prepares their process, or use determinism=fast"
-
-
-def _row_groups() -> int:
-    text = os.environ.get(ROW_GROUPS, "0")
-    if not text.isdecimal():
-        raise ConfigError(f"{ROW_GROUPS}={text}: expected a number of rows, or 0 for no groups")
-    return int(text)
 
 
 def resolve_device(name: str) -> torch.device:

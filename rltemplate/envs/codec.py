@@ -26,13 +26,13 @@ class Codec:
         self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
         self.bounded = False  # actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
-            self.action_size = int(np.prod(action_space.shape))
             low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-            self._bounded = np.isfinite(low) & np.isfinite(high)
-            self.bounded = bool(self._bounded.all())
-            bottom, top = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            self.bounded, self.action_size = bool(bounded.all()), len(low)
+            bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
             self._center = (bottom / 2 + top / 2).astype(np.float32)
             self._half = (top / 2 - bottom / 2).astype(np.float32)
+            self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
             self._low, self._high = low + 0.0, high + 0.0  # no -0.0: of two zeros NumPy takes either
         elif isinstance(action_space, spaces.Discrete):
             self.nvec = (int(action_space.n),)
@@ -64,9 +64,7 @@ class Codec:
         """Algorithm actions (N, A) as a batch of the environment's own actions."""
         if isinstance(self.action_space, spaces.Box):
             # np.clip does the same in twice the time.
-            native: np.ndarray = np.minimum(np.maximum(action, -1.0), 1.0)
-            if not self.bounded:
-                native = np.where(self._bounded, native, action)
+            native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
             native = native * self._half + self._center
             # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
             native = np.minimum(np.maximum(native, self._low), self._high)

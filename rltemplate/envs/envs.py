@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rltemplate.envs.codec import Codec
-from rltemplate.envs.make import EnvSpec, make_env
-from rltemplate.envs.vector import SerialEnvs, make_recorder, step_dtype
-from rltemplate.envs.workers import WorkerPool
+from rltemplate.envs.make import EnvSpec, codec_of
+from rltemplate.envs.vector import SerialEnvs, WorkerPool, step_dtype
 from rltemplate.types import ConfigError, Episode, Probe
 
 
@@ -37,24 +35,17 @@ class Envs:
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, seeds: Sequence[int], num_workers: int = 0) -> None:
-        if len(seeds) != num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
         self.spec = spec
         self.num_envs = num_envs
         self.probe = Probe()
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
-        tried = make_env(spec)  # refuses, as the codec does, before any worker starts
-        try:
-            self.codec = Codec(spec.id, tried.observation_space, tried.action_space)
-        finally:
-            tried.close()
+        self.codec = codec_of(spec)  # refuses before any worker starts
         dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
         self._vector: SerialEnvs | WorkerPool
         if num_workers:
             self._vector = WorkerPool(spec, self._seeds, num_workers, dtype)
         else:
-            envs = [make_recorder(spec, number, num_envs) for number in range(num_envs)]
-            self._vector = SerialEnvs(envs, np.zeros(num_envs, dtype))
+            self._vector = SerialEnvs(spec, slice(num_envs), np.zeros(num_envs, dtype))
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 
@@ -68,26 +59,22 @@ class Envs:
 
     def step(self, action: np.ndarray) -> Step:
         """Step every environment with `action` (N, A), and start a new episode where one ended."""
-        step = self._step(action)
-        self.probe.results("step", step)
-        return step
-
-    def _step(self, action: np.ndarray) -> Step:
         raw, *rest = self._vector.step(self.codec.decode_action(action))
-        next_obs = self.codec.encode_obs(raw)
+        next_obs = obs = self.codec.encode_obs(raw)
         reward, terminated, truncated = (array.copy() for array in rest)
         self._returns += reward
         self._lengths += 1
+        episodes: list[Episode] = []
         done = terminated | truncated
-        if not np.count_nonzero(done):
-            return Step(reward, terminated, truncated, next_obs, next_obs, [])
-        ended = zip(self._returns[done].tolist(), self._lengths[done].tolist(), strict=True)
-        episodes = [Episode(episode_return, length) for episode_return, length in ended]
-        self._returns[done] = 0.0
-        self._lengths[done] = 0
-        obs = next_obs.copy()
-        obs[done] = self.codec.encode_obs(self._vector.reset(done, self._no_seeds)[done])
-        return Step(reward, terminated, truncated, next_obs, obs, episodes)
+        if np.count_nonzero(done):
+            episodes += map(Episode, self._returns[done].tolist(), self._lengths[done].tolist())
+            self._returns[done] = 0.0
+            self._lengths[done] = 0
+            obs = next_obs.copy()
+            obs[done] = self.codec.encode_obs(self._vector.reset(done, self._no_seeds)[done])
+        step = Step(reward, terminated, truncated, next_obs, obs, episodes)
+        self.probe.results("step", step)
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every environment: a copy, of tensors, numbers and strings in dicts and lists."""

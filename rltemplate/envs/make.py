@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import logging
+import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
-from rltemplate.envs.exits import exits_are_errors
 from rltemplate.types import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
+# The W&B client puts a function of its own in front of sys.exit.
+_PASSED_THROUGH = (__file__, os.path.join("wandb", "sdk", "lib", "exit_hooks.py"))  # noqa: PTH118
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +71,62 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gym.Env[Any, Any]
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         if not spec.kwargs:
             raise
-        kind = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
-        raise ConfigError(f"env.kwargs={dict(spec.kwargs)}: {kind}{_first_line(error)}") from error
+        raise ConfigError(
+            f"env.kwargs={dict(spec.kwargs)}: {type(error).__name__}: {_first_line(error)}"
+        ) from error
     if type(env.unwrapped).__name__ == "BipedalWalker":
         env = FreshWorld(env)
     denormals.keep()
     return env
 
 
+def codec_of(spec: EnvSpec) -> Codec:
+    """The codec of an environment, which is made once to try it; it refuses as `make_env` and `Codec` do."""
+    env = make_env(spec)
+    try:
+        return Codec(spec.id, env.observation_space, env.action_space)
+    finally:
+        env.close()
+
+
 def check_env(spec: EnvSpec) -> Codec:
-    """The codec of an environment that is made once to try it; `ConfigError` if it cannot be made."""
+    """The same where nothing is running yet: `ConfigError` whatever the environment raises."""
     try:
         with exits_are_errors():
-            env = make_env(spec)
-            codec = Codec(spec.id, env.observation_space, env.action_space)
-            env.close()
+            return codec_of(spec)
     except ConfigError:
         raise
-    except RunError as error:  # names its place
-        raise ConfigError(f"env.id={spec.id}: cannot be made, {error}") from error
     except Exception as error:
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
-        raise ConfigError(
-            f"env.id={spec.id}: cannot be made, {type(error).__name__} in {at.filename}, line {at.lineno}: "
-            f"{_first_line(error)}"
-        ) from error
-    return codec
+        why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {_first_line(error)}"
+        why = str(error) if isinstance(error, RunError) else why  # which names its place itself
+        raise ConfigError(f"env.id={spec.id}: cannot be made, {why}") from error
+
+
+@contextlib.contextmanager
+def exits_are_errors() -> Iterator[None]:
+    """Raise `RunError`, naming file and line, where code in the block calls `sys.exit` or `os._exit`.
+
+    An environment or a library that ends the process of a run is an error, whatever its exit status. Forked
+    child processes may call `os._exit`. Native code that ends the process is not noticed.
+    """
+    leave, owner = os._exit, os.getpid()
+
+    def leave_openly(status: int) -> NoReturn:
+        if os.getpid() != owner:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = leave_openly
+    try:
+        yield
+    except SystemExit as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [frame for frame in frames if not frame.filename.endswith(_PASSED_THROUGH)][-1]
+        status = error.code or 0
+        raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
+    finally:
+        os._exit = leave
 
 
 def uses_mujoco(env_id: str) -> bool:
@@ -104,7 +137,7 @@ def uses_mujoco(env_id: str) -> bool:
 def _first_line(error: BaseException) -> str:
     # Gymnasium raises a TypeError of the environment again, with more words.
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line.partition(" was raised from the environment creator")[0].strip("'\" ")
+    return line.partition(" was raised from the environment creator")[0]
 
 
 def _quiet_mujoco() -> None:

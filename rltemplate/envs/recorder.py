@@ -95,8 +95,7 @@ class ActionRecorder:
         self.env.close()
 
     def _explain(self, error: Exception, moment: str) -> None:
-        """Raise RunError for an invalid value; note the step of an exception of the environment."""
-        if isinstance(error, validity.InvalidValue):
+        if isinstance(error, RunError):
             raise RunError(f"{self._name}, {moment}: {error}") from None
         error.add_note(f"{self._name}, {moment}")
 
@@ -122,27 +121,25 @@ class ActionRecorder:
         """
         if recorded is None:
             return True, 0, 0.0
-        differs = (False, 0, 0.0)
-        seed = recorded["seed"]
+        seed, generator = recorded["seed"], recorded["generator"]
         if not recorded["from_seed"]:
             # Things that an environment makes or draws with a seed, such as parts that share its generator,
             # have to be there even if the episode with the seed is long past.
             self.reset(seed)
             self._episodes.clear()
-            seed, generator = None, recorded["generator"]
-            if generator is not None and not _set_generator_state(self.env, json.loads(generator)):
-                return differs
-        actions, episode_return = iter(recorded["actions"]), 0.0
+            seed = None
+            if generator is not None:  # in place, because parts of the environment may hold it too
+                self.env.unwrapped.np_random.bit_generator.state = json.loads(generator)
+        actions, same, episode_return = iter(recorded["actions"]), True, 0.0
         for length, outcome in zip(recorded["lengths"], recorded["outcomes"], strict=True):
             self.reset(seed)
             seed, episode_return = None, 0.0
             for action in islice(actions, length):
                 if self._last[2] or self._last[3]:  # stepping on after an early end may raise anything
-                    return differs
+                    return False, 0, 0.0
                 episode_return += self.step(action.copy())[1]
-            if len(self._actions) != length or self._outcome() != outcome:
-                return differs
-        return next(actions, None) is None, length, episode_return
+            same = same and self._outcome() == outcome
+        return same, len(self._actions), episode_return
 
     def _outcome(self) -> str:
         obs, reward, terminated, truncated = self._last
@@ -159,12 +156,3 @@ def _generator_state(env: gym.Env[Any, Any]) -> str | None:
     if not isinstance(generator, np.random.Generator):
         return None
     return json.dumps(generator.bit_generator.state, default=lambda value: value.tolist())
-
-
-def _set_generator_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> bool:
-    """True if the generator took `state`. In place, because parts of the environment may hold it too."""
-    try:
-        env.unwrapped.np_random.bit_generator.state = state
-    except (AttributeError, TypeError, ValueError):  # numpy's ways of refusing the state of another kind
-        return False
-    return True

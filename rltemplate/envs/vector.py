@@ -1,13 +1,25 @@
-"""N environments stepped one after the other in this process.
+"""N environments stepped together, in this process and in others beside it.
 
 Nothing is reset by itself. Infos are dropped. Gymnasium's own SyncVectorEnv takes more time for infos and
-copies than small environments take for a step.
+copies than small environments take for a step. Its AsyncVectorEnv waits forever for a worker that died in the
+wrong moment, loses tracebacks, and leaves its workers to signals that are meant for the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +27,10 @@ from gymnasium import spaces
 
 from rltemplate.envs.make import EnvSpec, make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.types import ConfigError
+from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
+
+_GRACE_S = 5.0  # for workers to close their environments
+_LOOK_AFTER_S = 0.5  # between two looks of a worker at the run's process
 
 
 class StepResult(NamedTuple):
@@ -27,17 +42,6 @@ class StepResult(NamedTuple):
     truncated: np.ndarray  # (N,) bool
 
 
-def make_recorder(spec: EnvSpec, number: int, num_envs: int) -> ActionRecorder:
-    """One of the copies of an environment, by its number from 0."""
-    name = spec.id if num_envs == 1 else f"{spec.id}, environment {number + 1} of {num_envs}"
-    try:
-        return ActionRecorder(make_env(spec), name)
-    except Exception as error:
-        if not isinstance(error, ConfigError):
-            error.add_note(f"{name}, when it was made")
-        raise
-
-
 def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.dtype[Any]:
     """The action and the results of one environment in one step, for a structured array of all."""
     action = np.dtype(action_space.dtype if isinstance(action_space, spaces.Box) else np.int64)
@@ -47,16 +51,19 @@ def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) ->
 
 
 class SerialEnvs:
-    """Environments in this process, one after the other. The first one that fails ends the step.
+    """A group of the environments, one after the other. The first one that fails ends the step.
 
-    `table` (N,) of `step_dtype` holds their results. Methods raise `RunError` where an environment returns an
-    invalid value; exceptions of an environment pass. Only `close` may follow either.
+    `table` (N,) of `step_dtype` holds the results of all groups. Methods raise `RunError` where an
+    environment returns an invalid value; exceptions of an environment pass. Only `close` may follow either.
     """
 
-    def __init__(self, envs: Sequence[ActionRecorder], table: np.ndarray) -> None:
-        self._envs = envs
-        self._results = StepResult(*(table[name] for name in StepResult._fields))
-        self._steps = [env.step for env in envs]
+    def __init__(self, spec: EnvSpec, group: slice, table: np.ndarray) -> None:
+        num, self._envs = len(table), []
+        for number in range(num)[group]:
+            name = spec.id if num == 1 else f"{spec.id}, environment {number + 1} of {num}"
+            self._envs.append(ActionRecorder(make_env(spec), name))
+        self._results = StepResult(*(table[group][name] for name in StepResult._fields))
+        self._steps = [env.step for env in self._envs]
 
     def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
         """Begin an episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
@@ -81,3 +88,161 @@ class SerialEnvs:
         with contextlib.ExitStack() as closing:
             for env in self._envs:
                 closing.callback(env.close)
+
+
+class WorkerPool:
+    """Environments in groups, one in each of `num_workers` processes beside this one, and the last one here.
+
+    Groups follow the order of the environments and are as even as possible, the last ones the smaller: with
+    as many workers as environments none is left for this process. Methods are those of `SerialEnvs`; all
+    groups work at the same time.
+
+    `RunError` if a worker has died. An exception of an environment in a worker is raised here as RuntimeError
+    with the traceback as a note. Of several failures that of the first environment is raised. Workers ignore
+    signals that are meant for the run, and none outlives it. Global generators of a worker start from the
+    seed of its first environment: after a fork they would all start from the same numbers.
+    """
+
+    def __init__(self, spec: EnvSpec, seeds: Sequence[int], num_workers: int, dtype: np.dtype[Any]) -> None:
+        num_envs, groups = len(seeds), num_workers + 1
+        bounds = [-(-number * num_envs // groups) for number in range(groups + 1)]
+        self._groups = list(map(slice, bounds, bounds[1:]))
+        self._id = spec.id
+        self._own: SerialEnvs | None = None
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        # Also when the interpreter exits, before multiprocessing waits for its children.
+        self._end = Finalize(self, _end_workers, (self._pipes, self._processes), exitpriority=10)
+        # A fork knows all environments that are registered here.
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        # Shared by all, without a name that could be left in a file system.
+        memory = context.RawArray("b", num_envs * dtype.itemsize)
+        table: np.ndarray = np.frombuffer(memory, dtype)
+        self._actions = table["action"]
+        self._results = StepResult(*(table[name] for name in StepResult._fields))
+        try:
+            for group in self._groups[:-1]:
+                pipe, other = context.Pipe()
+                work = (other, spec, group, memory, dtype, seeds[group.start])
+                process = context.Process(target=_work, args=work, daemon=True)
+                process.start()
+                other.close()
+                self._pipes.append(pipe)
+                self._processes.append(process)
+            own = partial(SerialEnvs, spec, self._groups[-1], table)
+            *_, self._own = self._finish(range(num_workers), own)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        """Begin an episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
+        parts = [(mask[group], seeds[group]) if mask[group].any() else None for group in self._groups]
+        self._do("reset", parts)
+        return self._results.obs
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        """Step with `actions` (N, ...)."""
+        self._actions[:] = actions
+        self._do("step", [*((None,) for _ in self._pipes), (actions[self._groups[-1]],)])
+        return self._results
+
+    def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """The results of a method of each environment, in order, called with one argument each or none."""
+        parts = [(name, None if arguments is None else arguments[group]) for group in self._groups]
+        return [result for results in self._do("call", parts) for result in results]
+
+    def close(self) -> None:
+        """Close all environments; workers that do not answer are ended by force."""
+        self._end()
+        if self._own is not None:
+            self._own.close()
+
+    def _do(self, method: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
+        """The results of a method of all groups that have arguments, in order."""
+        *theirs, mine = arguments
+        asked = [number for number, given in enumerate(theirs) if given is not None]
+        for number in asked:
+            with contextlib.suppress(ConnectionError):  # of a death, which shows where its answer is missing
+                self._pipes[number].send((method, theirs[number]))
+        return self._finish(asked, lambda: None if mine is None else getattr(self._own, method)(*mine))
+
+    def _finish(self, asked: Sequence[int], own: Callable[[], Any]) -> list[Any]:
+        """The answers of the workers `asked`, and the result of `own`, called while they work."""
+        try:
+            mine = own()
+        except Exception as error:
+            mine = error
+        results = [*map(self._answer, asked), mine]
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    def _answer(self, number: int) -> Any:
+        try:
+            return self._pipes[number].recv()
+        except (EOFError, OSError):
+            process = self._processes[number]
+            process.join(1.0)  # its pipe closes a moment before
+            code = process.exitcode or 0
+            how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+            which = f"worker process {number + 1} of {len(self._pipes)}"
+            raise RunError(f"{self._id}: {which} died ({how})") from None
+
+
+def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(None)  # closing is not enough: later workers may have a copy
+        pipe.close()
+    deadline = time.monotonic() + _GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _work(
+    pipe: Connection, spec: EnvSpec, group: slice, memory: Any, dtype: np.dtype[Any], seed: int
+) -> None:
+    """In a worker: make a group of environments and call its methods as asked, until asked for no more."""
+    for request in STOP_SIGNALS:
+        signal.signal(request, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    from rltemplate.envs.global_rng import seed_global_rng  # imports torch, too long for a check
+
+    table: np.ndarray = np.frombuffer(memory, dtype)
+    envs: SerialEnvs | None = None
+    task: Any = ("", ())
+    with contextlib.suppress(EOFError, ConnectionError):  # the run may end without a word
+        while task is not None:
+            method, arguments = task
+            answer: Any = None
+            try:
+                if envs is None:
+                    seed_global_rng(seed)
+                    envs = SerialEnvs(spec, group, table)
+                elif method == "step":
+                    envs.step(table["action"][group].copy())  # an environment may keep its action
+                else:
+                    answer = getattr(envs, method)(*arguments)
+            except (ConfigError, RunError) as error:
+                answer = error
+            except Exception as error:
+                # Some exceptions do not come out of a pickle as they went in.
+                answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
+                answer.add_note("".join(traceback.format_exception(error)))
+            pipe.send(answer)
+            task = pipe.recv()
+    if envs is not None:
+        envs.close()
+
+
+def _end_with_the_run() -> None:
+    """End this process, whatever it does, when that of the run is gone."""
+    run = multiprocessing.parent_process()
+    while run is not None and os.getppid() == run.pid:
+        time.sleep(_LOOK_AFTER_S)
+    os._exit(1)

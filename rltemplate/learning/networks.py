@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.determinism.layers import Elu, Linear, Rows, Tanh
+from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": Elu}
 

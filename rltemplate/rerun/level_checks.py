@@ -32,7 +32,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     algorithm, _ = build_algorithm(config)
     found: dict[str, Any] = {}
     try:
-        settings = switches.confirm(settings)
+        switches.confirm(settings)
         tried = trial(config, algorithm)
         for name in names:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
-from rltemplate.determinism.variables import ROW_GROUPS
+from rltemplate.determinism.levels import ROW_GROUPS
 
 # Levels whose bits depend neither on the number of threads nor on the rows beside a row.
 INVARIANT = (Level.invariant, Level.profile)

@@ -25,9 +25,8 @@ from rltemplate.analysis import compare
 from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Level
-from rltemplate.determinism.levels import PROMISES
+from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.determinism.variables import ROW_GROUPS
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import REFUSED, Children, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult, Seen

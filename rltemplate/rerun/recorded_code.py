@@ -20,8 +20,8 @@ from typing import Any
 
 from rltemplate.analysis.differences import ABSENT, VERSIONS, Difference
 from rltemplate.config.command_args import few
+from rltemplate.determinism.levels import influences, is_influential
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.determinism.variables import influences, is_influential
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.run import paths

@@ -86,7 +86,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     if added:
         notes.append(about_added(run_dir.name, added))
     changed: dict[str, Any] = check_changes("the run", record.git, record.versions, snapshot, job.accept)
-    now = machine_facts(with_gpus=False)
+    now = machine_facts()
     for key in ("cpu", "python", "libc"):
         if record.machine.get(key) not in (None, now[key]):
             changed[key] = [record.machine[key], now[key]]

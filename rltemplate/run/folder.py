@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rltemplate.config.loading import from_dict, to_yaml
+from rltemplate.determinism.levels import influences
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.determinism.variables import influences
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back
 from rltemplate.run.git.snapshot import (

@@ -23,7 +23,7 @@ def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
         switches=config.determinism,
         passes=algorithm.forward_passes(),
         device=switches.resolve_device(config.device.name),
-        products=kernels.in_force()["products"],
+        products=kernels.chosen.products,
         # A user's environment may use MuJoCo unannounced; the first one has been made by now.
         physics=uses_mujoco(config.env.id) or "mujoco" in sys.modules,
     )
@@ -34,10 +34,10 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
 
     `settings` are those that were applied, and are read back from the libraries.
     """
-    confirmed = switches.confirm(settings)
+    switches.confirm(settings)
     tried = trial(config, algorithm)
     found = {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
-    return DeterminismFacts(level=config.determinism.level.name, settings=dict(confirmed), checks=found)
+    return DeterminismFacts(level=config.determinism.level.name, settings=dict(settings), checks=found)
 
 
 def settled(job: Job) -> Job:

@@ -1,35 +1,39 @@
-"""A row's result depends on that row alone where the level says so, and the check can tell."""
+"""Rows on their own where the level says so, checks that can tell, and the way `blas` beside torch's own."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, Configure, small
+from torch import Tensor, nn
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.determinism import kernels, switches
+from rltemplate.determinism import kernels
 from rltemplate.determinism.checks import Trial, check_repeats, check_rows
-from rltemplate.determinism.layers import Elu, Linear, Rows
-from rltemplate.determinism.variables import ROW_GROUPS
+from rltemplate.determinism.kernels import Rows
+from rltemplate.learning.networks import mlp
 from rltemplate.types import ConfigError, ForwardPass
 
 CPU = torch.device("cpu")
-Network = Callable[[torch.Tensor], torch.Tensor]
+Network = Callable[[Tensor], Tensor]
+ELEMENTARY = ("exp", "log", "sqrt", "tanh")
 
 
 @pytest.fixture(autouse=True)
 def plain_afterwards() -> Iterator[None]:
     yield
     kernels.use("plain")
-    kernels.group_rows(0)
 
 
 def tried(configure: Configure, network: Network, products: str = "padded") -> Trial:
@@ -54,21 +58,6 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     algorithm.close()
 
 
-def test_a_gradient_is_the_gradient_of_the_whole_batch() -> None:
-    """Filling up must leave no trace in what is learned."""
-    net = Rows(Linear(5, 8), Elu(), Linear(8, 2))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator)
-    rows = torch.randn(21, 5, generator=generator)
-    gradients = []
-    for products in ("plain", "padded", "tiled"):
-        kernels.use(products)
-        gradients.append(torch.autograd.grad(net(rows).square().sum(), list(net.parameters())))
-    for other in gradients[1:]:
-        torch.testing.assert_close(gradients[0], other, rtol=1e-4, atol=1e-4)
-
-
 def test_a_sum_has_one_order_where_the_level_asks_for_it() -> None:
     x = torch.randn(100_003, generator=torch.Generator().manual_seed(0))
     before = torch.get_num_threads()
@@ -87,7 +76,7 @@ def test_a_sum_has_one_order_where_the_level_asks_for_it() -> None:
 def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
     calls = iter(range(1000))
 
-    def drifting(rows: torch.Tensor) -> torch.Tensor:
+    def drifting(rows: Tensor) -> Tensor:
         return rows + next(calls) * 1e-6
 
     with pytest.raises(ConfigError, match="the policy network gives different bits for equal inputs"):
@@ -96,13 +85,89 @@ def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
 
 
 def test_a_network_that_looks_at_its_neighbours_is_found(configure: Configure) -> None:
-    def centred(rows: torch.Tensor) -> torch.Tensor:
+    def centred(rows: Tensor) -> Tensor:
         return rows - rows.mean(0)
 
     assert check_rows(tried(configure, torch.tanh))["holds"]
     for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
         with pytest.raises(ConfigError, match=rf"other bits in a batch of \d+ rows on .*; use {instead}"):
             check_rows(tried(configure, centred, products))
+
+
+# --- Products by numpy's BLAS, elementary functions by numpy ---------------------------------------------
+
+
+def network(*sizes: int, activation: str = "tanh", double: bool = False) -> Rows:
+    net = mlp(sizes, activation, torch.Generator().manual_seed(3))
+    return net.double() if double else net
+
+
+def numbers(*shape: int, double: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(shape, generator=generator, dtype=torch.float64 if double else torch.float32)
+
+
+def values_and_gradients(net: nn.Module, x: Tensor) -> list[Tensor]:
+    leaf = x.clone().requires_grad_()
+    y = net(leaf)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *net.parameters()])]
+
+
+def in_both_ways(compute: Callable[[], list[Tensor]], products: str = "blas") -> list[tuple[Tensor, Tensor]]:
+    """Pairs of results of `compute`, in the way `plain` and another, which stays in force."""
+    kernels.use("plain")
+    plain = compute()
+    kernels.use(products)
+    return list(zip(plain, compute(), strict=True))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("rows", [1, 8, 9, 305, 700])
+def test_networks_and_their_gradients_agree_with_torch(activation: str, rows: int) -> None:
+    """Rows that were filled up leave no trace in what is learned."""
+    ways = itertools.product(("blas", "padded", "tiled"), ((False, 2e-5), (True, 1e-12)))
+    for products, (double, close) in ways:
+        net = network(11, 40, 33, 3, activation=activation, double=double)
+        x = numbers(rows, 11, double=double)
+        for plain, ours in in_both_ways(partial(values_and_gradients, net, x), products):
+            assert ours.shape == plain.shape
+            assert ours.dtype == plain.dtype
+            scale = plain.abs().max().item()
+            assert torch.allclose(ours, plain, rtol=0.0, atol=close * max(scale, 1e-3))
+
+
+@pytest.mark.parametrize("name", ELEMENTARY)
+def test_elementary_functions_agree_with_torch(name: str) -> None:
+    function: Callable[[Tensor], Tensor] = getattr(kernels, name)
+    for double in (False, True):
+        base = numbers(30, 14, double=double).abs() + 0.1
+        for x in (base, base.T, base[:, ::3], base[2, 2], base[:1].expand(5, 14), base[:0]):
+
+            def compute(x: Tensor = x) -> list[Tensor]:
+                leaf = x.detach().requires_grad_()
+                y = function(leaf)
+                assert torch.equal(function(x), y.detach()), "the gradient changes the value"
+                return [y.detach(), *torch.autograd.grad(y.sum(), leaf)]
+
+            for plain, ours in in_both_ways(compute):
+                assert ours.shape == plain.shape == x.shape
+                assert torch.allclose(ours, plain, rtol=1e-6, atol=1e-14 if double else 2e-7)
+                assert ours.dtype == plain.dtype
+    assert torch.autograd.gradcheck(function, [(numbers(9, double=True).abs() + 0.1).requires_grad_()])
+
+
+def test_infinities_are_no_errors() -> None:
+    x = torch.tensor([-torch.inf, -1.0, 0.0, 200.0, torch.inf, torch.nan])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for plain, ours in in_both_ways(lambda: [getattr(kernels, name)(x) for name in ELEMENTARY]):
+            assert torch.equal(plain.isnan(), ours.isnan())
+            assert torch.allclose(plain.nan_to_num(), ours.nan_to_num())
+        net = network(6, 20, 2)
+        assert net(x[None]).isnan().all()
+
+
+# --- Runs --------------------------------------------------------------------------------------------------
 
 
 def train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -128,27 +193,3 @@ def test_the_first_ratio_is_exactly_one_at_invariant_and_not_at_repeat(tmp_path:
         assert first_ratios(tmp_path / f"{threads}") == {0.0}
     assert train(tmp_path / "repeat", *words).returncode == 0
     assert max(first_ratios(tmp_path / "repeat")) > 0.0
-
-
-@pytest.mark.long
-def test_threads_and_grouping_change_no_bit_of_a_run_at_invariant(tmp_path: Path) -> None:
-    words = ["algo=ppo", "env=Hopper", "env.num_envs=3", "total_env_steps=1536", "algo.num_steps=256"]
-    traces: dict[str, set[str]] = {}
-    for level in ("invariant", "repeat"):
-        for name, threads, groups in (("one", 1, "0"), ("two", 2, "0"), ("groups", 1, "7")):
-            folder = tmp_path / f"{level}-{name}"
-            given = [*words, f"determinism={level}", f"num_threads={threads}"]
-            done = train(folder, *given, RLTEMPLATE_ROW_GROUPS=groups)
-            assert done.returncode == 0, done.stderr
-            traces.setdefault(level, set()).add((folder / "trace.jsonl").read_text())
-    assert len(traces["invariant"]) == 1
-    assert len(traces["repeat"]) > 1
-
-
-@pytest.mark.parametrize("groups", ["-1", "many"])
-def test_a_wrong_number_of_rows_is_refused(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, groups: str
-) -> None:
-    monkeypatch.setenv(ROW_GROUPS, groups)
-    with pytest.raises(ConfigError, match="expected a number of rows"):
-        switches.apply(configure("determinism=fast").determinism, torch.get_num_threads())

@@ -119,7 +119,6 @@ def restored(state: dict[str, Any], env_id: str = "CartPole-v1", num: int = 2, w
 
 HARMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another generator": lambda s: s["states"][0].update(generator=s["states"][1]["generator"]),
-    "generator of another kind": lambda s: s["states"][0].update(generator='{"bit_generator": "MT19937"}'),
     "last action missing": lambda s: s["states"][1].update(actions=s["states"][1]["actions"][:-1]),
     "another action": lambda s: s["states"][1]["actions"][-2].bitwise_xor_(1),
     "no returns": lambda s: s["returns"].zero_(),
@@ -159,7 +158,7 @@ class Walk(gym.Env[np.ndarray, Any]):
     """A random walk of seven steps; each kind of it keeps one more thing somewhere."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     episodes = 0
 
     def __init__(self, render_mode: str | None = None) -> None:
@@ -174,13 +173,16 @@ class Walk(gym.Env[np.ndarray, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        self.place = self.place + self.np_random.normal(size=2) + self.pushed(action)
+        self.place = self.place + self.drawn() + self.pushed(action)
         return self.place.copy(), self.reward(), False, self.t == 7, {}
 
     def seeded(self, seed: int | None) -> None:
         """Called by each reset."""
 
     def start(self) -> np.ndarray:
+        return self.drawn()
+
+    def drawn(self) -> np.ndarray:
         return self.np_random.normal(size=2)
 
     def pushed(self, action: Any) -> Any:
@@ -204,14 +206,6 @@ class OfItsSeed(Walk):
         return float(self.place[0] - self.goal)
 
 
-class OlderGenerator(Walk):
-    """Has numpy's older kind of generator, whose state is not kept."""
-
-    def seeded(self, seed: int | None) -> None:
-        if seed is not None:
-            self.np_random = np.random.RandomState(seed % 2**32)  # type: ignore[assignment]
-
-
 class NoGenerator(Walk):
     """Moves by its actions alone, and never touches a generator."""
 
@@ -219,10 +213,8 @@ class NoGenerator(Walk):
         self.place, self.t = np.zeros(2), 0
         return self.place.copy(), {}
 
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        self.place = self.place + action
-        return self.place.copy(), self.reward(), False, self.t == 7, {}
+    def drawn(self) -> np.ndarray:
+        return np.zeros(2)
 
 
 class SameArrays(Walk):
@@ -243,14 +235,6 @@ class SameArrays(Walk):
         return self.given, *rest
 
 
-class SeveralDiscrete(Walk):
-    action_space = spaces.MultiDiscrete([3, 2])
-
-    def pushed(self, action: Any) -> Any:
-        assert (action.dtype, action.shape) == (np.int64, (2,))
-        return action
-
-
 class GeneratorOfItsOwn(Walk):
     """Draws from a generator without a seed."""
 
@@ -260,14 +244,6 @@ class GeneratorOfItsOwn(Walk):
 
     def start(self) -> np.ndarray:
         return self.own.normal(size=2)
-
-
-class DrawsUnseen(Walk):
-    """Keeps state across episodes that shows only in how far the generator got."""
-
-    def step(self, action: Any) -> Any:
-        self.np_random.random(self.episodes)
-        return np.zeros(2), *super().step(action)[1:]
 
 
 class PartsLater(Walk):
@@ -285,11 +261,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[str]:
     gym.registry.pop("Own-v0")
 
 
-REPEATING = [Walk, OfItsSeed, NoGenerator, SameArrays, SeveralDiscrete]
-HIDING = [OlderGenerator, GeneratorOfItsOwn, DrawsUnseen, PartsLater]
-
-
-@pytest.mark.parametrize("own", REPEATING, indirect=True)
+@pytest.mark.parametrize("own", [Walk, OfItsSeed, NoGenerator, SameArrays], indirect=True)
 def test_an_environment_that_repeats_itself_goes_on(own: str, tmp_path: Path) -> None:
     for steps in (0, 5, 14, 25):
         envs = running(own, steps=steps)
@@ -298,7 +270,7 @@ def test_an_environment_that_repeats_itself_goes_on(own: str, tmp_path: Path) ->
         assert play(again, steps, 30) == play(envs, steps, 30)
 
 
-@pytest.mark.parametrize("own", HIDING, indirect=True)
+@pytest.mark.parametrize("own", [GeneratorOfItsOwn, PartsLater], indirect=True)
 def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
     state = running(own, steps=25).state_dict()
     with pytest.raises(ConfigError, match="the environment Own-v0 does not repeat itself") as refusal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import gymnasium as gym
@@ -46,17 +45,12 @@ FINITE = "expected a finite number that float32 holds"
 PARTS = "expected 5 parts (observation, reward, terminated, truncated, info)"
 FAULTS: dict[str, tuple[Act, str]] = {
     "nan": (spoilt(np.nan), f"the observation has nan in place 3 of 11, {FINITE}"),
-    "inf": (spoilt(-np.inf, np.float64), f"the observation has -inf in place 3 of 11, {FINITE}"),
     "great": (spoilt(1e39, np.float64), f"the observation has 1e+39 in place 3 of 11, {FINITE}"),
     "great, in sum zero": (obs(np.array([1e300, -1e300] + [0] * 9)), "the observation has 1e+300 in place 1"),
-    "none": (obs(None), f"the observation is None (NoneType), {SHAPE}"),
     "ragged": (obs([[1.0], 2.0]), f"the observation is [[1.0], 2.0] (list), {SHAPE}"),
-    "complex": (obs(np.zeros(SIZE, np.complex64)), "the observation is an array of complex64 with the shape"),
     "choice too great": (obs(6), f"the observation is 6 (int), {CHOICE}"),
     "reward nan": (reward(float("nan")), f"the reward is nan (float), {FINITE}"),
-    "reward great": (reward(-1e39), f"the reward is -1e+39 (float), {FINITE}"),
-    "reward beyond all": (reward(10**400), f"(int), {FINITE}"),
-    "terminated none": (flags(None), "terminated is None (NoneType), expected true or false"),
+    "reward great": (reward(-(10**400)), f"(int), {FINITE}"),
     "truncated two": (flags(False, 2), "truncated is 2 (int), expected true or false"),
     "four parts": (lambda result: result[:4], PARTS),
     "no parts": (lambda result: None, f"step() gave None (NoneType), {PARTS}"),
@@ -67,7 +61,6 @@ LEGAL: dict[str, tuple[Act, list[float]]] = {
     "out of bounds": (obs(np.full(SIZE, 1.5, np.float32)), [1.5] * SIZE),
     "giant": (obs(np.full(SIZE, -3e38)), [float(np.float32(-3e38))] * SIZE),
     "reward array": (reward(np.ones((1, 1), np.float32)), ZEROS),
-    "reward fraction": (reward(Fraction(1)), ZEROS),
     "flags of numpy": (flags(np.int8(0), np.array(False)), ZEROS),
     "choice in an array": (obs(np.array(3)), [0.0, 1.0, 0.0, 0.0]),
 }
@@ -129,7 +122,6 @@ def test_an_invalid_step_is_named_with_its_place(act: str) -> None:
 @pytest.mark.parametrize(
     ("act", "at", "words"),
     [
-        ("nan", 0, "the observation has nan in place 3 of 11"),
         ("nan", -2, "the observation has nan in place 3 of 11"),
         ("no parts", 0, "reset() gave None (NoneType), expected 2 parts (observation, info)"),
     ],

@@ -22,7 +22,7 @@ import pytest
 from conftest import SHRUNK, alive, program
 
 from rltemplate.config.schema import Level
-from rltemplate.determinism.variables import ROW_GROUPS
+from rltemplate.determinism.levels import ROW_GROUPS
 from rltemplate.launch import process
 from rltemplate.rerun import prove
 from rltemplate.rerun.certificate import JSON, RATIO, TEXT, Certificate, RunResult

@@ -26,8 +26,7 @@ def main(args: Args) -> int:
     """Print returns and lengths."""
     run_dir = find_run(args.run, args.runs_dir)
 
-    from rltemplate.envs.exits import exits_are_errors
-    from rltemplate.envs.make import make_env
+    from rltemplate.envs.make import exits_are_errors, make_env
     from rltemplate.rng import env_seeds
     from rltemplate.run.evaluate import Evaluator
     from rltemplate.train import load_policy

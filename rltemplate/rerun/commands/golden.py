@@ -73,7 +73,7 @@ def _write(path: Path, digests: dict[str, str]) -> None:
     from rltemplate.determinism.golden import PARTS
     from rltemplate.determinism.machine import machine_facts
 
-    facts = machine_facts(with_gpus=False)
+    facts = machine_facts()
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in ("torch", "numpy", "mujoco"))
     lines = [f"golden: # recorded on {facts['cpu']}, {facts['libc']}, {versions}"]
     lines += [f'  {part}: "{digest}" # {PARTS[part][0]}' for part, digest in digests.items()]
