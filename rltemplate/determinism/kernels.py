@@ -30,7 +30,7 @@ _ROWS_PADDED, _ROWS_TILED = 16, 256
 
 
 @dataclass(slots=True)
-class InForce:
+class Ways:
     """The choices in force in this process."""
 
     products: str = "plain"
@@ -39,7 +39,7 @@ class InForce:
     row_groups: int = 0
 
 
-chosen = InForce()
+chosen = Ways()
 
 
 def use(products: str, row_groups: int = 0) -> None:
