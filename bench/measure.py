@@ -120,7 +120,6 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
-    from rltemplate.run.signals import Stop
     from rltemplate.run.sinks import make_sinks
     from rltemplate.run.sinks.sink import RunFacts
     from rltemplate.types import Probe
@@ -135,7 +134,7 @@ def observers(job: Job) -> dict[str, float]:
             folder.mkdir()
             facts = RunFacts("bench", folder, "bench", 10**9, to_dict(config), {}, None, (), to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
-            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, Stop())
+            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, lambda: False)
             watching[name] = observer
 
         def iteration(name: str) -> tuple[float, float]:

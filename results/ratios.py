@@ -31,7 +31,7 @@ def table(folders: Iterable[Path]) -> str:
     """
     seen: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
     for run in map(load_run, folders):
-        errors = [math.inf if row[RATIO] is None else row[RATIO] for row in run.rows if RATIO in row]
+        errors = [math.inf if math.isnan(row[RATIO]) else row[RATIO] for row in run.rows if RATIO in row]
         if run.record.trace is None or not errors:
             raise ConfigError(f"{run.dir}: expected a traced run of PPO that has ended")
         acting, steps, parts = (run.value(key) for key in _COUNTS)

@@ -21,32 +21,65 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis import targets
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import check_buffer
-from rltemplate.config.loading import about_added, from_dict, load_recorded, to_dict
+from rltemplate.config.loading import about_added, complete, from_dict, to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
-from rltemplate.run import paths
 from rltemplate.run.checkpoint import newest_checkpoint
-from rltemplate.run.continuation import check_same_run
 from rltemplate.run.job import PROJECT, Job
-from rltemplate.run.level import check_level, settled
 from rltemplate.run.lines import to_stderr
-from rltemplate.run.signals import Stop
-from rltemplate.run.training_run import TrainingRun
-from rltemplate.types import OBSERVER_KEYS, Algorithm, ConfigError, RunError
+from rltemplate.run.training_run import TrainingRun, check_level, settled
+from rltemplate.types import STOP_SIGNALS, Algorithm, ConfigError, RunError
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
+# A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition
+# within this time is the same request, unless Ctrl-C was pressed twice.
+_SAME_REQUEST_S = 2.0
+
+
+class Stop:
+    """A request to end after the present iteration; a later one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals as requests while the block runs; an ignored signal (nohup) stays ignored."""
+        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._request) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """True once the run has been asked to end."""
+        return self.signal is not None
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._since = number, now
+            # A second Ctrl-C ends even a process that is busy outside of Python.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        elif now - self._since > _SAME_REQUEST_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def run(job: Job) -> int:
@@ -62,7 +95,7 @@ def run(job: Job) -> int:
                 training.find_checkpoint()
                 seed_global_rng(config.seed)
                 algorithm, envs = build_algorithm(config)
-                training.own(algorithm)
+                training.algorithm = algorithm
                 if config.device is Device.cpu:
                     check_buffer(config.algo, envs.codec, usable_memory())
                 facts = check_level(config, settings, algorithm)
@@ -70,10 +103,10 @@ def run(job: Job) -> int:
                 # Observe.
                 signals.enter_context(stop.listening())
                 training.begin(algorithm, facts)
-                observers = training.observe(algorithm, envs, stop, partial(_standing, config))
+                observers = training.observe(algorithm, envs, stop.requested, partial(_standing, config))
 
                 # Loop.
-                while stop.signal is None and algorithm.env_steps < config.total_env_steps:
+                while not stop.requested() and algorithm.env_steps < config.total_env_steps:
                     denormals.keep()  # observers load libraries, which may switch them off
                     before, started = algorithm.env_steps, time.perf_counter()
                     result = algorithm.train_iteration()
@@ -84,7 +117,9 @@ def run(job: Job) -> int:
             raise
         finally:
             training.close()
-    return FINISHED if observers.complete or stop.signal is None else stop.exit_status
+    if observers.complete:
+        return FINISHED
+    return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)
 
 
 def _write_journal(config: Config, run_dir: Path) -> None:
@@ -108,13 +143,12 @@ def main() -> int:
 
 def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own."""
-    config, added = load_recorded(run_dir / paths.CONFIG)
-    if added:
-        note(about_added(run_dir.name, added))
     checkpoint = newest_checkpoint(run_dir, note, experience=False)
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
-    check_same_run(checkpoint.config, config, checkpoint.path.name, (*OBSERVER_KEYS, "total_env_steps"))
+    config, added = complete(checkpoint.config)
+    if added:
+        note(about_added(run_dir.name, added))
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.

@@ -22,7 +22,7 @@ from rltemplate.config.loading import load_config, to_dict
 from rltemplate.learning.replay_buffer import ReplayBuffer
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.evaluate import Evaluator
+from rltemplate.run.evaluate import evaluate
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.train import main, run
@@ -203,13 +203,12 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
 ) -> None:
     """The evaluation is cut short, and what was learned until then is saved."""
     run_dir = tmp_path / "run"
-    evaluate = Evaluator.run
 
-    def interrupted(self: Evaluator, *arguments: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(self, *arguments)
+        return evaluate(*arguments)
 
-    monkeypatch.setattr(Evaluator, "run", interrupted)
+    monkeypatch.setattr("rltemplate.run.observers.evaluate", interrupted)
     assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "interrupted"
     assert newest_state(run_dir)["env_steps"] == 64
@@ -220,17 +219,13 @@ def test_a_run_whose_folder_goes_ends_and_begins_no_other(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
-    evaluate = Evaluator.run
 
-    def meanwhile(self: Evaluator, *arguments: Any) -> Any:
+    def meanwhile(*arguments: Any) -> Any:
         runs.rename(elsewhere) if trouble == "moved" else shutil.rmtree(runs)
-        return evaluate(self, *arguments)
+        return evaluate(*arguments)
 
-    monkeypatch.setattr(Evaluator, "run", meanwhile)
-    said = (
-        f"was moved to {elsewhere / 'a'} under the run; make resume" if trouble == "moved" else "was deleted"
-    )
-    with pytest.raises(RunError, match=said):
+    monkeypatch.setattr("rltemplate.run.observers.evaluate", meanwhile)
+    with pytest.raises(RunError, match="was moved or deleted under the run"):
         run(job_in(runs / "a", configure, "eval_every=64", "checkpoint_every=32"))
     assert not runs.exists()
     if trouble == "moved":

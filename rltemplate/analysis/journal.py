@@ -17,7 +17,7 @@ from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
-from rltemplate.run.sweep_record import SweepRecord
+from rltemplate.run.record import SweepRecord
 from rltemplate.types import ConfigError
 
 _HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wherever you like.\n"

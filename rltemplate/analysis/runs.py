@@ -18,8 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.recorded_keys import raw_config
+from rltemplate.config.validation import nearest
 from rltemplate.run import paths
-from rltemplate.run.read import leaves, nearest_key, parse_row, read_config, read_metrics
+from rltemplate.run.read import leaves, parse_row, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
@@ -55,7 +57,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration, nested. Raises ConfigError if it cannot be read."""
-        return read_config(self.dir)
+        return raw_config(self.dir / paths.CONFIG)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -134,8 +136,7 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
     found = (run.value(name) for run in runs)
     if not runs or any(value is not MISSING and not isinstance(value, Mapping) for value in found):
         return
-    near = nearest_key(name, dict.fromkeys(key for run in runs for key in run.keys()))  # noqa: SIM118
-    hint = f"did you mean {near}? " if near else ""
+    hint = nearest(name, (key for run in runs for key in run.keys()))  # noqa: SIM118
     raise ConfigError(
         f"{word}: no run has {name} as a single value; {hint}allowed: {', '.join(COLUMNS)}, any key of a "
         "configuration or a record, or a metric"

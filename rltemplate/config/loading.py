@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.recorded_keys import ADDED
+from rltemplate.config.recorded_keys import ADDED, raw_config
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.validation import check, choose
 from rltemplate.types import ConfigError
@@ -147,12 +147,4 @@ def load_config(path: Path) -> Config:
 
 def load_recorded(path: Path) -> tuple[Config, dict[str, Any]]:
     """The configuration of a recorded run, and the keys that its `config.yaml` lacks with their values."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read, {error.strerror}") from error
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: it is no YAML") from error
-    if not isinstance(values, dict) or not isinstance(values.get("algo"), dict):
-        raise ConfigError(f"{path} is damaged: it holds no configuration")
-    return complete({str(key): value for key, value in values.items()})
+    return complete({str(key): value for key, value in raw_config(path).items()})

@@ -13,7 +13,7 @@ from rltemplate.launch.process import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import Job
-from rltemplate.run.lock import RunLock
+from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError

@@ -41,10 +41,9 @@ from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
-from rltemplate.run.lock import RunLock
+from rltemplate.run.lines import RunLock
 from rltemplate.run.read import leaves
-from rltemplate.run.record import FINISHED, RunRecord, SweepMembership
-from rltemplate.run.sweep_record import SweepJob, SweepRecord
+from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError, affects_results
 
 NEWEST = "resume"

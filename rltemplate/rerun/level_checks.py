@@ -17,7 +17,7 @@ from rltemplate.determinism import checks, switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import REFUSED
 from rltemplate.run.job import Job
-from rltemplate.run.level import settled, trial
+from rltemplate.run.training_run import settled, trial
 from rltemplate.types import ConfigError
 
 

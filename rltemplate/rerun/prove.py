@@ -41,7 +41,7 @@ from rltemplate.rerun.proof_config import ProofConfig
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
-from rltemplate.run.read import rows_so_far
+from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FINISHED, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
@@ -229,7 +229,7 @@ def _result(planned: PlannedRun, run_dir: Path, exit_status: int, log: Path, sec
     finished = exit_status == 0 and record.status == FINISHED
     trace = record.trace or TraceFacts()
     # NaN, which is null in JSON, counts as the largest number, for JSON has no infinity.
-    ratios = [row[RATIO] for row in rows_so_far(run_dir) if RATIO in row]
+    ratios = [row[RATIO] for row in read_metrics(run_dir) if RATIO in row]
     ratios = [sys.float_info.max if math.isnan(ratio) else ratio for ratio in ratios]
     return RunResult(
         name=planned.name,

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rltemplate.analysis import traces
 from rltemplate.config.command_args import few
 from rltemplate.config.loading import load_config
+from rltemplate.config.recorded_keys import raw_config
 from rltemplate.config.validation import nearest
 from rltemplate.run import paths
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import repository
-from rltemplate.run.lock import RunLock
+from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run
 from rltemplate.run.record import FINISHED, RUNNING, RunRecord
 from rltemplate.types import ConfigError
@@ -76,17 +75,6 @@ class RecordedRun:
             on_cpu = traces.open_trace(self.folder, "").digest == "xxh3_64"
             config["device"] = "cpu" if on_cpu else "cuda"
         return config
-
-
-def raw_config(path: Path) -> dict[str, Any]:
-    """A recorded configuration under the keys of the code that recorded it. Raises ConfigError."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no configuration")
-    return values
 
 
 def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> RecordedRun:

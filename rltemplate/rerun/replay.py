@@ -246,7 +246,7 @@ def replay(job: Job, request: Request) -> None:
         first = 0
         if request.checkpoint is not None:
             try:
-                first = restore(algorithm, config, load_checkpoint(Path(request.checkpoint)))
+                first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
             except ConfigError as error:
                 raise _NoStart(str(error)) from error
         folder = Path(request.folder)

@@ -24,7 +24,7 @@ from rltemplate.rerun.recorded_run import ITERATION_LINE, RecordedRun, lay_out, 
 from rltemplate.run import paths
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
-from rltemplate.run.read import rows_so_far
+from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FAILED, RunRecord
 from rltemplate.types import ConfigError
 
@@ -202,7 +202,7 @@ def _differing_metrics(run: RecordedRun, run_dir: Path, made: RunRecord) -> str 
     """The first difference in rows and in final values, without times."""
     if not (run.folder / paths.METRICS).exists():
         return None
-    before, again = ([_timeless(row) for row in rows_so_far(path)] for path in (run.folder, run_dir))
+    before, again = ([_timeless(row) for row in read_metrics(path)] for path in (run.folder, run_dir))
     if run.finished:
         if len(before) != len(again):
             return f"{len(before)} rows were recorded, and {len(again)} made again"

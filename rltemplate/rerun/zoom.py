@@ -25,6 +25,7 @@ from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.analysis.differences import CODE
 from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import load_config, to_dict
+from rltemplate.config.recorded_keys import raw_config
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun import ulp
 from rltemplate.rerun.operations import (
@@ -38,7 +39,6 @@ from rltemplate.rerun.operations import (
     made_by_other_code,
 )
 from rltemplate.rerun.recorded_code import Code, checked_out
-from rltemplate.rerun.recorded_run import raw_config
 from rltemplate.rerun.replay import FORM, ITEMS, OPERATIONS, RESULTS, TENSORS, Request
 from rltemplate.rerun.zoom_report import Item, Zoom, place_name
 from rltemplate.run import paths

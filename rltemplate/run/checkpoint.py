@@ -1,7 +1,8 @@
 """Checkpoints: whole or absent, compared with their digests, and loaded without executing code.
 
 `step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` is written last and makes it a
-checkpoint: format, configuration, and the digest of every file that belongs to it.
+checkpoint: a line with the digest of the next, which names format, configuration, and the digest of every
+file that belongs to it.
 
 A replay buffer may be large and changes at one end only. It is kept in chunks,
 `experience_<first>_<last>.pt`, each with the transitions since the checkpoint before; a manifest names the
@@ -10,10 +11,13 @@ chunks that it needs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -26,9 +30,8 @@ from rltemplate.types import ConfigError, Experience
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 5
-_STATE = re.compile(r"step_(\d+)\.pt")
-_CHUNK = re.compile(r"experience_(\d+)_(\d+)\.pt")
+VERSION = 6
+_OURS = re.compile(r"step_\d+\.pt|experience_\d+_\d+\.pt|.*\.tmp")
 
 
 class Damaged(ConfigError):
@@ -44,17 +47,13 @@ class Checkpoint(NamedTuple):
     chunks: dict[str, str]  # replay: digest of each file, oldest first
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Writes the checkpoints of one run, one after another."""
+    """Writes the checkpoints of a run with this configuration, of which the newest `keep` remain."""
 
-    def __init__(
-        self, run_dir: Path, config: Mapping[str, Any], keep: int, since: Checkpoint | None = None
-    ) -> None:
-        """The newest `keep` remain. `since` is the checkpoint from which the run was resumed."""
-        self._run_dir = run_dir
-        self._config = dict(config)
-        self._keep = keep
-        self._chunks = {} if since is None else dict(since.chunks)
+    run_dir: Path
+    config: Mapping[str, Any]
+    keep: int
 
     def save(
         self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
@@ -64,28 +63,31 @@ class Checkpoints:
         Each file is flushed to the disk and put in place in one step; older checkpoints go only after that.
         Raises OSError if the disk does not take it: then the earlier checkpoints are as they were.
         """
-        path = paths.checkpoint_path(self._run_dir, env_steps)
+        path = paths.checkpoint_path(self.run_dir, env_steps)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             chunks = self._write_chunk(path.parent, experience)
             replace_file(path, lambda file: _save(file, state))
-            manifest = {"version": VERSION, "files": chunks | {path.name: _digest(path)}}
-            sealed = _sealed(manifest | {"config": self._config})
-            replace_file(path.with_suffix(".json"), lambda file: file.write(sealed))
+            manifest = {"version": VERSION, "state": _digest(path), "chunks": chunks, "config": self.config}
+            text = json.dumps(manifest).encode()
+            sealed = [xxhash.xxh3_128_hexdigest(text).encode(), b"\n", text]
+            replace_file(path.with_suffix(".json"), lambda file: file.writelines(sealed))
         except BaseException:
-            prune_checkpoints(self._run_dir)
+            prune_checkpoints(self.run_dir)
             raise
-        self._chunks = chunks
-        prune_checkpoints(self._run_dir, keep=self._keep)
+        prune_checkpoints(self.run_dir, keep=self.keep)
         return path
 
     def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, str]:
         """The chunks that a checkpoint now needs, the last of them just written."""
-        came = experience(max((_range(name)[1] for name in self._chunks), default=0))
+        held: dict[str, str] = {}
+        with contextlib.suppress(IndexError, ConfigError):  # without a readable one, everything is written
+            held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
+        came = experience(max((_range(name)[1] for name in held), default=0))
         if came is None:
             return {}
         oldest = came.last - came.capacity
-        chunks = {name: digest for name, digest in self._chunks.items() if _range(name)[1] > oldest}
+        chunks = {name: digest for name, digest in held.items() if _range(name)[1] > oldest}
         if came.last > came.first:
             path = folder / f"experience_{came.first}_{came.last}.pt"
             replace_file(path, lambda file: _save(file, came.rows))
@@ -108,22 +110,20 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as JSON, with its own digest as the last entry."""
-    text = json.dumps(manifest, indent=1)
-    return f'{text[:-2]},\n "digest": "{xxhash.xxh3_128_hexdigest(text.encode())}"\n}}\n'.encode()
-
-
-def _unreadable(path: Path, error: OSError) -> ConfigError:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     """Damaged if the file is gone. Any other trouble may pass, and the checkpoint is not given up for it."""
-    kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
-    return kind(f"{path} cannot be read: {error.strerror}")
+    try:
+        yield
+    except OSError as error:
+        kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Finished checkpoints of a run, the oldest first: the files of their states."""
-    states = (path.with_suffix(".pt") for path in (run_dir / paths.CHECKPOINTS).glob("step_*.json"))
-    return sorted((path for path in states if _STATE.fullmatch(path.name)), key=_steps)
+    manifests = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
+    return sorted((path.with_suffix(".pt") for path in manifests), key=_steps)
 
 
 def _steps(checkpoint: Path) -> int:
@@ -149,32 +149,24 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
             checkpoint.with_suffix(".json").unlink()
             continue
         try:
-            needed |= _read_manifest(checkpoint)["files"].keys()
+            needed |= {checkpoint.name, *_read_manifest(checkpoint)["chunks"]}
         except ConfigError:
             return  # it may need any chunk, and a whole copy of it may turn up
     for path in (run_dir / paths.CHECKPOINTS).glob("*"):
-        ours = _STATE.fullmatch(path.name) or _CHUNK.fullmatch(path.name) or path.suffix == ".tmp"
-        if ours and path.name not in needed:
+        if _OURS.fullmatch(path.name) and path.name not in needed:
             path.unlink(missing_ok=True)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises Damaged in a line if it is missing or damaged."""
-    path = path.with_suffix(".json")
-    try:
-        text = path.read_bytes()
-        manifest = json.loads(text)
-        del manifest["digest"]
-        whole = _sealed(manifest) == text
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        whole = False
-    if not whole:
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint.with_suffix(".json")
+    with _reading(path):
+        digest, _, text = path.read_bytes().partition(b"\n")
+    if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
+    manifest: dict[str, Any] = json.loads(text)
     if manifest["version"] != VERSION:
         raise ConfigError(f"{path} was made by another version of this code, which can read it")
-    return dict(manifest)
+    return manifest
 
 
 def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
@@ -186,22 +178,17 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     import torch
 
     manifest = _read_manifest(path)
-    chunks = dict(manifest["files"])
-    digest = chunks.pop(path.name)
-    for name, expected in {path.name: digest, **(chunks if experience else {})}.items():
+    for name, digest in {path.name: manifest["state"], **(manifest["chunks"] if experience else {})}.items():
         file = path.with_name(name)
-        try:
+        with _reading(file):
             found = _digest(file)
-        except OSError as error:
-            raise _unreadable(file, error) from None
-        if found != expected:
+        if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no error of its own for content that it does not accept
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path} cannot be read: {first}") from error
-    return Checkpoint(path, state, manifest["config"], chunks)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    return Checkpoint(path, state, manifest["config"], manifest["chunks"])
 
 
 def newest_checkpoint(
@@ -211,18 +198,15 @@ def newest_checkpoint(
 
     `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are.
     """
-    problems = list[str]()
+    problem = ""
     for path in reversed(list_checkpoints(run_dir)):
         try:
-            found = load_checkpoint(path, experience)
+            return load_checkpoint(path, experience)
         except Damaged as error:
-            problems.append(str(error))
-            continue
-        for problem in problems:
+            problem = str(error)
             passed_over(f"{problem}; an older one is taken")
-        return found
-    if problems:
-        raise ConfigError(f"no checkpoint of {run_dir} is whole: {problems[0]}")
+    if problem:
+        raise ConfigError(f"no checkpoint of {run_dir} is whole: {problem}")
     return None
 
 
@@ -237,9 +221,8 @@ def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[d
         begin, end = _range(name)
         if begin <= first < min(end, last):
             # Mapped, not read: it is copied once, to where it is wanted.
-            chunk = torch.load(
-                checkpoint.path.with_name(name), map_location="cpu", weights_only=True, mmap=True
-            )
+            file = checkpoint.path.with_name(name)
+            chunk = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             taken = slice(first - begin, min(end, last) - begin)
             yield {key: value[taken] for key, value in chunk.items()}
             first = min(end, last)

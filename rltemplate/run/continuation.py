@@ -7,10 +7,10 @@ noted in the record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, from_dict, load_recorded, to_dict, to_yaml
@@ -25,44 +25,22 @@ from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.read import leaves, read_metrics
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
-from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, Algorithm, ConfigError
+from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, Algorithm, ConfigError
 
 ACCEPT = "changes"
 
 
-@dataclass(slots=True, kw_only=True)
-class Continuation:
-    """The state of an ended run, and the differences between then and now."""
+class Continuation(NamedTuple):
+    """An ended run, the facts about the part that begins now, and the checkpoint that it begins from."""
 
     record: RunRecord
+    part: ResumedPart
     checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
-    changed: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
 
     @property
     def run_state(self) -> dict[str, Any] | None:
         """The state of the observers; None if the run starts over."""
         return None if self.checkpoint is None else self.checkpoint.state["run"]
-
-    @property
-    def env_steps(self) -> int:
-        """Environment steps at which the run resumes."""
-        return 0 if self.checkpoint is None else int(self.checkpoint.state["env_steps"])
-
-    def part(self) -> ResumedPart:
-        """Facts for the record about the part of the run that begins here."""
-        ended = self.record.status
-        return ResumedPart(
-            **this_process(),
-            env_steps=self.env_steps,
-            checkpoint=None if self.checkpoint is None else self.checkpoint.path.name,
-            # A killed process has no time to record it.
-            interruption="killed" if ended == RUNNING else ended,
-            error=self.record.error,
-            interrupted_at=self.record.ended_at,
-            changed=self.changed,
-            notes=list(self.notes),
-        )
 
 
 def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
@@ -81,8 +59,6 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
                 "begin a new run instead"
             )
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
-    else:
-        check_same_run(checkpoint.config, config, checkpoint.path.name)
     if added:
         notes.append(about_added(run_dir.name, added))
     changed: dict[str, Any] = check_changes("the run", record.git, record.versions, snapshot, job.accept)
@@ -91,33 +67,45 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         if record.machine.get(key) not in (None, now[key]):
             changed[key] = [record.machine[key], now[key]]
     before = to_dict(recorded) if checkpoint is None else checkpoint.config
-    then, new = dict(leaves(before)), dict(leaves(to_dict(config)))
-    for key in (*EXECUTION_KEYS, "total_env_steps"):
-        if then[key] != new[key]:
-            changed[key] = [then[key], new[key]]
+    changed |= check_same_run(before, config, paths.CONFIG if checkpoint is None else checkpoint.path.name)
     if "total_env_steps" in changed:
         notes += [
             f"{setting}: from here on it follows from total_env_steps={config.total_env_steps}, as in no "
             "uninterrupted run"
             for setting in config.algo.tied_to_total()
         ]
-    return Continuation(record=record, checkpoint=checkpoint, changed=changed, notes=notes)
+    part = ResumedPart(
+        **this_process(),
+        command_line=job.command,
+        env_steps=0 if checkpoint is None else checkpoint.state["env_steps"],
+        checkpoint=None if checkpoint is None else checkpoint.path.name,
+        # A killed process has no time to record it.
+        interruption="killed" if record.status == RUNNING else record.status,
+        error=record.error,
+        changed=changed,
+        notes=notes,
+    )
+    return Continuation(record, part, checkpoint)
 
 
-def check_same_run(before: Mapping[str, Any], config: Config, name: str, free: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless a checkpoint made with the values `before` fits `config`.
+def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict[str, list[Any]]:
+    """The keys that `config` may change in a run that was made with the values `before`, then and now.
 
-    `free` names root keys that may differ besides bookkeeping and execution keys.
+    Raises ConfigError for any other difference.
     """
-    left, right = dict(leaves(to_dict(complete(before)[0]))), dict(leaves(to_dict(config)))
-    for key in {**left, **right}:
-        may_differ = key in EXECUTION_KEYS or key.partition(".")[0] in (*BOOKKEEPING_KEYS, *free)
-        grown = key == "total_env_steps" and right[key] > left[key]
-        if left.get(key) != right.get(key) and not may_differ and not grown:
+    then, now = dict(leaves(to_dict(complete(before)[0]))), dict(leaves(to_dict(config)))
+    changed: dict[str, list[Any]] = {}
+    for key in {**then, **now}:
+        old: Any = then.get(key)
+        new: Any = now.get(key)
+        if old == new or key.partition(".")[0] in BOOKKEEPING_KEYS:
+            continue
+        if key not in EXECUTION_KEYS and not (key == "total_env_steps" and new > old):
             raise ConfigError(
-                f"{key}={right.get(key)}: {name} was made with {left.get(key)}; a run goes on with the "
-                "configuration that it had"
+                f"{key}={new}: {name} was made with {old}; a run goes on with the configuration that it had"
             )
+        changed[key] = [old, new]
+    return changed
 
 
 def check_changes(
@@ -149,13 +137,9 @@ def check_changes(
     return changed
 
 
-def restore(algorithm: Algorithm, config: Config, checkpoint: Checkpoint) -> int:
-    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there.
-
-    Observers may be configured otherwise than in the run that made it.
-    """
+def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
+    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there."""
     state = checkpoint.state
-    check_same_run(checkpoint.config, config, checkpoint.path.name, OBSERVER_KEYS)
     algorithm.load_state_dict(state)
     if algorithm.replay is not None:
         added = int(state["added"])
@@ -172,13 +156,13 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
 
     A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
-    state, limit = continuation.run_state, continuation.env_steps
-    if state is None or not state["looked"]:
-        limit -= 1  # the row of this step is made again
+    state, env_steps = continuation.run_state, continuation.part.env_steps
     if (metrics := run_dir / paths.METRICS).exists():
-        kept = [row for row in read_metrics(run_dir) if (row["env_steps"] or 0) <= limit]
+        # The row of the last step is made again if its evaluation was cut short.
+        limit = env_steps if state is not None and state["looked"] else env_steps - 1
+        kept = [row for row in read_metrics(run_dir) if row["env_steps"] <= limit]
         replace_text(metrics, [strict_json(row) + "\n" for row in kept])
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
-    prune_checkpoints(run_dir, newest=continuation.env_steps)
+    prune_checkpoints(run_dir, newest=env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of writers that were killed

@@ -1,15 +1,57 @@
-"""Files of a run: lines that are added, and files that are replaced as a whole."""
+"""Files of a run: its lock, lines that are added, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from rltemplate.run.paths import LOCK
+from rltemplate.types import ConfigError
+
+
+class RunLock:
+    """Keeps a folder for one process, from `acquire` on until the process ends, however it ends.
+
+    A POSIX record lock: the kernel takes it back from a process that was killed, worker processes do not
+    inherit it, and it works on network file systems that know locks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises ConfigError in a line if another process has it or nothing can be written."""
+        try:
+            self._fd = fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"{self._path.parent} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+        except (BlockingIOError, PermissionError):
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            self.release()
+            raise ConfigError(
+                f"{self._path.parent} is in use, by {holder or 'a process'}; wait, or end that first"
+            ) from None
+        except OSError:  # a file system without locks, where every process gets it, or a full disk
+            pass
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class LineFile:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rltemplate.run.evaluate import episode_means
 from rltemplate.run.lines import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink
 from rltemplate.types import Episode
@@ -66,9 +67,7 @@ class Logger:
         """
         self._read()
         metrics = {name: _summary(name, values) for name, values in self._values.items()}
-        if ended := len(self._episodes):
-            metrics["episode/return"] = math.fsum(e.episode_return for e in self._episodes) / ended
-            metrics["episode/length"] = sum(e.length for e in self._episodes) / ended
+        metrics |= episode_means("episode", self._episodes)
         self._values, self._episodes = {}, []
         metrics.update({name: float(value) for name, value in extra.items()})
         self.final_metrics.update(metrics)

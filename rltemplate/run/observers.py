@@ -19,11 +19,10 @@ from rltemplate.envs.global_rng import global_rng_state
 from rltemplate.envs.make import make_env
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoint, Checkpoints, list_checkpoints
-from rltemplate.run.evaluate import Evaluator
-from rltemplate.run.finite import first_not_finite
+from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
+from rltemplate.run.evaluate import episode_means, evaluate
 from rltemplate.run.logger import Logger
-from rltemplate.run.signals import Stop
+from rltemplate.run.state import first_not_finite
 from rltemplate.run.trace import NO_PAST, OLD_TRACE, Trace
 from rltemplate.run.video.recorder import VideoRecorder
 from rltemplate.types import Algorithm, IterationResult, Probe, RunError
@@ -54,22 +53,17 @@ class Observers:
         algorithm: Algorithm,
         envs: Envs,
         logger: Logger,
-        stop: Stop,
-        since: Checkpoint | None = None,
-        check_folder: Callable[[], None] = lambda: None,
+        stopping: Callable[[], bool],
     ) -> None:
-        """`since` is the checkpoint from which the run resumes.
-
-        `check_folder` is called before anything is written, and raises RunError if the folder has gone.
-        """
+        """`stopping` says whether the run has been asked to end."""
         self.trace = make_trace(config, run_dir)
         algorithm.probe = self.trace or Probe()
         if self.trace is not None:
             self.trace.warn_through(logger.message)
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
-        self._logger, self._stop, self._check_folder = logger, stop, check_folder
-        spec, codec = envs.spec, envs.codec  # which can be sent to another process, unlike the environments
-        self._evaluator = Evaluator(lambda: make_env(spec), codec)
+        self._logger, self._stopping = logger, stopping
+        # Both can be sent to another process, unlike the environments.
+        self._spec, self._codec = spec, codec = envs.spec, envs.codec
         self._video = VideoRecorder(
             lambda render_mode: make_env(spec, render_mode),
             lambda obs: codec.decode_action(self._act(codec.encode_obs([obs])))[0],
@@ -79,7 +73,7 @@ class Observers:
             size=config.video_size,
             renderers=None if config.video_renderer is VideoRenderer.auto else [config.video_renderer.name],
         )
-        self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, since)
+        self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
         self._iterations = 0
         self._before = 0  # environment steps before the last iteration
         self._looked = False  # the last iteration has its evaluation and its row, as far as they are due
@@ -134,8 +128,7 @@ class Observers:
             self._save()
 
     def close(self) -> None:
-        """Release evaluation environments and the trace."""
-        self._evaluator.close()
+        """Close the trace."""
         if self.trace is not None:
             self.trace.close()
 
@@ -158,8 +151,15 @@ class Observers:
             if self._due(self._config.video_every):
                 self._film()
 
+    def _check_folder(self) -> None:
+        """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
+        if not self._run_dir.exists():
+            raise RunError(
+                f"{self._run_dir} was moved or deleted under the run; from a new place make resume goes on"
+            )
+
     def _act(self, obs: np.ndarray) -> np.ndarray:
-        if self._stop.signal is not None:
+        if self._stopping():
             raise _CutShort
         return self._algorithm.act(obs)
 
@@ -167,7 +167,8 @@ class Observers:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
-        return self._evaluator.run(self._act, seeds).metrics()
+        episodes = evaluate(lambda: make_env(self._spec), self._codec, self._act, seeds)
+        return episode_means("eval", episodes)
 
     def _film(self) -> None:
         steps = self._algorithm.env_steps
@@ -224,6 +225,6 @@ class Observers:
         except OSError as error:
             problem = f"the checkpoint after {steps:,} steps could not be written, {error.strerror}"
             problem = f"{problem}; {self._last_checkpoint()}"
-            if self._at_end or self._stop.signal is not None:
+            if self._at_end or self._stopping():
                 raise RunError(problem) from error
             self._logger.message(problem)

@@ -1,7 +1,7 @@
-"""`record.json`: what a run was, on what it ran and how it ended.
+"""Records: what a run was, on what it ran and how it ended (`record.json`), and the same of a sweep.
 
-The file is whole at any moment (written aside, then put in place) and strict JSON: numbers that JSON does
-not have become null. Times are UTC; `duration_s` comes from a clock that nobody can set.
+Each file has one writer, is whole at any moment (written aside, then put in place) and strict JSON: numbers
+that JSON does not have become null. Times are UTC; `duration_s` comes from a clock that nobody can set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
-from rltemplate.run.paths import RECORD
+from rltemplate.run.paths import RECORD, SWEEP_INDEX
 from rltemplate.types import ConfigError
 
 SCHEMA_VERSION = 1
@@ -25,7 +25,6 @@ RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "inter
 
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
 _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")
-_PRIVATE_OF_A_PART = ("command_line", "pid", "hostname", "interrupted_at")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,11 +65,9 @@ class ResumedPart:
     checkpoint: str | None = None
     interruption: str | None = None
     error: str | None = None
-    interrupted_at: str | None = None
     changed: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     commit: str | None = None
-    git_problem: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,12 +134,11 @@ class RunRecord:
 
         `left_out` says, by name, why a file does not lie beside it.
         """
-        chosen = {**asdict(self), "left_out": dict(left_out)}
-        for part in chosen["resumed"]:
-            for name in _PRIVATE_OF_A_PART:
-                del part[name]
-        chosen = {name: value for name, value in chosen.items() if name not in _PRIVATE}
-        return strict_json(chosen, indent=2) + "\n"
+        values = {**asdict(self), "left_out": dict(left_out)}
+        for part in (values, *values["resumed"]):
+            for name in _PRIVATE:
+                part.pop(name, None)
+        return strict_json(values, indent=2) + "\n"
 
 
 _NESTED = {"sweep": SweepMembership, "git": GitRecord, "determinism": DeterminismFacts, "trace": TraceFacts}
@@ -162,3 +158,59 @@ def this_process() -> dict[str, Any]:
 def utc_now() -> str:
     """The time as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepJob:
+    """A job of a sweep: not started, running, finished, failed, interrupted, or refused."""
+
+    job: int
+    overrides: list[str]
+    run_id: str | None = None
+    run_dir: str | None = None  # relative to the folder of the sweep, which may be moved with its runs
+    status: str = "not started"
+    exit_status: int | None = None
+    final_return: float | None = None
+    problem: str | None = None
+
+    def run(self, folder: Path) -> Path | None:
+        """Folder of the job's run, where `folder` is that of the sweep."""
+        return None if self.run_dir is None else Path(os.path.normpath(folder / self.run_dir))
+
+    def write(self, folder: Path) -> None:
+        """Replace the file of the job."""
+        replace_text(folder / f"job_{self.job}.json", [strict_json(asdict(self), indent=2), "\n"])
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepRecord:
+    """A sweep; `jobs` are read from their own files, and written here as well when the sweep has ended."""
+
+    id: str
+    words: list[str]  # overrides that say which sweep it is, in the order that numbers its jobs
+    num_jobs: int | None  # None: the sweeper decides while it runs
+    commands: list[list[str]]  # one for each time that it was started
+    start_time: str
+    versions: dict[str, str]  # of packages, at the last start
+    snapshot: GitRecord  # of the code, at the last start
+    accept: bool = False  # runs may go on with changed code and libraries
+    changed: dict[str, list[str]] = field(default_factory=dict)  # what was accepted at the last start
+    status: str = "running"
+    end_time: str | None = None
+    jobs: list[SweepJob] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> SweepRecord:
+        """The record of the sweep in `folder`. Raises ConfigError for one of another version."""
+        try:
+            values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
+            values["snapshot"] = GitRecord(**values.get("snapshot", {}))
+            texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
+            values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{folder / SWEEP_INDEX} is damaged, or of another version: {error}") from None
+
+    def write(self, folder: Path) -> None:
+        """Replace `sweep.json`."""
+        replace_text(folder / SWEEP_INDEX, [strict_json(asdict(self), indent=2), "\n"])

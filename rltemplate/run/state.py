@@ -1,11 +1,12 @@
-"""The state of an algorithm entry by entry, as a checkpoint keeps it."""
+"""The state of an algorithm entry by entry, as a checkpoint keeps it, and NaN and infinity in it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rltemplate.types import Algorithm
+from rltemplate.types import Algorithm, IterationResult
 
 START, END = "start", "end"  # of an iteration; how the names of its entries begin
 
@@ -46,3 +47,15 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
         import numpy as np  # not needed to compare traces
 
         yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
+
+
+def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
+    """Name, value and index of the first NaN or infinity in the losses, then in the state."""
+    losses = [(name, value) for name, value in result.metrics.items() if name.startswith("loss/")]
+    for name, values in (*losses, *entries(algorithm.state_dict(), END)):
+        if not hasattr(values, "is_floating_point") or not values.is_floating_point():
+            continue
+        # A finite sum has finite terms, and costs a tenth of a look at each. Some sums only overflow.
+        if not math.isfinite(values.sum().item()) and len(bad := (~values.isfinite()).nonzero()):
+            return f"{name} became {values[tuple(bad[0])].item()} at {bad[0].tolist()}"
+    return None

@@ -1,28 +1,88 @@
-"""One training run: its folder, its parts, and the order in which it ends."""
+"""One training run: its level, its folder with record and commit, its parts, and the order of its end."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import asdict
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.loading import from_dict, to_dict, to_yaml
+from rltemplate.config.schema import Config, Products
+from rltemplate.determinism import checks, kernels, switches
+from rltemplate.determinism.levels import influences, on_cpu
+from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import uses_mujoco
 from rltemplate.run import paths
-from rltemplate.run.continuation import Continuation, find_continuation, restore
-from rltemplate.run.folder import RunFolder
-from rltemplate.run.git.snapshot import GitRecord, take_snapshot
+from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
+from rltemplate.run.git.snapshot import (
+    GitRecord,
+    commit_outcome,
+    commit_run,
+    ended_files,
+    take_snapshot,
+    withdraw_run,
+)
 from rltemplate.run.job import PROJECT, Job
-from rltemplate.run.lines import LineFile, to_stderr
+from rltemplate.run.lines import LineFile, RunLock, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
-from rltemplate.run.record import FAILED, FINISHED, INTERRUPTED, DeterminismFacts
-from rltemplate.run.signals import Stop
+from rltemplate.run.record import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    DeterminismFacts,
+    RunRecord,
+    this_process,
+    utc_now,
+)
 from rltemplate.run.sinks import make_sinks
 from rltemplate.run.sinks.sink import RunFacts, Standing
-from rltemplate.types import Algorithm
+from rltemplate.types import Algorithm, ConfigError, RunError
+
+
+def settled(job: Job) -> Job:
+    """`job` with the way of matrix products by name, where the level of a new run leaves it open.
+
+    So it stands in the recorded configuration, and a rerun takes the same way.
+    """
+    config = from_dict(job.config)
+    level, device = config.determinism, switches.resolve_device(config.device.name)
+    if level.products is not Products.auto or device.type != "cpu" or job.resume:
+        return job
+    products = Products[on_cpu(level.products.name)]
+    named = dataclasses.replace(config, determinism=dataclasses.replace(level, products=products))
+    return dataclasses.replace(job, config=to_dict(named))
+
+
+def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
+    """The algorithm of a configuration as the checks of a level take it."""
+    return checks.Trial(
+        switches=config.determinism,
+        passes=algorithm.forward_passes(),
+        device=switches.resolve_device(config.device.name),
+        products=kernels.chosen.products,
+        # A user's environment may use MuJoCo unannounced; the first one has been made by now.
+        physics=uses_mujoco(config.env.id) or "mujoco" in sys.modules,
+    )
+
+
+def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorithm) -> DeterminismFacts:
+    """Try all that the level of a run promises; `ConfigError` if it does not hold here and now.
+
+    `settings` are those that were applied, and are read back from the libraries.
+    """
+    switches.confirm(settings)
+    tried = trial(config, algorithm)
+    found = {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
+    return DeterminismFacts(level=config.determinism.level.name, settings=dict(settings), checks=found)
 
 
 class TrainingRun:
@@ -31,55 +91,52 @@ class TrainingRun:
     def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
         """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
         self.config = from_dict(job.config)
-        self._job = job
-        self._write_journal = write_journal
-        self._folder = RunFolder(job)
-        self._snapshot = GitRecord()
+        self.algorithm: Algorithm | None = None  # closed when the run ends
+        self._job, self._write_journal = job, write_journal
+        self._path = Path(job.run_dir)
+        self._lock = RunLock(self._path)
+        self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._continuation: Continuation | None = None
-        self._algorithm: Algorithm | None = None
+        self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
         self._observers: Observers | None = None
-        self._begun = False
+        self._began, self._earlier_s = time.monotonic(), 0.0
         self._status = FAILED
         self._error: str | None = None
 
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
         if self._job.resume:
-            self._folder.lock.acquire()
+            self._lock.acquire()
         text = self._job.snapshot
-        self._snapshot = take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
+        self._git = take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
         if self._job.resume:
-            self._continuation = find_continuation(self._job, self._snapshot)
-
-    def own(self, algorithm: Algorithm) -> None:
-        """Close `algorithm` when the run ends."""
-        self._algorithm = algorithm
+            self._continuation = find_continuation(self._job, self._git)
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
-        continuation = self._continuation
-        if continuation is None:
-            self._folder.begin(self._snapshot, facts)
+        if self._continuation is None:
+            self._record = self._begin(facts)
         else:
-            if continuation.checkpoint is not None:
-                restore(algorithm, self.config, continuation.checkpoint)
-            self._folder.resume(self._snapshot, continuation)
-        self._begun = True
+            if self._continuation.checkpoint is not None:
+                restore(algorithm, self._continuation.checkpoint)
+            self._record = self._resume(self._continuation)
 
-    def observe(self, algorithm: Algorithm, envs: Envs, stop: Stop, standing: Standing) -> Observers:
-        """Set up everything that looks at the run. `standing` places a return among published ones."""
-        config, run_dir, resumed = self.config, self._folder.path, self._continuation
+    def observe(
+        self, algorithm: Algorithm, envs: Envs, stopping: Callable[[], bool], standing: Standing
+    ) -> Observers:
+        """Set up everything that looks at the run.
+
+        `stopping` says whether it has been asked to end, `standing` places a return among published ones.
+        """
+        config, resumed = self.config, self._continuation
         sinks = make_sinks(config.logger, self._facts(standing))
-        self._logger = logger = Logger(sinks, LineFile(run_dir / paths.METRICS))
-        since, check_folder = None if resumed is None else resumed.checkpoint, self._folder.check
-        self._observers = observers = Observers(
-            config, run_dir, algorithm, envs, logger, stop, since, check_folder
-        )
-        if self._folder.git.problem is not None:
-            logger.message(f"code not recorded: {self._folder.git.problem}")
+        self._logger = logger = Logger(sinks, LineFile(self._path / paths.METRICS))
+        self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
+        if self._git.problem is not None:
+            logger.message(f"code not recorded: {self._git.problem}")
         if resumed is not None:
-            for note in resumed.notes:
+            for note in resumed.part.notes:
                 logger.message(note)
             observers.resume(resumed.run_state)
         if config.compile:
@@ -98,35 +155,111 @@ class TrainingRun:
 
     def close(self) -> None:
         """End the run in this order; each step is taken whatever becomes of the steps before it."""
-        observers, metrics = self._observers, {} if self._logger is None else self._logger.final_metrics
-        trace = None if observers is None or observers.trace is None else observers.trace.facts()
-        journal = self._begun and self._job.journal and self.config.logger.journal
+        observers, logger, record = self._observers, self._logger, self._record
+        journal = record is not None and self._job.journal and self.config.logger.journal
         steps: list[Callable[[], None] | None] = [
             None if observers is None else observers.close,
-            None if self._logger is None else partial(self._logger.close, self._status),
-            partial(self._folder.finish, self._status, metrics, self._error, trace) if self._begun else None,
-            None if self._algorithm is None else self._algorithm.close,
-            self._folder.lock.release,
-            partial(self._write_journal, self._folder.path) if journal else None,
+            None if logger is None else partial(logger.close, self._status),
+            None if record is None else partial(self._end, record),
+            None if self.algorithm is None else self.algorithm.close,
+            self._lock.release,
+            partial(self._write_journal, self._path) if journal else None,
         ]
         with contextlib.ExitStack() as ending:  # which takes the last step first
             for step in filter(None, reversed(steps)):
                 ending.callback(step)
 
+    def _begin(self, facts: DeterminismFacts) -> RunRecord:
+        """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
+        job, path = self._job, self._path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir={path}: cannot be made, {error.strerror}") from error
+        if any(each.name != paths.LOCK for each in path.iterdir()):
+            raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
+        self._lock.acquire()
+        try:
+            text = to_yaml(self.config)
+            (path / paths.CONFIG).write_text(text)
+            self._git = commit_run(PROJECT, self._git, job.run_id, text)
+            record = RunRecord(
+                id=job.run_id,
+                status=RUNNING,
+                command_line=job.command,
+                working_directory=str(Path.cwd()),
+                overrides=job.overrides,
+                sweep=job.sweep,
+                git=self._git,
+                determinism=facts,
+                environment=influences(os.environ, self.config.compile),
+                versions=package_versions(),
+                machine=machine_facts(),
+                **this_process(),
+            )
+            record.write(path)
+        except OSError as error:
+            withdraw_run(PROJECT, self._git)
+            for each in path.iterdir():
+                each.unlink()
+            self._lock.release()
+            with contextlib.suppress(OSError):
+                os.removedirs(path)  # and folders above, up to one with something in it
+            raise RunError(f"{path} cannot be written: {error.strerror}; nothing was begun") from error
+        return record
+
+    def _resume(self, continuation: Continuation) -> RunRecord:
+        """Add this part to the record, and remove all that lies beyond the checkpoint."""
+        record, part = continuation.record, continuation.part
+        text, before = to_yaml(self.config), record.git
+        self._git = git = commit_run(PROJECT, self._git, self._job.run_id, text, before)
+        part.commit = git.commit
+        record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
+        record.resumed = [*record.resumed, part]
+        if git.commit is not None and git.commit != before.commit:
+            record.git = git
+        self._earlier_s = record.duration_s or 0.0
+        try:
+            cut_back(self._path, self.config, continuation)
+            record.write(self._path)
+        except OSError as error:
+            raise RunError(f"{self._path} cannot be written: {error.strerror}; it can go on later") from error
+        return record
+
+    def _end(self, record: RunRecord) -> None:
+        """Write how the run ended into its record, and put that on top of its commit."""
+        record.status, record.error, record.ended_at = self._status, self._error, utc_now()
+        record.duration_s = self._earlier_s + time.monotonic() - self._began
+        if self._logger is not None:
+            record.final_metrics = dict(self._logger.final_metrics)
+        if self._observers is not None and self._observers.trace is not None:
+            record.trace = self._observers.trace.facts()
+        try:
+            record.write(self._path)
+            files, left_out = ended_files(self._path)
+            outcome = record.outcome(left_out)
+            record.outcome_not_recorded = commit_outcome(PROJECT, self._git, outcome, files)
+            if record.outcome_not_recorded is not None:
+                record.write(self._path)
+        except OSError as failure:
+            problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
+            if self._error is None:
+                raise RunError(problem) from failure
+            to_stderr(problem)  # what ended the run is already being raised
+
     def _facts(self, standing: Standing) -> RunFacts:
         """The run as sinks show it."""
-        config, resumed = self.config, self._continuation
-        sweep = self._job.sweep if resumed is None else resumed.record.sweep  # a job may resume by itself
+        config, resumed, record = self.config, self._continuation, self._record
         return RunFacts(
             run_id=self._job.run_id,
-            run_dir=self._folder.path,
+            run_dir=self._path,
             title=f"{config.algo.name} on {config.env.id}, seed {config.seed}",
             total_env_steps=config.total_env_steps,
             config=to_dict(config),
-            git=asdict(self._folder.git),
-            group=None if sweep is None else sweep.id,
+            git=dataclasses.asdict(self._git),
+            group=None if record is None or record.sweep is None else record.sweep.id,
             tags=[config.algo.name, config.env.id, config.determinism.level.name],
             notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
-            resumed_at=None if resumed is None else resumed.env_steps,
+            resumed_at=None if resumed is None else resumed.part.env_steps,
             standing=standing,
         )

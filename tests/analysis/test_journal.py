@@ -13,7 +13,7 @@ from conftest import run_train, write_run
 from rltemplate.analysis import journal
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.sweep_record import SweepJob, SweepRecord
+from rltemplate.run.record import SweepJob, SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
 

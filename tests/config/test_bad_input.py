@@ -97,7 +97,7 @@ DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
 }
 READERS = {
     paths.RECORD: (f"resume run=runs/{GROUP}/{A}",),
-    paths.CONFIG: (f"evaluate {RUN}", f"resume {RUN}", f"diff {A_B}", f"compare {A_B}", f"report {ONE}"),
+    paths.CONFIG: (f"resume {RUN}", f"diff {A_B}", f"compare {A_B}", f"report {ONE}"),
     paths.TRACE: (f"compare {A_B}",),
     paths.CHECKPOINTS: (f"evaluate {RUN}",),
 }

@@ -67,7 +67,7 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     following, checkpoint = interrupted(configure(*words, f"env.num_workers={workers}"), tmp_path)
     config = configure(*words, f"env.num_workers={later}")
     again, _ = build_algorithm(config)
-    assert restore(again, config, load_checkpoint(checkpoint)) == 3
+    assert restore(again, load_checkpoint(checkpoint)) == 3
     assert digests(again, tmp_path / "again", 3) == following
     again.close()
 
@@ -120,7 +120,7 @@ def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: P
     def learned_next(checkpoint: Checkpoint) -> list[Any]:
         algorithm, _ = build_algorithm(config)
         try:
-            restore(algorithm, config, checkpoint)
+            restore(algorithm, checkpoint)
             for _ in range(2):
                 algorithm.train_iteration()
             state = algorithm.state_dict()
@@ -169,7 +169,7 @@ def test_the_hidden_state_of_a_simulator_is_noticed(
 
     monkeypatch.setattr(ActionRecorder, "restore", forgetful)
     again, _ = build_algorithm(config)
-    restore(again, config, load_checkpoint(path))
+    restore(again, load_checkpoint(path))
     # A lost warm start is 1e-14 at first, and takes hundreds of steps to show in 32 bits.
     assert (digests(again, tmp_path / "again", 12) == following) is (lost == "nothing")
     again.close()

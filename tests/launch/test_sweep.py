@@ -23,7 +23,7 @@ from rltemplate.config.cli.preflight import preflight
 from rltemplate.launch import sweep
 from rltemplate.launch.process import COMMAND_VARIABLE, STOP_VARIABLE
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.sweep_record import SweepRecord
+from rltemplate.run.record import SweepRecord
 from rltemplate.types import ConfigError
 
 WORKER = """
@@ -32,7 +32,7 @@ from pathlib import Path
 environment = {name: text for name, text in os.environ.items() if name != "RLTEMPLATE_JOB"}
 from rltemplate.config.loading import from_dict, to_yaml
 from rltemplate.run.job import Job
-from rltemplate.run.lock import RunLock
+from rltemplate.run.lines import RunLock
 
 job = Job.from_environment()
 seed = job.config["seed"]

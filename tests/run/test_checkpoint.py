@@ -95,7 +95,7 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
     writer = Checkpoints(tmp_path, {}, keep=2)
     for added in (20, 40, 60, 80, 100):
         if added == 80:  # a writer that goes on writes no chunk twice
-            writer = Checkpoints(tmp_path, {}, 2, newest_checkpoint(tmp_path, print))
+            writer = Checkpoints(tmp_path, {}, 2)
         writer.save(added, state(added), held(added))
         newest_one = load_checkpoint(list_checkpoints(tmp_path)[-1])
         first = max(0, added - CAPACITY)
@@ -210,8 +210,9 @@ def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configur
     from rltemplate.config.loading import to_dict
 
     made = to_dict(configure("algo=ppo", "env=CartPole"))
-    free = ["runs_dir=/elsewhere", "total_env_steps=200000", "log_every=1", "env.num_workers=2"]
-    check_same_run(made, configure("algo=ppo", "env=CartPole", *free), "step_8.pt", ["log_every"])
+    free = ["runs_dir=/elsewhere", "total_env_steps=200000", "env.num_workers=2"]
+    allowed = check_same_run(made, configure("algo=ppo", "env=CartPole", *free), "step_8.pt")
+    assert allowed == {"total_env_steps": [100000, 200000], "env.num_workers": [0, 2]}
     for words, message in (
         (["algo.gamma=0.9"], "algo.gamma=0.9: step_8.pt was made with 0.98"),
         (["log_every=1"], "log_every=1: step_8.pt was made with 4000"),
@@ -263,7 +264,7 @@ from rltemplate.types import Experience
 run_dir = Path(sys.argv[1])
 since = newest_checkpoint(run_dir, lambda text: sys.exit(text))
 begin = 0 if since is None else since.state["env_steps"]
-writer = Checkpoints(run_dir, {}, 2, since)
+writer = Checkpoints(run_dir, {}, 2)
 def held(added):
     def since(first):
         first = max(first, added - 30)
@@ -292,5 +293,5 @@ for env_steps in itertools.count(begin + 10, 10):
             assert rows["obs"][:, 0].tolist() == list(range(max(0, env_steps - 30), env_steps))
     assert found is not None
     assert partial > 0  # at least one kill met a write in the middle
-    Checkpoints(tmp_path, {}, 1, found).save(env_steps + 10, state(env_steps + 10), held(env_steps + 10))
+    Checkpoints(tmp_path, {}, 1).save(env_steps + 10, state(env_steps + 10), held(env_steps + 10))
     assert not any(name.endswith(".tmp") for name in files(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltemplate.run.finite import first_not_finite
+from rltemplate.run.state import first_not_finite
 from rltemplate.types import IterationResult
 
 

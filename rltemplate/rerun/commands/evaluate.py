@@ -28,21 +28,22 @@ def main(args: Args) -> int:
 
     from rltemplate.envs.make import exits_are_errors, make_env
     from rltemplate.rng import env_seeds
-    from rltemplate.run.evaluate import Evaluator
+    from rltemplate.run.evaluate import episode_means, evaluate
     from rltemplate.train import load_policy
 
     config, algorithm, envs = load_policy(run_dir)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
-    evaluator = Evaluator(lambda: make_env(envs.spec), envs.codec)
     try:
         with exits_are_errors():
-            result = evaluator.run(algorithm.act, seeds)
+            episodes = evaluate(lambda: make_env(envs.spec), envs.codec, algorithm.act, seeds)
     finally:
         algorithm.close()
-    returns, lengths, env_steps = result.returns, result.lengths, algorithm.env_steps
+    returns = [episode.episode_return for episode in episodes]
+    lengths = [episode.length for episode in episodes]
+    env_steps = algorithm.env_steps
     if args.json:
         found = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
-        print(json.dumps(found | result.metrics()))
+        print(json.dumps(found | episode_means("eval", episodes)))
         return 0
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     print(f"{config.algo.name} on {config.env.id} after {env_steps:,} steps, {args.episodes} episodes")

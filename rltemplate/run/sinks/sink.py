@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rltemplate.run.paths import VIDEOS
-from rltemplate.run.read import rows_so_far
+from rltemplate.run.read import read_metrics
 
 Row = Mapping[str, float]
 # A line about a mean return (float) after so many environment steps (int), if there is anything to say.
@@ -95,7 +95,7 @@ class RecordingSink(ABC):
             return
         self._opened = True
         self.open()
-        rows = {int(row["env_steps"]): row for row in rows_so_far(self.facts.run_dir)}
+        rows = {int(row["env_steps"]): row for row in read_metrics(self.facts.run_dir)}
         found = (self.facts.run_dir / VIDEOS).glob("step_*.mp4")
         videos = {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
         for at in sorted({*rows, *videos}):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.run.paths import TENSORBOARD
-from rltemplate.run.read import rows_so_far
+from rltemplate.run.read import read_metrics
 from rltemplate.run.sinks.sink import RecordingSink, Row
 
 # Ends the names of event files of this sink; other files in the folder belong to the user.
@@ -36,7 +36,7 @@ class TensorBoardSink(RecordingSink):
             earlier.unlink()
         name = f"events.out.tfevents.{time.time_ns()}{_SUFFIX}"
         self._file = RecordWriter((folder / name).open("wb"))
-        rows = rows_so_far(self.facts.run_dir)
+        rows = read_metrics(self.facts.run_dir)
         # Rows from before a resume are dated as they were written.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
         self._add(0, file_version="brain.Event:2")
