@@ -110,7 +110,7 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
     damage_remove(tmp_path / "checkpoints", "experience_60_80.pt")  # the policy can be had without them
     assert newest_checkpoint(tmp_path, pytest.fail, experience=False) is not None
     with pytest.raises(ConfigError, match=r"experience_60_80.pt cannot be read"):
-        newest_checkpoint(tmp_path, pytest.fail)
+        newest_checkpoint(tmp_path, print)
 
 
 def damage_truncate(folder: Path, name: str) -> None:
