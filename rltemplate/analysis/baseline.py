@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.diff import RunDiff, compare_records
-from rltemplate.analysis.differences import Factor, describe
+from rltemplate.analysis.differences import compare_records, describe
 from rltemplate.analysis.runs import PLANNED, Run, load_run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -21,17 +20,6 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
-
-_NAMED = 6  # things in a message
-
-
-def find_baseline(text: str, runs_dir: Path) -> Run:
-    """The run that `baseline=text` names. Raises ConfigError in a line if there is none or it is damaged."""
-    try:
-        return load_run(find_run(text, runs_dir, "baseline"))
-    except ConfigError as error:
-        prefix = f"baseline={text}: "
-        raise ConfigError(prefix + str(error).removeprefix(prefix)) from None
 
 
 def check_baseline(
@@ -44,14 +32,12 @@ def check_baseline(
     Raises ConfigError if there is no such run, and, unless `baseline_check` is `warn`, if the jobs differ
     from it in more than one thing.
     """
-    named = list(dict.fromkeys(config.get("baseline") for config in configs))
-    if not any(named):
+    name = configs[0].get("baseline")
+    if any(config.get("baseline") != name for config in configs):
+        raise ConfigError(f"baseline={name}: all jobs of a sweep have one baseline")
+    if name is None:
         return []
-    if len(named) > 1:
-        raise ConfigError(
-            f"baseline={few([str(name) for name in named])}: all jobs of a sweep have one baseline"
-        )
-    baseline = find_baseline(str(named[0]), Path(str(configs[0]["runs_dir"])))
+    baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
     # Only torch knows the GPUs, and it takes seconds to ask.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
     versions, changed = package_versions(), changes.files_since(project, asdict(baseline.record.git))
@@ -67,24 +53,17 @@ def check_baseline(
         )
         found.append(compare_records(baseline, Run.planned(planned, config), changed))
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
-    factors: dict[str, Factor] = {}
-    for factor in (factor for one in found for factor in one.factors):
-        factors.setdefault(factor.name, factor)
-    if len(factors) > 1:  # a sweep has a job for each combination
-        problem = f"{len(factors)} things differ: {describe([*factors.values()], _NAMED)}"
+    # A sweep has a job for each combination of its values, so all factors count together.
+    factors = {name: change for one in found for name, change in one.factors.items()}
+    if len(factors) > 1:
+        problem = f"{len(factors)} things differ: {describe(factors)}"
         if any(config.get("baseline_check") != "warn" for config in configs):
             raise ConfigError(
-                f"baseline={named[0]}: {problem}\nchange one thing at a time, or start all the same with "
+                f"baseline={name}: {problem}\nchange one thing at a time, or start all the same with "
                 "baseline_check=warn"
             )
         unclear = "what a difference of the returns comes from cannot be told"
         return [*lines, f"warning: against {baseline.id}: {problem}; {unclear}"]
-    return [*lines, f"against {baseline.id}: {few([*dict.fromkeys(map(_change, found))], _NAMED)}"]
-
-
-def _change(one: RunDiff) -> str:
-    if one.factors:
-        return describe(one.factors)
-    if one.changed_files is None:
-        return "nothing else differs"
-    return "same experiment" if one.seeds is None else "same experiment, another seed"
+    same = "nothing else differs" if changed is None else "same experiment"
+    said = dict.fromkeys(describe(one.factors) or same for one in found)
+    return [*lines, f"against {baseline.id}: {few([*said])}"]

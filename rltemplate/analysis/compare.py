@@ -6,26 +6,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.differences import (
-    CODE,
-    CONFIGURATION,
-    SECTIONS,
-    Difference,
-    changed_files,
-    differences,
-    listed,
-)
+from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
 from rltemplate.analysis.runs import load_run
 from rltemplate.analysis.traces import Divergence, check_comparable, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import TRACE
+from rltemplate.run.trace import RESET
 
-IDENTICAL: Literal["identical"] = "identical"
-DIVERGED: Literal["diverged"] = "diverged"
-SHORTER: Literal["shorter"] = "shorter"
+IDENTICAL, DIVERGED, SHORTER = "identical", "diverged", "shorter"
 _LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
 
 
@@ -48,17 +38,19 @@ class Side:
 class Comparison:
     """Result of `compare_runs`.
 
-    `verdict`: "identical"; "diverged", at `divergence`; or "shorter", if the traces are equal up to the end
-    of the shorter one. `look_at` are lines of advice, in the order in which to follow them.
+    `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
+    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences` and
+    `notes` are those of `make diff`.
     """
 
-    verdict: Literal["identical", "diverged", "shorter"]
+    verdict: str
     a: Side
     b: Side
     detail: str
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
+    notes: list[str]
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
@@ -68,50 +60,27 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs
     )
     check_comparable(trace_a, trace_b)
-    divergence = first_difference(trace_a, trace_b)
-    found = differences(*runs, changed_files(*runs))
-    verdict: Literal["identical", "diverged", "shorter"] = IDENTICAL
-    advice: list[str] = []
-    if divergence is not None or trace_a.lines != trace_b.lines:
-        verdict = SHORTER if divergence is None else DIVERGED
-        advice = list(_look_at(divergence, trace_a.detail, found, diff_command(str(a), str(b))))
+    at, found = first_difference(trace_a, trace_b), diff_runs(*runs)
+    verdict = DIVERGED if at is not None else IDENTICAL if trace_a.lines == trace_b.lines else SHORTER
+    advice = [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a, b))]
     side_a, side_b = (
         Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
         for run, trace in zip(runs, (trace_a, trace_b), strict=True)
     )
-    return Comparison(verdict, side_a, side_b, trace_a.detail, divergence, advice, found)
+    return Comparison(verdict, side_a, side_b, trace_a.detail, at, advice, found.differences, found.notes)
 
 
-def diff_command(a: str, b: str) -> str:
+def diff_command(a: Path, b: Path) -> str:
     """The command that shows the changes of the code between the runs in two folders."""
-    return f"make diff a={_name(Path(a))} b={_name(Path(b))} code=full"
+    here = Path.cwd()
+    known = [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in (a, b)]
+    one, other = (shlex.quote(str(folder)) for folder in known)
+    return f"make diff a={one} b={other} code=full"
 
 
-def _name(folder: Path) -> str:
-    """The id of a run below `runs/`, else its folder."""
-    usual = folder.parent.parent == Path("runs").absolute()
-    return shlex.quote(folder.name if usual else str(folder))
-
-
-def _look_at(
-    at: Divergence | None, detail: str, found: Sequence[Difference], show_code: str
-) -> Iterator[str]:
-    """Lines of advice: known changes, then hints at the divergence `at`, which a shorter trace lacks."""
-    counted: dict[str, list[Difference]] = {}
-    for one in found:
-        if one.affects_results:
-            counted.setdefault(one.section, []).append(one)
-    code = counted.pop(CODE, [])
-    if any("(not recorded)" in (one.a, one.b) for one in code):
-        yield "The code of a or b was not recorded, so it may differ."
-    elif code:
+def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code: str) -> Iterator[str]:
+    if any(one.section == CODE and one.affects_results for one in found):
         yield f"The code differs: {show_code} shows what was changed."
-    if keys := counted.pop(CONFIGURATION, []):
-        yield f"The configuration differs in {few([one.key for one in keys])}."
-    if counted:
-        yield f"{' and '.join(counted)} differ as well, as listed below.".capitalize()
-    if at is None:
-        return
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
         yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
     yield "zoom=true names the operation that made the difference; docs/determinism.md lists causes by item."
@@ -131,7 +100,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _place(at: Divergence, detail: str) -> str:
-    if at.event in traces.BEFORE_TRAINING:
+    if at.event == RESET:
         return f"before the first iteration, {at.event}"
     begin = at.env_steps_before + 1
     span = f"from {begin:,}" if at.env_steps_after is None else f"{begin:,} to {at.env_steps_after:,}"
@@ -156,20 +125,18 @@ def report(comparison: Comparison) -> str:
     """The comparison for a terminal, the verdict first."""
     at, found = comparison.divergence, comparison.differences
     lines = [headline(comparison), ""]
-    lines += [
-        f"  {name}  {side.run_dir}  ({side.status}, {side})"
-        for name, side in (("a", comparison.a), ("b", comparison.b))
-    ]
+    for name, side in (("a", comparison.a), ("b", comparison.b)):
+        lines.append(f"  {name}  {side.run_dir}  ({side.status}, {side})")
     if at is not None:
         lines += ["", f"line {at.line:,} of {TRACE}, equal before it"]
         first = at.item if at.item in traces.NOT_FINGERPRINTS else f"{at.item}  a {at.a}  b {at.b}"
         named = (("equal", at.equal_before), ("first", [first]), ("also", at.further))
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
-    if comparison.look_at:
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
-    if not found:
-        return "\n".join([*lines, "", f"nothing else differs: {', '.join(SECTIONS)} are equal"])
-    lines += ["", f"what else differs ({len(found)})"]
+    if found:
+        lines += ["", f"what else differs ({len(found)})"]
+    else:
+        lines += ["", f"nothing else differs: {', '.join(SECTIONS)} are equal"]
     for section in dict.fromkeys(one.section for one in found):
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.runs import Run, text_of
+from rltemplate.analysis.runs import PLANNED, Run, text_of
 from rltemplate.config.command_args import few
 from rltemplate.run.git import changes
 from rltemplate.run.influence import file_matters, package_matters, presence_matters
@@ -38,11 +38,10 @@ CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS = SECTIONS
 ABSENT = "(absent)"  # stands for the value that one of the runs does not have
 REVISION = "revision"  # the key where the files that differ are unknown
 SEED = "seed"
-_RESUMED = "resumed"
+_NAMED = 6  # factors in a line
 
 # Facts of a machine that are software. They are compared as versions.
 _SOFTWARE = ("python", "python_implementation", "libc")
-_IDLE_MACHINE = ("memory_bytes",)  # which changes no result
 # Hardware that can change results. GPUs are compared only if one of the runs used them.
 _GPU = ("gpu_driver", "gpus")
 _COUNTED_MACHINE = ("architecture", "cpu", "cpu_flags", "logical_cores", *_GPU)
@@ -85,7 +84,7 @@ class Difference:
             return presence_matters(self.key) if self.one_sided else package_matters(self.key)
         if self.section == MACHINE:
             return self.key in _COUNTED_MACHINE and None not in (self.a, self.b) and not self.one_sided
-        return self.key != _RESUMED
+        return True
 
     @property
     def one_sided(self) -> bool:
@@ -94,27 +93,27 @@ class Difference:
 
     @property
     def change(self) -> str:
-        """Both values as text; of two lists of names only the names that the other lacks."""
-        if isinstance(self.a, list) and isinstance(self.b, list) and isinstance([*self.a, *self.b][0], str):
-            return f"{_without(self.a, self.b)} -> {_without(self.b, self.a)}"
+        """Both values as text."""
         return f"{text_of(self.a)} -> {text_of(self.b)}"
 
-    def __str__(self) -> str:
-        return f"{self.change}{'' if self.affects_results else '  (no factor)'}"
+
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """Differences between two runs.
+
+    `factors` has the change by the name of the thing that was changed. `changed_files` is None where the code
+    cannot be compared. `notes` are facts that the factors do not show.
+    """
+
+    differences: list[Difference]
+    factors: dict[str, str]
+    changed_files: list[str] | None
+    notes: list[str]
 
 
-def _without(values: list[str], others: list[str]) -> str:
-    extra = [value for value in values if value not in others]
-    return f"also has {', '.join(extra)}" if extra else "has nothing more"
-
-
-def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
-    """Lines about the differences of a section, those that can change results first."""
-    here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
-    width = min(32, max((len(one.key) for one in here), default=0))
-    yield from (f"  {one.key:{width}}  {one}" for one in here[:most])
-    if most is not None and len(here) > most:
-        yield f"  and {len(here) - most} more; --json lists them all"
+def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
+    """Differences between two recorded runs; `project` lies in the repository that has their code."""
+    return compare_records(a, b, changed_files(a, b, project))
 
 
 def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
@@ -122,126 +121,137 @@ def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
     return changes.files_between(project, asdict(a.record.git), asdict(b.record.git))
 
 
-def differences(a: Run, b: Run, files: list[str] | None) -> list[Difference]:
-    """All differences between two runs, in the order of SECTIONS; `files` are their `changed_files`.
-
-    A section that was not recorded of one of the runs is left out.
-    """
-    names = [REVISION] if files is None else files
-    found = [Difference(CODE, name, revision(a), revision(b)) for name in names]
-    facts_a, facts_b = _facts(a), _facts(b)
-    for section in SECTIONS[1:]:
-        if facts_a[section] and facts_b[section]:
-            found += [Difference(section, *pair) for pair in _differing(facts_a[section], facts_b[section])]
-    return found
+def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
+    """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
+    found = list(_differences(a, b, files))
+    return RunDiff(found, _factors(a, b, found), files, list(_notes(a, b, found, files)))
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys of two nested mappings whose values differ, with both values."""
-    flat_a, flat_b = dict(leaves(a)), dict(leaves(b))
-    for key in {**flat_a, **flat_b}:
-        one, other = flat_a.get(key, ABSENT), flat_b.get(key, ABSENT)
-        if one != other or isinstance(one, bool) != isinstance(other, bool):  # True == 1
-            yield key, one, other
+def _differences(a: Run, b: Run, files: list[str] | None) -> Iterator[Difference]:
+    """All differences in the order of SECTIONS, but for sections that one of the records lacks."""
+    for name in [REVISION] if files is None else files:
+        yield Difference(CODE, name, _revision(a), _revision(b))
+    for section, facts_a, facts_b in zip(SECTIONS[1:], _facts(a), _facts(b), strict=True):
+        flat_a, flat_b = dict(leaves(facts_a)), dict(leaves(facts_b))
+        for key in {**flat_a, **flat_b} if flat_a and flat_b else ():
+            one, other = flat_a.get(key, ABSENT), flat_b.get(key, ABSENT)
+            if one != other or isinstance(one, bool) != isinstance(other, bool):  # True == 1
+                yield Difference(section, key, one, other)
 
 
-def revision(run: Run) -> str:
+def _facts(run: Run) -> Iterator[Mapping[str, Any]]:
+    """The facts of each section but the code; empty where nothing was recorded."""
+    record, settings = run.record, run.record.determinism.settings
+    yield {key: value for key, value in run.config.items() if key not in BOOKKEEPING_KEYS}
+    software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
+    yield software | record.versions if record.versions else {}
+    on_gpu = run.config.get("device", "cpu") != "cpu"
+    idle = (*_SOFTWARE, "memory_bytes", *(() if on_gpu else _GPU))
+    yield {key: value for key, value in record.machine.items() if key not in idle}
+    yield settings | record.environment if settings else {}
+
+
+def _revision(run: Run) -> str:
     """The commit that a run's code was made from; `*` marks uncommitted changes."""
     git = run.record.git
     name = git.base_commit or git.commit or git.tree
     return "(not recorded)" if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
 
 
-def _facts(run: Run) -> dict[str, dict[str, Any]]:
-    """Facts by section; empty where nothing was recorded."""
-    record, settings = run.record, run.record.determinism.settings
-    software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
-    on_gpu = run.config.get("device", "cpu") != "cpu"
-    idle = (*_SOFTWARE, *_IDLE_MACHINE, *(() if on_gpu else _GPU))
-    resumed = [f"after {part.env_steps:,} steps, changed: {few([*part.changed])}" for part in record.resumed]
-    return {
-        CONFIGURATION: {key: value for key, value in run.config.items() if key not in BOOKKEEPING_KEYS},
-        VERSIONS: software | record.versions if record.versions else {},
-        MACHINE: {key: value for key, value in leaves(record.machine) if key not in idle},
-        SETTINGS: settings | record.environment | {_RESUMED: resumed} if settings else {},
-    }
+def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
+    if files is None:
+        yield (
+            "the code cannot be compared: this repository does not have both snapshots "
+            "(`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
+        )
+    elif files and not any(one.section == CODE and one.affects_results for one in found):
+        yield f"only files differ that cannot change a run: {few(files)}"
+    for run in (a, b):
+        git, status = run.record.git, run.record.status
+        if status not in ("finished", PLANNED):
+            yield f"{run.id} {'is still running' if status == 'running' else f'ended {status}'}"
+        if changed := [key for part in run.record.resumed for key in part.changed]:
+            yield f"{run.id} was resumed with other {', '.join(changed)} than before"
+        if git.problem:
+            yield f"{run.id} has no snapshot of its code ({git.problem})"
+        if left_out := [*(str(each["path"]) for each in git.skipped), *git.dirty_submodules]:
+            yield f"not in the snapshot of {run.id}, so not compared: {few(left_out)}"
 
 
 # --- Factors ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """One thing that was changed. `kind`: config, code, versions, hardware or settings.
-
-    `change` says what became what, `detail` has the changes that belong to it.
-    """
-
-    kind: str
-    name: str
-    change: str
-    detail: list[str]
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.change}"
-
-
-def describe(factors: Sequence[Factor], most: int | None = None) -> str:
-    """The factors in one line: `algo.gamma 0.99 -> 0.95; code (2 files)`; beyond `most` only their number."""
-    texts = [str(factor) for factor in factors]
-    more = f"; and {len(texts) - most} more" if most is not None and len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
-
-
-def count_files(files: Sequence[str]) -> str:
-    """The number of files in words."""
-    return f"{len(files)} file{'' if len(files) == 1 else 's'}"
-
-
-def find_factors(a: Run, b: Run, found: Sequence[Difference]) -> list[Factor]:
-    """The factors among the differences of two runs."""
-
-    def counted(section: str) -> list[Difference]:
-        return [one for one in found if one.section == section and one.affects_results]
-
-    keys, code = counted(CONFIGURATION), [one.key for one in counted(CODE)]
+def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
+    counted = {
+        name: [one for one in found if one.section == name and one.affects_results] for name in SECTIONS
+    }
+    keys, code = counted[CONFIGURATION], [one.key for one in counted[CODE]]
     if code:  # keys that only one version of the code has are part of its change
         keys = [one for one in keys if not one.one_sided or one.key.startswith("env.kwargs.")]
     given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
-    factors = list(_config_factors({one.key: one for one in keys}, given))
+    factors = _config_factors({one.key: one for one in keys}, given)
     if code and code != [REVISION]:
-        factors.append(Factor("code", "code", f"({count_files(code)})", code))
-    factors += [*_together("versions", counted(VERSIONS)), *_together("hardware", counted(MACHINE))]
-    names = {factor.name.partition(".")[0] for factor in factors}
-    if not names & {"versions", "hardware", *_SETTING_KEYS}:
-        # Settings with one value may be read back by only one version of the code.
-        factors += _together("settings", [one for one in counted(SETTINGS) if not (code and one.one_sided)])
+        factors["code"] = f"({len(code)} file{'s' * (len(code) != 1)})"
+    # Settings with one value may be read back by only one version of the code.
+    settings = [one for one in counted[SETTINGS] if not (code and one.one_sided)]
+    if {name.partition(".")[0] for name in factors} & _SETTING_KEYS or counted[VERSIONS] or counted[MACHINE]:
+        settings = []  # which are explained
+    for name, several in (
+        ("versions", counted[VERSIONS]),
+        ("hardware", counted[MACHINE]),
+        ("settings", settings),
+    ):
+        if several:
+            only = f"{several[0].key} {several[0].change}"
+            factors[name] = f"({only if len(several) == 1 else few([one.key for one in several])})"
     return factors
 
 
-def _config_factors(changed: dict[str, Difference], given: set[str]) -> Iterator[Factor]:
+def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str, str]:
     """Factors among changed keys of the configuration; `given` are the keys of both command lines."""
     chosen = {group: changed.pop(key) for group, key in _CHOICES.items() if key in changed}
     if chosen.keys() & {"algo", "env", "experiment"} and "recipe" not in given:
         chosen.pop("recipe", None)  # it comes along
-    own: list[Difference] = []
-    along: dict[str, list[str]] = {group: [] for group in chosen}
+    factors = {group: one.change for group, one in chosen.items()}
     for key, one in changed.items():
         root = key.partition(".")[0]
         explicit = any(f"{key}.".startswith(f"{name}.") for name in given - _CHOICES.keys())
-        brought_by = [group for group in chosen if group in (root, "algo", "env", "experiment", "recipe")]
+        brought = key == _FOLLOWS or bool(chosen.keys() & {root, "algo", "env", "experiment", "recipe"})
         unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen
-        if brought_by and (unknown_to_other or not explicit):
-            along[root if root in brought_by else brought_by[0]].append(f"{key} {one.change}")
-        elif explicit or key != _FOLLOWS:
-            own.append(one)
-    yield from (Factor("config", group, one.change, along[group]) for group, one in chosen.items())
-    yield from (Factor("config", one.key, one.change, []) for one in own)
+        if not unknown_to_other and (explicit or not brought):
+            factors[key] = one.change
+    return factors
 
 
-def _together(kind: str, found: Sequence[Difference]) -> Iterator[Factor]:
-    """The factor of several differences, if there are any."""
-    if found:
-        detail = [f"{one.key} {one.change}" for one in found]
-        names = [one.key for one in found]
-        yield Factor(kind, kind, f"({detail[0] if len(detail) == 1 else few(names)})", detail)
+# --- As text ---------------------------------------------------------------------------------------------
+
+
+def describe(factors: Mapping[str, str]) -> str:
+    """The factors in one line: `algo.gamma 0.99 -> 0.95; code (2 files)`; of many only their number."""
+    texts = [f"{name} {change}" for name, change in factors.items()]
+    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return "; ".join(texts[:_NAMED]) + more
+
+
+def verdict(found: RunDiff) -> str:
+    """The changes in a line; a warning if there is more than one, or the code is unknown."""
+    count, unknown = len(found.factors), found.changed_files is None
+    told = {0: "nothing differs", 1: "1 thing differs"}.get(count, f"{count} things differ")
+    told += f": {describe(found.factors)}" if count else ""
+    if count > 1 or unknown:
+        told += ", and the code cannot be compared" if unknown else ""
+        return f"warning: {told}; what a difference of the returns comes from cannot be told"
+    if count:
+        return told
+    seeds = next((one.change for one in found.differences if one.key == SEED), None)
+    return f"same experiment: {'same seed' if seeds is None else f'only the seed differs, {seeds}'}"
+
+
+def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
+    """Lines about the differences of a section, those that can change results first."""
+    here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
+    width = min(32, max((len(one.key) for one in here), default=0))
+    for one in here[:most]:
+        yield f"  {one.key:{width}}  {one.change}{'' if one.affects_results else '  (no factor)'}"
+    if most is not None and len(here) > most:
+        yield f"  and {len(here) - most} more; --json lists them all"

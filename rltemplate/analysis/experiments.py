@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rltemplate.analysis import stats, targets
+from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
 from rltemplate.analysis.stats import Interval
 from rltemplate.run.influence import file_matters
-from rltemplate.types import ConfigError
 
-# The names of the files that differ between the code of two runs; None if that cannot be told.
-ChangedFiles = Callable[[Run, Run], list[str] | None]
 Points = list[tuple[int, float]]  # environment steps and value
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
@@ -119,9 +117,7 @@ class Experiment:
                 yield f"{run.id}: {why}"
 
 
-def find_experiments(
-    runs: Sequence[Run], changed_files: ChangedFiles, by: str | None = None
-) -> list[Experiment]:
+def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experiment]:
     """Runs that differ only in the seed put together; by environment, algorithm and first start.
 
     `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are kept apart and shown.
@@ -135,7 +131,7 @@ def find_experiments(
         if by is not None:
             values[by] = text_of(run.value(by))
         alike = (part for known, part in parts if known == values)
-        same = next((part for part in alike if _same_code(part[0], run, changed_files)), None)
+        same = next((part for part in alike if _same_code(part[0], run)), None)
         if same is None:
             parts.append((values, [run]))
         else:
@@ -147,7 +143,7 @@ def find_experiments(
     ]
 
 
-def _same_code(a: Run, b: Run, changed_files: ChangedFiles) -> bool:
+def _same_code(a: Run, b: Run) -> bool:
     if a.value("git.tree") == b.value("git.tree"):
         return True
     changed = changed_files(a, b)
@@ -170,18 +166,6 @@ def _label(
     if others.count(values) > 1:  # the same values with other code
         words.append(f"code {run.value('commit') or 'unknown'}{'*' if run.value('dirty') else ''}")
     return ", ".join(words) or None
-
-
-def with_metrics(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
-    """The runs whose metrics can be read, and a line for each other one."""
-    whole, problems = [], []
-    for run in runs:
-        try:
-            run.rows  # noqa: B018 - reads the file
-            whole.append(run)
-        except ConfigError as error:
-            problems.append(str(error))
-    return whole, problems
 
 
 def points(run: Run, metric: str) -> Points:

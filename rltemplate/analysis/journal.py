@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rltemplate.analysis import diff
-from rltemplate.analysis.baseline import find_baseline
+from rltemplate.analysis.differences import diff_runs, verdict
 from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
+from rltemplate.run.read import find_run
 from rltemplate.run.record import SweepRecord
 from rltemplate.types import ConfigError
 
 _HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wherever you like.\n"
-_LOOKED_AT = 200  # newest runs of the same algorithm and environment
 
 
 def write_run(run_dir: Path, runs_dir: Path, project: Path) -> None:
@@ -74,7 +73,7 @@ def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Pat
         f"* **Jobs** {', '.join(f'{count} {status}' for status, count in counts.items())}, "
         f"{_link(folder.name, folder, runs_dir)}",
         *_why_and_change(runs[0], there, runs_dir, project),
-        *(line for each in find_experiments(runs, lambda a, b: []) for line in _outcome(each)),
+        *(line for each in find_experiments(runs) for line in _outcome(each)),
     ]
 
 
@@ -84,22 +83,17 @@ def _why_and_change(run: Run, itself: Sequence[Path], runs_dir: Path, project: P
     lines = [f"* **Why** {_plain(note)}"] if note else []
     try:
         if baseline:
-            other = find_baseline(baseline, runs_dir)
-        else:
+            other = load_run(find_run(baseline, runs_dir, "baseline"))
+        else:  # folders are named by the time of their start
             found = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
-            others = load_runs(sorted(found)[-_LOOKED_AT:])[0]
-            earlier = [each for each in others if _began(each) < _began(run)]
+            earlier = [path for path in found if path.name < run.dir.name]
             if not earlier:
                 return [*lines, "* **Changed** nothing to compare with: the first of its kind here"]
-            other = max(earlier, key=_began)
-        said = diff.verdict(diff.diff_runs(other, run, project))
+            other = load_run(max(earlier))
+        said = verdict(diff_runs(other, run, project))
         return [*lines, f"* **Changed** against {_link(other.id, other.dir, runs_dir)}: {_plain(said)}"]
     except ConfigError as error:
         return [*lines, f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"]
-
-
-def _began(run: Run) -> str:
-    return run.record.started_at or ""
 
 
 def _outcome(experiment: Experiment) -> list[str]:

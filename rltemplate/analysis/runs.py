@@ -26,6 +26,9 @@ from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
 MISSING = object()  # no such value; None is a value
+NOTHING = "-"  # in a table, in the place of a value that a run does not have
+# The usual columns of a table; `dirty` is a star behind the commit.
+SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 PLANNED = "planned"  # the status of a run that has not begun
 _TAIL_BYTES = 16_384  # more than the last row of `metrics.jsonl`
 
@@ -120,6 +123,22 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "dirty": lambda run: run.record.git.dirty,
     "sweep": lambda run: None if run.record.sweep is None else run.record.sweep.id,
 }
+
+
+def cell(run: Run, name: str) -> str:
+    """A value as a table shows it."""
+    value = run.value(name)
+    if value is MISSING or value is None:
+        return NOTHING
+    if name == "started":
+        return str(value)[:16].replace("T", " ")
+    if name == "commit":
+        return f"{value}{'*' if run.value('dirty') else ''}"
+    if isinstance(value, float):
+        # The digits by which returns are compared, and no powers of ten below a million.
+        return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
+    text = text_of(value)
+    return text if text.isprintable() else repr(text)
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

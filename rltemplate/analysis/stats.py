@@ -28,6 +28,7 @@ LABELS = {"iqm": "IQM", "mean": "mean", "median": "median"}
 FEW = 5  # seeds; Henderson et al. 2018 and Agarwal et al. 2021 both show how little fewer can tell
 _ENOUGH_FOR_QUANTILES = 5
 _RESAMPLES = 2000
+_CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
@@ -43,18 +44,6 @@ class Interval(NamedTuple):
         return f"{show(self.value)} ({show(self.low)} to {show(self.high)})"
 
 
-def interval(scores: Sequence[float], statistic: str = "iqm", confidence: float = 0.95) -> Interval:
-    """A statistic of one score per seed, and its interval. Raises ValueError for no or non-finite scores."""
-    return _interval([scores], statistic, confidence)
-
-
-def difference(
-    a: Sequence[float], b: Sequence[float], statistic: str = "iqm", confidence: float = 0.95
-) -> Interval:
-    """The statistic of a minus that of b."""
-    return _interval([a, b], statistic, confidence)
-
-
 def _iqm(scores: Any, axis: int = -1) -> Any:
     from scipy import stats
 
@@ -64,11 +53,16 @@ def _iqm(scores: Any, axis: int = -1) -> Any:
 STATISTICS: dict[str, Callable[..., Any]] = {"iqm": _iqm, "mean": np.mean, "median": np.median}
 
 
-def _interval(groups: Sequence[Sequence[float]], statistic: str, confidence: float) -> Interval:
-    """The interval of a statistic of one group, or of its difference between two."""
+def interval(
+    given: Sequence[float], statistic: str = "iqm", minus: Sequence[float] | None = None
+) -> Interval:
+    """A statistic of one score per seed, `minus` that of other scores where they are given, and its interval.
+
+    Raises ValueError for no or non-finite scores.
+    """
     from scipy import stats
 
-    scores = [np.asarray(group, float) for group in groups]
+    scores = [np.asarray(group, float) for group in (given, minus) if group is not None]
     if not all(group.size and np.isfinite(group).all() for group in scores):
         raise ValueError("expected finite scores, at least one in each group")
     of, signs = STATISTICS[statistic], (1, -1)
@@ -82,7 +76,7 @@ def _interval(groups: Sequence[Sequence[float]], statistic: str, confidence: flo
         test = (
             stats.ttest_1samp(*scores, 0.0) if len(scores) == 1 else stats.ttest_ind(*scores, equal_var=False)
         )
-        return Interval(value, *map(float, test.confidence_interval(confidence)))
+        return Interval(value, *map(float, test.confidence_interval(_CONFIDENCE)))
     resampled = [
         stats.bootstrap(
             (group,), of, n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(i)
@@ -94,7 +88,7 @@ def _interval(groups: Sequence[Sequence[float]], statistic: str, confidence: flo
         variances = np.ones(len(scores))
     freedom = variances.sum() ** 2 / (variances**2 / (sizes - 1)).sum()  # Welch and Satterthwaite
     unseen = math.sqrt((variances * sizes / (sizes - 1)).sum() / variances.sum())
-    reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * unseen
+    reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * unseen
     total = sum(sign * each for sign, each in zip(signs, resampled, strict=False))
     if sizes[variances > 0].min() < _ENOUGH_FOR_QUANTILES:
         error = float(np.std(total, ddof=1))
@@ -104,7 +98,7 @@ def _interval(groups: Sequence[Sequence[float]], statistic: str, confidence: flo
     return Interval(value, float(low), float(high))
 
 
-def probability_of_improvement(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Interval:
+def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> Interval:
     """P(a run of a scores higher than a run of b), with half of the ties: Mann and Whitney's U over pairs.
 
     The interval is method 5 of Newcombe 2006 (Statistics in Medicine 25:559), a score interval that keeps its
@@ -114,7 +108,7 @@ def probability_of_improvement(a: Sequence[float], b: Sequence[float], confidenc
 
     m, n = len(a), len(b)
     value = float(stats.mannwhitneyu(a, b, method="asymptotic").statistic) / (m * n)
-    z, size = float(stats.norm.ppf((1 + confidence) / 2)), (m + n) / 2 - 1
+    z, size = float(stats.norm.ppf((1 + _CONFIDENCE) / 2)), (m + n) / 2 - 1
 
     def excess(p: float) -> float:
         spread = 1 + size * (1 - p) / (2 - p) + size * p / (1 + p)

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from rltemplate.run.paths import TRACE
-from rltemplate.run.state import END, START
+from rltemplate.run.state import START
+from rltemplate.run.trace import FORMAT, VERSION
 from rltemplate.types import ConfigError
 
-FORMAT, VERSION = "rltemplate-trace", 1
 DIGITS = 16  # hexadecimal digits of one fingerprint
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one
-BEFORE_TRAINING = ("reset",)  # events that belong to no iteration
-
-# Beginnings of the names of the algorithm's state at both ends of an iteration (run/state.py).
-AT_START, AT_END = f"{START}/", f"{END}/"
 
 # Differences other than the fingerprint of an item; each takes the place of an item's name.
 OTHER_EVENT = "event"  # one run continues with another event than the other
@@ -34,13 +29,6 @@ OTHER_CHAIN = "chain"  # the digest of everything before, though everything befo
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
 _ITERATION_LINE, _ITEMS_LINE = b'["iteration",', b'["items",'
-
-
-class Reach(NamedTuple):
-    """Length of a trace: complete iterations, and environment steps in them."""
-
-    iterations: int
-    env_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A complete trace file; made by `open_trace`."""
+    """A complete trace file, of which `reach` is the number of complete iterations and environment steps."""
 
     run: str
     path: Path
@@ -76,7 +64,7 @@ class Trace:
     digest: str
     algo: str
     lines: int
-    reach: Reach
+    reach: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +81,7 @@ class _Line:
     def __str__(self) -> str:
         if self.index is None:
             return f"a list of the items of {self.event}"
-        return (
-            f"the end of iteration {self.index}" if self.event == ITERATION else f"{self.event} {self.index}"
-        )
+        return f"{'the end of ' * (self.event == ITERATION)}{self.event} {self.index}"
 
 
 def open_trace(run_dir: Path, when_missing: str) -> Trace:
@@ -108,7 +94,7 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
     number = 1
     try:
         with path.open("rb") as file:
-            header = _header(file.readline())
+            first = file.readline()
             for number, line in enumerate(file, start=2):  # noqa: B007
                 if line.startswith(_ITERATION_LINE) and line.endswith(b"\n"):
                     ended = line
@@ -116,31 +102,26 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
     except OSError as error:
         raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
-    if header.get("format") != FORMAT or header.get("version") != VERSION:
+    try:
+        head = json.loads(first)
+        known = (head["format"], head["version"]) == (FORMAT, VERSION)
+        detail, digest, algo = (str(head[key]) for key in ("detail", "digest", "algo"))
+    except (ValueError, TypeError, KeyError):
+        known = False
+    if not known:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
     reach = _reach(ended)
     if line and not (line.endswith(b"\n") and _parse(line)):
-        raise ConfigError(
-            f"{run}: {TRACE} breaks off after {reach.iterations} iterations; was the run cut off?"
-        )
-    detail, digest, algo = (str(header.get(key)) for key in ("detail", "digest", "algo"))
+        raise ConfigError(f"{run}: {TRACE} breaks off after {reach[0]} iterations; was the run cut off?")
     return Trace(run, path, detail, digest, algo, number, reach)
 
 
-def _header(line: bytes) -> Mapping[str, object]:
-    try:
-        header = json.loads(line)
-    except ValueError:
-        return {}
-    return header if isinstance(header, dict) else {}
-
-
-def _reach(line: bytes) -> Reach:
+def _reach(line: bytes) -> tuple[int, int]:
     """Reach of a trace whose last complete iteration ends with this line; an empty line means none."""
     ended = _parse(line)
     if ended is None or ended.index is None or ended.env_steps is None:
-        return Reach(0, 0)
-    return Reach(ended.index + 1, ended.env_steps)
+        return 0, 0
+    return ended.index + 1, ended.env_steps
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
@@ -161,86 +142,70 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
     with a.path.open("rb") as lines_a, b.path.open("rb") as lines_b:
         next(lines_a)
         next(lines_b)
-        for number, (line_a, line_b) in enumerate(zip(lines_a, lines_b, strict=False), start=2):
+        for number, (line_a, line_b) in enumerate(zip(lines_a, lines_b, strict=False), start=2):  # noqa: B007
             if line_a != line_b:
                 break
             if line_a.startswith(_ITERATION_LINE):
                 ended = line_a
-            elif line_a.startswith(_ITEMS_LINE):
-                items = _parsed(a, number, line_a)
+            elif line_a.startswith(_ITEMS_LINE) and (items := _parse(line_a)):
                 names[items.event] = items.names
         else:
             return None
-        rest = itertools.chain([line_a], lines_a), itertools.chain([line_b], lines_b)
-        env_steps_after = next((end for lines in rest if (end := _next_env_steps(lines)) is not None), None)
-    one, other = _parsed(a, number, line_a), _parsed(b, number, line_b)
-    before = _reach(ended)
-    found = Divergence(
+        following = itertools.chain([line_a, line_b], lines_a, lines_b)
+        _, after = _reach(next((line for line in following if line.startswith(_ITERATION_LINE)), b""))
+    one, other = _parse(line_a), _parse(line_b)
+    differences = one and other and _differing(one, other, names)
+    if not one or not other or not differences:
+        raise ConfigError(f"line {number} of {TRACE} is damaged in {a.run} or in {b.run}")
+    iteration, before = _reach(ended)
+    (item, *further), equal, value_a, value_b = differences
+    return Divergence(
         line=number,
-        iteration=before.iterations,
-        env_steps_before=before.env_steps,
-        env_steps_after=env_steps_after,
+        iteration=iteration,
+        env_steps_before=before,
+        env_steps_after=after or None,
         event=one.event,
         index=one.index,
-        item=OTHER_EVENT,
-        further=[],
-        equal_before=[],
-        a=str(one),
-        b=str(other),
+        item=item,
+        further=[name for name in further if name not in NOT_FINGERPRINTS],
+        equal_before=equal,
+        a=value_a,
+        b=value_b,
     )
-    if one.event != other.event:
-        return found
-    if one.names or other.names:
-        known = [line.names or names.get(line.event, ()) for line in (one, other)]
+
+
+def _differing(
+    one: _Line, other: _Line, names: Mapping[str, tuple[str, ...]]
+) -> tuple[list[str], list[str], str, str] | None:
+    """Items that differ, items that are equal before the first of them, and its values; None: damaged."""
+    listed = bool(one.names or other.names)
+    if one.event != other.event or (one.index != other.index and not listed):
+        return [OTHER_EVENT], [], str(one), str(other)
+    if listed:
+        items_a, items_b = (line.names or names.get(line.event, ()) for line in (one, other))
         only_a, only_b = (
             ", ".join(name for name in mine if name not in theirs) or "nothing that the other lacks"
-            for mine, theirs in (known, known[::-1])
+            for mine, theirs in ((items_a, items_b), (items_b, items_a))
         )
-        return replace(found, item=OTHER_ITEMS, a=only_a, b=only_b)
-    if one.index != other.index:
-        return found
-    values_a, values_b = _values(a, number, one, names), _values(b, number, other, names)
-    differing = [name for name in values_a if values_a[name] != values_b[name]]
-    if not differing:  # the same values in another spelling
-        _damaged(a, number)
-    item = differing[0]
-    return replace(
-        found,
-        item=item,
-        further=_fingerprints(differing[1:]),
-        equal_before=_fingerprints(itertools.takewhile(lambda name: name != item, values_a)),
-        a=values_a[item],
-        b=values_b[item],
-    )
+        return [OTHER_ITEMS], [], only_a, only_b
+    values_a, values_b = (_values(line, names.get(line.event, ())) for line in (one, other))
+    differing = [name for name in values_a if values_b and values_a[name] != values_b[name]]
+    if not differing:  # the same values in another spelling, or too few digits
+        return None
+    first = differing[0]
+    equal = itertools.takewhile(lambda name: name != first, values_a)
+    return differing, [name for name in equal if name != OTHER_ENV_STEPS], values_a[first], values_b[first]
 
 
-def _next_env_steps(lines: Iterable[bytes]) -> int | None:
-    ended = next((line for line in lines if line.startswith(_ITERATION_LINE)), b"")
-    return _reach(ended).env_steps or None
-
-
-def _fingerprints(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in NOT_FINGERPRINTS]
-
-
-def _values(trace: Trace, number: int, line: _Line, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Values of a line by item, in causal order."""
-    items, digits = names.get(line.event, ()), line.digits
-    if len(digits) != DIGITS * len(items):
-        _damaged(trace, number)
-    values = {name: digits[i * DIGITS : (i + 1) * DIGITS] for i, name in enumerate(items)}
+def _values(line: _Line, items: tuple[str, ...]) -> dict[str, str]:
+    """Values of a line by item, in causal order; none if they are not as many as the items."""
+    if len(line.digits) != DIGITS * len(items):
+        return {}
+    values = {name: line.digits[i * DIGITS : (i + 1) * DIGITS] for i, name in enumerate(items)}
     if line.env_steps is None:
         return values
-    start = {name: values.pop(name) for name in items if name.startswith(AT_START)}
+    start = {name: values.pop(name) for name in items if name.startswith(f"{START}/")}
     return start | {OTHER_ENV_STEPS: f"{line.env_steps:,}"} | values | {OTHER_CHAIN: line.chain}
-
-
-def _parsed(trace: Trace, number: int, line: bytes) -> _Line:
-    return _parse(line) or _damaged(trace, number)
-
-
-def _damaged(trace: Trace, number: int) -> NoReturn:
-    raise ConfigError(f"{trace.run}: line {number} of {TRACE} is damaged")
 
 
 def _parse(line: bytes) -> _Line | None:

@@ -151,7 +151,7 @@ def zoom_in(
             except GitError as error:
                 children.check()  # Ctrl-C reaches git as well
                 side.stands_in = str(error)
-        shown_by = diff_command(*map(str, dirs))
+        shown_by = diff_command(*dirs)
         work = _Work(sides, start, at.iteration, folder, say, shown_by, children)
         result = Zoom(sides[0].commit, sides[1].commit, start, at.iteration)
         if keep is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from conftest import RecordedRun, run_train
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.diff import compare_records, verdict
-from rltemplate.analysis.differences import ABSENT, describe
+from rltemplate.analysis.differences import ABSENT, Difference, compare_records, verdict
 from rltemplate.analysis.runs import Run
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.record import RunRecord
@@ -77,8 +75,8 @@ def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **
 def names(a: Run, b: Run, files: list[str] | None = None) -> list[str]:
     """The factors between two runs, by name; the same the other way round."""
     forth, back = (compare_records(*pair, files or []).factors for pair in ((a, b), (b, a)))
-    assert sorted(factor.name for factor in forth) == sorted(factor.name for factor in back)
-    return [factor.name for factor in forth]
+    assert forth.keys() == back.keys()
+    return [*forth]
 
 
 SAC_VALUES = {"algo": SAC, "recipe": "sac-Hopper", "env.num_envs": 1, "num_threads": 2}
@@ -118,10 +116,7 @@ def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], ex
     assert names(run("a"), run("b", overrides, config)) == expected.split()
 
 
-def test_a_choice_names_what_it_brought_and_a_key_given_to_both_runs_stays_its_own() -> None:
-    (factor,) = compare_records(run("a"), run("b", "algo=sac", SAC_VALUES), []).factors
-    assert str(factor) == "algo ppo -> sac"
-    assert {"algo.gamma 0.99 -> 0.98", f"algo.tau {ABSENT} -> 0.005"} <= set(factor.detail)
+def test_a_key_given_to_both_runs_stays_its_own() -> None:
     a = run("a", "algo.gamma=0.5", {"algo.gamma": 0.5})
     assert names(a, run("b", "algo=sac algo.gamma=0.98", SAC_VALUES)) == ["algo", "algo.gamma"]
 
@@ -154,15 +149,13 @@ def test_gpus_count_where_they_are_used() -> None:
         for name, gpu in (("a", "H100"), ("b", "H200"))
     )
     assert names(a, b) == ["hardware"]
-    assert "H200" in describe(compare_records(a, b, []).factors)
+    assert "H200" in compare_records(a, b, []).factors["hardware"]
 
 
 def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     a, b = run("a"), run("b", "algo.gamma=0.9", {"algo.gamma": 0.9})
     files = ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"]
     found = compare_records(a, b, files)
-    assert found.factors[1].detail == files[2:]
-    assert found.changed_files == files
     assert verdict(found) == (
         "warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what a difference of the returns "
         "comes from cannot be told"
@@ -172,9 +165,15 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     assert verdict(found) == "same experiment: same seed"
 
 
-def test_unknown_code_is_warned_about() -> None:
+def test_the_verdict_says_what_is_known() -> None:
+    a, other = run("a"), {"algo.gamma": 0.9, "seed": 2}
+    assert verdict(compare_records(a, run("b", config=other), [])) == (
+        "1 thing differs: algo.gamma 0.99 -> 0.9"
+    )
+    seed = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
+    assert verdict(seed) == "same experiment: only the seed differs, 1 -> 2"
     b = run("b", git={"tree": None, "commit": None, "problem": "no git"})
-    for config, known in (({}, "nothing differs"), ({"algo.gamma": 0.9}, "1 thing differs: algo.gamma")):
+    for config, known in (({}, "nothing differs"), (other, "1 thing differs: algo.gamma")):
         found = compare_records(run("a", config=config), b, None)
         assert verdict(found).startswith(f"warning: {known}")
         assert "the code cannot be compared" in verdict(found)
@@ -182,13 +181,27 @@ def test_unknown_code_is_warned_about() -> None:
         assert found.notes[1] == "b has no snapshot of its code (no git)"
 
 
-def test_the_same_experiment_is_called_so() -> None:
-    a = run("a")
-    assert verdict(compare_records(a, run("b"), [])) == "same experiment: same seed"
-    other = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
-    assert verdict(other) == "same experiment: only the seed differs, 1 -> 2"
-    one = compare_records(a, run("b", config={"algo.gamma": 0.9, "seed": 2}), [])
-    assert verdict(one) == "1 thing differs: algo.gamma 0.99 -> 0.9"
+def test_differences_come_in_the_order_in_which_to_examine_them() -> None:
+    b = run(
+        "b",
+        "runs_dir=other",
+        {"runs_dir": "other", "algo.gamma": 0.9, "env.kwargs": {"wind": 1}},
+        pid=4711,
+        environment={"OMP_NUM_THREADS": "2"},
+        determinism={"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}},
+        machine={"libc": "glibc 2.41", "cpu_flags": ["avx2"], "memory_bytes": 20},
+        versions={"zzz": "1"},
+    )
+    assert compare_records(run("a"), b, ["x.py"]).differences == [
+        Difference("code", "x.py", "3" * 10, "3" * 10),
+        Difference("configuration", "algo.gamma", 0.99, 0.9),
+        Difference("configuration", "env.kwargs.wind", ABSENT, 1),
+        Difference("versions", "libc", "glibc 2.36", "glibc 2.41"),
+        Difference("versions", "zzz", ABSENT, "1"),
+        Difference("machine", "cpu_flags", ["avx2", "fma"], ["avx2"]),
+        Difference("settings", "mkl_branch", "none", "AVX2"),
+        Difference("settings", "OMP_NUM_THREADS", "1", "2"),
+    ]
 
 
 def test_a_key_that_new_code_added_is_part_of_the_code() -> None:
@@ -207,7 +220,6 @@ def test_what_else_is_to_be_known_is_noted() -> None:
         "not in the snapshot of a, so not compared: big.bin, sub",
         "b ended failed",
         "b was resumed with other code than before",
-        "b has no versions or no hardware in its record, so they are not compared",
     ]
 
 
@@ -223,56 +235,36 @@ def test_which_files_and_packages_can_change_a_run() -> None:
 
 # --- The command, with recorded runs ---------------------------------------------------------------------
 
-Call = Callable[..., str]
 
-
-@pytest.fixture(scope="module")
-def two_runs(recorded_run: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A project, and two runs of it between which a value, the code and the README were changed."""
-    root = tmp_path_factory.mktemp("diff")
-    project = Path(shutil.copytree(recorded_run.project, root / "project"))
+@pytest.mark.long
+def test_the_command_shows_the_changes(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    b = tmp_path / "b"
+    project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))
     words = json.loads((recorded_run.run_dir / "record.json").read_text())["overrides"]
     with (project / "rltemplate" / "learning" / "optim.py").open("a") as file:
         file.write("# another thought\n")
     (project / "README.md").write_text("Changes nothing.\n")
     words = [word for word in words if not word.startswith("run_dir=")]
-    done = run_train(project, root, *words, "algo.gamma=0.9", "seed=2", f"run_dir={root / 'b'}")
+    done = run_train(project, tmp_path, *words, "algo.gamma=0.9", "seed=2", f"run_dir={b}")
     assert done.returncode == 0, done.stderr
-    return project, recorded_run.run_dir, root / "b"
+    monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
 
+    def call(*words: str) -> list[str]:
+        assert main(["diff", f"a={recorded_run.run_dir}", f"b={b}", *words]) == 0
+        return capsys.readouterr().out.splitlines()
 
-@pytest.fixture
-def call(
-    two_runs: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Compare the two runs by the command of the project that recorded them."""
-
-    def command(*words: str) -> str:
-        monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", two_runs[0])
-        assert main(["diff", f"a={two_runs[1]}", f"b={two_runs[2]}", *words]) == 0
-        return capsys.readouterr().out
-
-    return command
-
-
-def test_the_command_shows_the_changes(call: Call) -> None:
-    lines = call().splitlines()
+    lines = call()
     files = [line.split()[0] for line in lines if " -> " in line]
     assert lines[-1].startswith("warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (1 file); what a")
     assert {"rltemplate/learning/optim.py", "README.md"} <= set(files)
     idle = [line.split()[0] for line in lines if line.endswith("(no factor)")]
     assert idle == ["README.md", "seed"]
-    assert "machine: equal" in lines
-    assert "episode/return" in {line.split(" ")[2] for line in lines if line.startswith("  ")}
-    assert "+# another thought" in call("code=full").splitlines()
-
-
-def test_the_command_for_programs(call: Call) -> None:
-    found = json.loads(call("--json", "code=full"))
-    assert found["things"] == 2
-    assert [factor["kind"] for factor in found["factors"]] == ["config", "code"]
-    assert {"section": "configuration", "key": "algo.gamma", "a": 0.98, "b": 0.9} in found["differences"]
-    assert "another thought" in found["diff"]
     # Real records of one machine differ in nothing else.
-    assert {one["section"] for one in found["differences"]} == {"code", "configuration"}
-    assert "episode/return" in {name for name, _, _ in found["metrics"]}
+    assert {f"{section}: equal" for section in ("versions", "machine", "settings")} <= set(lines)
+    assert "episode/return" in {line.split(" ")[2] for line in lines if line.startswith("  ")}
+    assert "+# another thought" in call("code=full")

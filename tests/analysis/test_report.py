@@ -14,10 +14,9 @@ import pytest
 from conftest import write_run
 
 from rltemplate.__main__ import main
-from rltemplate.analysis import stats
-from rltemplate.analysis.report import figures
-from rltemplate.analysis.report.figures import Panel
-from rltemplate.analysis.report.page import Report, make_report, write_curves
+from rltemplate.analysis import figures, stats
+from rltemplate.analysis.commands.report import Report, make_report, write_curves
+from rltemplate.analysis.figures import Panel
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
@@ -26,9 +25,8 @@ SLOW: dict[str, Any] = {"algo": {"gamma": 0.5}}
 
 
 def reported(runs_dir: Path) -> Report:
-    """The report about all runs in a folder, as if their code were equal."""
-    folders = sorted(runs_dir.glob("*/*"))
-    return make_report(folders, pattern="runs/*/*", written="today", changed_files=lambda a, b: [])
+    """The report about all runs in a folder."""
+    return make_report(sorted(runs_dir.glob("*/*")), "runs/*/*")
 
 
 def text_of(html: str) -> str:
@@ -89,13 +87,13 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> Non
         assert len(line.points) == (count if count <= 300 else 151 if count < 1000 else 251)
 
 
-def test_runs_that_should_be_equal_are_called_equal_or_named(tmp_path: Path) -> None:
-    write_run(tmp_path, 1, tag="-a", trace={"digest": "a" * 32})
-    write_run(tmp_path, 1, tag="-b", trace={"digest": "a" * 32})
-    assert "Identical to the last bit: 2 runs of seed 1." in text_of(reported(tmp_path).html)
-    write_run(tmp_path, 1, tag="-c", trace={"digest": "c" * 32})
+def test_runs_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> None:
+    for tag, digest in (("-a", "a"), ("-b", "a"), ("-c", "c")):
+        write_run(tmp_path, 1, tag=tag, trace={"digest": digest * 32})
+    write_run(tmp_path, 2, tag="-d", trace={"digest": "d" * 32})
     said = "Runs of seed 1 have 2 different traces: make compare a=run-1-a b=run-1-c"
     assert said in text_of(reported(tmp_path).html)
+    assert "Runs of seed 2" not in text_of(reported(tmp_path).html)
 
 
 # --- Files ------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from conftest import write_run
 from scipy import stats as scipy_stats
 
 from rltemplate.__main__ import main
-from rltemplate.analysis import seeds, stats
-from rltemplate.analysis.experiments import ChangedFiles, Experiment, find_experiments
+from rltemplate.analysis import experiments, stats
+from rltemplate.analysis.commands.stats import MOST_PAIRED, compare, pairs
+from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
@@ -59,7 +60,7 @@ def test_intervals_of_means_are_students_and_welchs() -> None:
     one = scipy_stats.ttest_1samp(a, 0.0).confidence_interval(0.95)
     assert stats.interval(a, "mean")[1:] == pytest.approx(tuple(one))
     two = scipy_stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    assert stats.difference(a, b, "mean")[1:] == pytest.approx(tuple(two))
+    assert stats.interval(a, "mean", minus=b)[1:] == pytest.approx(tuple(two))
     assert stats.interval([4.0, 1.0, 100.0, 2.0, 3.0]).value == 3.0  # one of five goes on each side
     assert stats.interval([1.0, 2.0, 9.0], "median").value == 2.0
 
@@ -69,7 +70,7 @@ def test_a_difference_is_covered(statistic: str) -> None:
     rng, held = np.random.default_rng(3), 0
     for _ in range(100):
         a, b = list(rng.normal(2.0, 1.0, 5)), list(rng.normal(0.0, 2.0, 6))
-        found = stats.difference(a, b, statistic)
+        found = stats.interval(a, statistic, minus=b)
         held += found.low <= 2.0 <= found.high
     assert 0.92 < held / 100 < 0.995
 
@@ -92,20 +93,13 @@ def test_complete_separation_of_few_seeds_is_not_certainty() -> None:
     assert stats.probability_of_improvement([1.0, 2.0], [1.0, 2.0]).value == 0.5  # ties count half
 
 
-def test_intervals_are_repeated_and_touch_no_global_generator() -> None:
-    scores = [1.0, 4.0, 2.0, 8.0, 5.0, 7.0]
-    np.random.seed(7)  # noqa: NPY002 - the generator that must not be touched
-    before = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
-    assert stats.interval(scores) == stats.interval(scores)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]  # noqa: NPY002
-
-
 def test_no_spread_one_seed_and_no_scores() -> None:
+    scores = [1.0, 4.0, 2.0, 8.0, 5.0, 7.0]
+    assert stats.interval(scores) == stats.interval(scores)
     assert stats.interval([500.0] * 5) == (500.0, 500.0, 500.0)
     assert math.isnan(stats.interval([3.0]).low)
     assert str(stats.interval([3.0])) == "3 (no interval)"
-    wrongs: list[Any] = [[], [1.0, math.nan]]
-    for wrong in wrongs:
+    for wrong in ([], [1.0, math.nan]):
         with pytest.raises(ValueError, match="scores"):
             stats.interval(wrong)
 
@@ -118,14 +112,10 @@ def write_group(root: Path, finals: Sequence[float], tag: str = "", **kinds: Any
         write_run(root, seed, [0.0, final], tag=tag, **kinds)
 
 
-def same_code(a: Run, b: Run) -> list[str]:
-    return []
-
-
-def found_in(root: Path, by: str | None = None, changed_files: ChangedFiles = same_code) -> list[Experiment]:
+def found_in(root: Path, by: str | None = None) -> list[Experiment]:
     runs, problems = load_runs(sorted(root.glob("*/*")))
     assert problems == []
-    return find_experiments(runs, changed_files, by)
+    return find_experiments(runs, by)
 
 
 def test_the_command_says_seeds_intervals_target_and_verdict(
@@ -170,20 +160,17 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     for name, returns in scores.items():
         write_group(tmp_path, returns, algo=name)
     found = {each.name: each for each in found_in(tmp_path)}
-    told = seeds.compare(found["y"], found["x"])
-    assert (told.better, told.cautions) == ("a", [])
-    turned = seeds.compare(found["x"], found["y"])
-    assert turned.better == "b"
-    assert all(one.verdict.startswith("y is better than x: IQM higher by 10 (") for one in (told, turned))
-    luck = seeds.compare(found["x"], found["luck"])
-    assert luck.better is None
-    assert "cannot be told: IQM of x minus that of luck is" in luck.verdict
-    few = seeds.compare(found["x"], found["few"])
-    assert few.verdict.startswith("few looks better than x: ")
-    assert few.verdict.endswith("a hint and no proof")
-    assert "5 seeds against 3 seeds: too few" in few.cautions[0]
-    assert "single seed" in seeds.compare(found["single"], found["x"]).verdict
-    assert "same score" in seeds.compare(found["same"], found["same"]).verdict
+    for a, b in ("xy", "yx"):
+        lines = compare(found[a], found[b])
+        assert lines[1].startswith("  y is better than x: IQM higher by 10 (")
+        assert len(lines) == 3  # no caution
+    assert "cannot be told: IQM of x minus that of luck is" in compare(found["x"], found["luck"])[1]
+    few = compare(found["x"], found["few"])
+    assert few[1].startswith("  few looks better than x: ")
+    assert few[1].endswith("a hint and no proof; 5 against 3 seeds")
+    assert few[3].startswith("  caution: 5 seeds against 3 seeds: too few")
+    assert "single seed" in compare(found["single"], found["x"])[1]
+    assert "same score" in compare(found["same"], found["same"])[1]
 
 
 def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_path: Path) -> None:
@@ -195,24 +182,25 @@ def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_pa
         ("ppo gamma=0.9", [3.0, 4.0]),
     ]
     assert [each.name for each in found_in(tmp_path, "algo.gamma")] == ["ppo gamma=0.99", "ppo gamma=0.9"]
-    (pair,) = seeds.pairs(found_in(tmp_path, "algo.gamma"), "mean")
-    assert pair.difference.value == pytest.approx(4 / 3 - 3.5)
     with pytest.raises(ConfigError, match=r"by=algo\.gama: no run has .*did you mean algo\.gamma"):
         found_in(tmp_path, "algo.gama")
 
 
-def test_other_code_is_another_experiment_unless_it_computes_the_same(tmp_path: Path) -> None:
+def test_other_code_is_another_experiment_unless_it_computes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed, tree in ((1, "a"), (2, "c"), (3, "d")):
         write_run(tmp_path, seed, git={"tree": tree * 40, "base_commit": tree * 40, "dirty": False})
+    assert len(found_in(tmp_path)) == 3  # unknown code is other code
 
     def changed(a: Run, b: Run) -> list[str]:
         trees = {run.value("git.tree")[0] for run in (a, b)}
         return ["README.md"] if trees == {"a", "c"} else ["rltemplate/algos/ppo.py"]
 
-    found = found_in(tmp_path, None, changed)
+    monkeypatch.setattr(experiments, "changed_files", changed)
+    found = found_in(tmp_path)
     assert [[run.id for run in each.runs] for each in found] == [["run-1", "run-2"], ["run-3"]]
     assert [each.by for each in found] == ["code aaaaaaaaaa", "code dddddddddd"]
-    assert len(found_in(tmp_path, None, lambda a, b: None)) == 3  # unknown code is other code
 
 
 def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
@@ -231,8 +219,8 @@ def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
 
 
 def test_of_many_experiments_each_is_compared_with_the_first(tmp_path: Path) -> None:
-    for nr in range(seeds.MOST_PAIRED + 1):
+    for nr in range(MOST_PAIRED + 1):
         write_group(tmp_path, [1.0, 2.0], tag=f"-{nr}", config={"algo": {"gamma": 0.9 + nr / 100}})
     found = found_in(tmp_path)
-    assert len(list(seeds.pairs(found[:4]))) == 6
-    assert [pair.a for pair in seeds.pairs(found)] == [found[0].name] * seeds.MOST_PAIRED
+    assert len(list(pairs(found[:4]))) == 6
+    assert [a.name for a, _ in pairs(found)] == [found[0].name] * MOST_PAIRED

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rltemplate.analysis import diff
-from rltemplate.analysis.runs import load_run
-from rltemplate.config.command_args import flag, one_of, word
+from rltemplate.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
+from rltemplate.analysis.runs import NOTHING, Run, cell, load_run
+from rltemplate.config.command_args import one_of, word
 from rltemplate.run.git import changes
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
@@ -22,26 +22,37 @@ class Args:
     Configuration, code, versions, hardware and settings that differ, the last metrics side by side, and the
     number of things that were changed; a warning if they are more than one. `code=full` shows the diff of the
     two snapshots in place of the names of the files.
-    --json prints one object; its `diff` is the text, null unless code=full.
     """
 
     a: str = word()
     b: str = word()
     code: str = word(one_of("names", "full"), "names")
     runs_dir: Path = word(Path, Path("runs"))
-    json: bool = flag()
 
 
 def main(args: Args) -> int:
-    """Print what differs, and how many things that are."""
+    """Print what differs, the number of things last."""
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
-    found = diff.diff_runs(a, b, PROJECT)
-    text = None
+    found, text = diff_runs(a, b, PROJECT), None
     if found.changed_files and args.code == "full":
-        color = sys.stdout.isatty() and not args.json
-        text = changes.text_between(PROJECT, a.recorded["git"], b.recorded["git"], color)
-    if args.json:
-        print(json.dumps(diff.to_dict(found) | {"diff": text}, default=str))
-    else:
-        print(diff.report(found, text))
+        sides = asdict(a.record.git), asdict(b.record.git)
+        text = changes.text_between(PROJECT, *sides, sys.stdout.isatty())
+    print(f"a  {a.id}\nb  {b.id}")
+    for section in SECTIONS:
+        shown = [text] if text and section == CODE else list(listed(found.differences, section))
+        print("", section if shown else f"{section}: equal", *shown, sep="\n")
+    rows = [("", "a", "b"), *_metrics(a, b)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print("\nmetrics at the end")
+    for name, *values in rows:
+        print(f"  {name:{widths[0]}}  {values[0]:>{widths[1]}}  {values[1]:>{widths[2]}}")
+    print("", *(f"note: {note}" for note in found.notes), verdict(found), sep="\n")
     return 0
+
+
+def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
+    known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
+    names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
+    for name in dict.fromkeys(("steps", *names, "duration")):
+        if (values := (cell(a, name), cell(b, name))) != (NOTHING, NOTHING):
+            yield name, *values

@@ -1,19 +1,28 @@
-"""`make report`: one page of HTML about many runs, and its figures and tables as files."""
+"""`make report`: one page of HTML about many runs, its figures as files, and its curves as a table.
+
+Nothing in the page asks a server for anything, and text from run folders is escaped where it is shown.
+"""
 
 from __future__ import annotations
 
+import csv
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from rltemplate.analysis.differences import changed_files
-from rltemplate.analysis.report import figures
-from rltemplate.analysis.report.page import make_report, write_curves
+from rltemplate.analysis import figures
+from rltemplate.analysis.experiments import Experiment, find_experiments, points
+from rltemplate.analysis.runs import MISSING, SHOWN, cell, load_runs
 from rltemplate.config.command_args import file, folder, make_folder, word
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
+
+TEMPLATE = Path(__file__).parents[1] / "report.html"
+_COLUMNS = [name for name in SHOWN if name not in ("algo", "env")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +43,7 @@ def main(args: Args) -> int:
     """Write the page, and say where it is."""
     run_dirs = find_run_dirs(args.runs)
     out = args.out or run_dirs[0].parent.parent / "report.html"
-    report = make_report(
-        run_dirs,
-        pattern=args.runs,
-        written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-        changed_files=changed_files,
-    )
+    report = make_report(run_dirs, args.runs)
     try:
         replace_text(out, [report.html])
     except OSError as error:
@@ -53,3 +57,80 @@ def main(args: Args) -> int:
         write_curves(report.experiments, args.figures / "curves.csv")
         print(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
     return 0
+
+
+class Report(NamedTuple):
+    """A page as HTML, what is drawn in it, and a line about everything that could not be read."""
+
+    html: str
+    charts: list[figures.Chart]
+    experiments: list[Experiment]
+    problems: list[str]
+
+
+def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
+    """The report about these run folders, which match `pattern`. Raises ConfigError if none can be read."""
+    loaded, problems = load_runs(run_dirs)
+    runs = []
+    for run in loaded:
+        try:
+            run.rows  # noqa: B018 - reads the file
+            runs.append(run)
+        except ConfigError as error:
+            problems.append(str(error))
+    if not runs:
+        raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
+    experiments = find_experiments(runs)
+    charts = figures.charts_of(experiments)
+    more = [name for name in ("note", "error") if any(run.value(name) not in (MISSING, None) for run in runs)]
+    html = _template().render(
+        pattern=pattern,
+        written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        problems=problems,
+        runs=runs,
+        experiments=experiments,
+        charts=charts,
+        columns=[*_COLUMNS, *more],
+    )
+    # Files may hold what is no character; a page of UTF-8 cannot.
+    html = html.encode("utf-8", "replace").decode("utf-8")
+    return Report(html, [chart for each in charts.values() for chart in each], experiments, problems)
+
+
+def repeats(experiment: Experiment) -> Iterator[str]:
+    """Lines about finished runs of one seed whose traces differ."""
+    digests: dict[int, dict[str, str]] = {}  # by seed, a run by digest
+    for run in experiment.runs:
+        if run.record.status == "finished" and run.record.trace:
+            digests.setdefault(run.config["seed"], {}).setdefault(run.record.trace.digest, run.id)
+    for seed, found in digests.items():
+        if len(found) > 1:
+            a, b, *_ = found.values()
+            yield f"Runs of seed {seed} have {len(found)} different traces: make compare a={a} b={b}"
+
+
+def _template() -> Any:
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    def as_json(chart: figures.Chart) -> Markup:
+        # Nothing in it ends the script.
+        return Markup(figures.as_plotly(chart).to_json().replace("<", "\\u003c"))
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["json"] = as_json
+    environment.globals |= {"library": Markup(get_plotlyjs()), "cell": cell, "repeats": repeats}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def write_curves(experiments: Sequence[Experiment], path: Path) -> None:
+    """Write the returns of all runs that count as CSV."""
+    with path.open("w", newline="", encoding="utf-8") as table:
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(("experiment", "algo", "env", "by", "seed", "run", "commit", "env_steps", "return"))
+        for each in experiments:
+            for run in each.counted:
+                names = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
+                code = cell(run, "commit")
+                writer.writerows((*names, code, *point) for point in points(run, each.score))

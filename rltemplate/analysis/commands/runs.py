@@ -1,16 +1,43 @@
-"""`make runs`: the table of all runs."""
+"""`make runs`: the table of all runs.
+
+A filter is a name that `Run.value` knows and a condition on its value:
+
+* a value: `env=Hopper`, `algo.gamma=0.99`, `dirty=true`, `note=null`, `algo.hidden_sizes=[64,64]`. Numbers
+  are compared as numbers (`total_env_steps=1e6`), everything else as text;
+* a pattern with `*`, `?` or `[...]`, as in file names: `env=Half*`, `id=*seed3*`;
+* several of these with commas, one of which must match: `seed=1,2`;
+* a comparison: `return='>3000'`, `total_env_steps='>=1e6'`, `status='!=finished'`. Texts are compared with
+  texts, as in `started='>=2026-11-21'`.
+
+A run without such a value matches no condition, `!=` included.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
+import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from rltemplate.analysis import run_table
-from rltemplate.analysis.runs import check_name
+from rltemplate.analysis.runs import MISSING, NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
 from rltemplate.config.command_args import flag, rest, whole, word
+from rltemplate.run import paths
 from rltemplate.types import ConfigError
+
+# The longer ones first, for they begin like the others.
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,32 +61,99 @@ class Args:
 
 def main(args: Args) -> int:
     """Print the table."""
-    if args.runs_dir != Path("runs") and not args.runs_dir.expanduser().is_dir():
-        raise ConfigError(f"runs_dir={args.runs_dir}: there is no such folder")
-    every, problems = run_table.find_runs(args.runs_dir.expanduser())
+    runs_dir = args.runs_dir.expanduser()
+    found = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
+    every, problems = load_runs(sorted(found))
     for problem in problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
+    runs = sorted(every, key=lambda run: (run.record.started_at or "~", run.id))
+    for text in args.filters:
+        key, _, wanted = (part.strip() for part in text.partition("="))
+        if not wanted:
+            raise ConfigError(f"{text}: a value is missing after '='")
+        check_name(every, key, text)
+        runs = [run for run in runs if _matches(run.value(key), wanted)]
+    runs = runs[-(args.last or 0) :]
+    if args.sort is not None:
+        check_name(every, args.sort.removeprefix("-"), f"sort={args.sort}")
+        runs = _sorted(runs, args.sort)
     more = [name for name in args.show.split(",") if name]
     for name in more:
         check_name(every, name, f"show={name}")
-    names = list(dict.fromkeys([*run_table.SHOWN, *more]))
-    runs = run_table.select(every, [_filter(text) for text in args.filters])[-(args.last or 0) :]
-    if args.sort is not None:
-        chosen = {run.dir for run in runs}
-        runs = [run for run in run_table.order(every, args.sort) if run.dir in chosen]
+    names = list(dict.fromkeys([*SHOWN, *more]))
     if args.json:
-        print(json.dumps(run_table.objects(runs, names), default=str))
+        print(json.dumps([_values(run, [*names, "dirty"]) for run in runs], default=str))
     elif not every:
         print(f"no runs under {args.runs_dir} yet")
     elif not runs:
         print(f"no run fits {' '.join(args.filters)}; there are {len(every)} under {args.runs_dir}")
     else:
-        print("\n".join(run_table.lines(runs, names, sys.stdout.isatty())))
+        print("\n".join(_lines(runs, names)))
     return 0
 
 
-def _filter(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    if not value.strip():
-        raise ConfigError(f"{text}: a value is missing after '='")
-    return key.strip(), value.strip()
+def _values(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: run.value(name) for name in names}
+    return {name: None if value is MISSING else value for name, value in values.items()} | {
+        "dir": str(run.dir)
+    }
+
+
+def _lines(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+    """The table as text, a line for each run, however long."""
+    table = [list(names), *([cell(run, name) for name in names] for run in runs)]
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [all(text == NOTHING or _number(text) is not None for text in each[1:]) for each in columns]
+    for row in table:
+        cells = zip(row, widths, numeric, strict=True)
+        yield "  ".join(
+            text.rjust(width) if right else text.ljust(width) for text, width, right in cells
+        ).rstrip()
+
+
+def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
+    """The runs by a value, numbers before texts and missing values last; `-key` is from high to low."""
+
+    def rank(run: Run) -> tuple[int, Any]:
+        value = run.value(name)
+        return (0, value) if isinstance(value, int | float) else (1, text_of(value))
+
+    name = key.removeprefix("-")
+    known = [run for run in runs if run.value(name) not in (MISSING, None)]
+    without = [run for run in runs if run.value(name) in (MISSING, None)]
+    return sorted(known, key=rank, reverse=key.startswith("-")) + without
+
+
+def _matches(value: Any, text: str) -> bool:
+    if value is MISSING:
+        return False
+    sign = next((sign for sign in _COMPARISONS if text.startswith(sign)), None)
+    bound = text.removeprefix(sign or "").strip()
+    if sign in (None, "!="):
+        # The parts between commas that are not within brackets.
+        parts = [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", bound)]
+        return any(_equals(value, part) for part in (bound, *parts)) == (sign is None)
+    if isinstance(value, str):
+        return _COMPARISONS[sign](value, bound)
+    number = _number(bound)
+    return _is_number(value) and number is not None and _COMPARISONS[sign](value, number)
+
+
+def _equals(value: Any, text: str) -> bool:
+    if _is_number(value) and (number := _number(text)) is not None:
+        return bool(value == number)
+    shown = text_of(value)
+    return shown.replace(" ", "") == text.replace(" ", "") or fnmatchcase(shown, text)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(text: str) -> int | float | None:
+    """A whole number exactly, for not every seed is a float."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None

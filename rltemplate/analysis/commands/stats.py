@@ -1,17 +1,23 @@
-"""`make stats`: statistics over seeds."""
+"""`make stats`: statistics over seeds, and comparisons of experiments by the returns of their seeds."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rltemplate.analysis import seeds, stats
-from rltemplate.analysis.differences import changed_files
-from rltemplate.analysis.experiments import find_experiments
+from rltemplate.analysis import stats
+from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import load_runs
+from rltemplate.analysis.stats import Interval
+from rltemplate.analysis.targets import show
 from rltemplate.config.command_args import one_of, word
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
+
+MOST_PAIRED = 8  # experiments in one environment; of more, each is compared with the first alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +36,63 @@ class Args:
 def main(args: Args) -> int:
     """Print experiments and comparisons."""
     runs, left = load_runs(find_run_dirs(args.runs))
-    every = find_experiments(runs, changed_files, args.by)
+    every = find_experiments(runs, args.by)
     left += [line for each in every for line in each.left_out()]
     experiments = [each for each in every if each.counted]
     if not experiments:
         raise ConfigError(f"runs={args.runs}: no finished run with a return; {left[0]}")
-    compared = list(seeds.pairs(experiments, args.statistic))
     for line in left:
         print(f"left out: {line}", file=sys.stderr)
-    print(seeds.report(experiments, compared, args.statistic))
+    parts = [list(_about(each, args.statistic)) for each in experiments]
+    compared = [compare(a, b, args.statistic) for a, b in pairs(experiments)]
+    print("\n\n".join("\n".join(lines) for lines in [*parts, *compared]))
+    if len(compared) > 1:
+        many = f"of {len(compared)} comparisons, about one in twenty finds a difference by chance alone"
+        print(f"\ncaution: {many}")
     return 0
+
+
+def _about(experiment: Experiment, statistic: str) -> Iterator[str]:
+    count, standing = len(experiment.counted), experiment.standing
+    yield f"{experiment}: {count} seed{'s' * (count != 1)}, return after {experiment.steps:,} steps"
+    for name in dict.fromkeys([statistic, *stats.STATISTICS]):
+        yield f"  {stats.LABELS[name]:8}{experiment.interval(name)}"
+    yield f"  {'range':8}{show(min(experiment.returns))} to {show(max(experiment.returns))}"
+    if standing is not None:
+        yield f"  {'target':8}mean {show(standing.value)}; {standing.summary}"
+    yield from (f"  caution: {text}" for text in experiment.cautions())
+
+
+def pairs(experiments: Sequence[Experiment]) -> Iterator[tuple[Experiment, Experiment]]:
+    """Experiments in the same environment, to be compared."""
+    for env in dict.fromkeys(each.env for each in experiments):
+        here = [each for each in experiments if each.env == env]
+        few = len(here) <= MOST_PAIRED
+        yield from itertools.combinations(here, 2) if few else ((here[0], each) for each in here[1:])
+
+
+def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
+    """Lines about the difference of two experiments, and whether their seeds can tell it from zero."""
+    found, label = stats.interval(a.returns, statistic, minus=b.returns), stats.LABELS[statistic]
+    counts = len(a.counted), len(b.counted)
+    if found.low > 0 or found.high < 0:
+        turned = Interval(-found.value, -found.high, -found.low)
+        first, second, gain = (a, b, found) if found.low > 0 else (b, a, turned)
+        verb, hint = ("looks", ", a hint and no proof") if min(counts) < stats.FEW else ("is", "")
+        verdict = f"{first.name} {verb} better than {second.name}: {label} higher by {gain}{hint}"
+    elif math.isnan(found.low):
+        verdict = f"cannot be told: a single seed has no spread; {label} differs by {show(found.value)}"
+    elif found.low == found.high == 0:
+        verdict = f"every run of {a.name} and {b.name} has the same score"
+    else:
+        verdict = f"cannot be told: {label} of {a.name} minus that of {b.name} is {found}"
+    cautions = stats.caution(*counts)
+    if max(a.steps, b.steps) > 1.05 * min(a.steps, b.steps):
+        cautions.append(f"they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
+    better, low, high = stats.probability_of_improvement(a.returns, b.returns)
+    return [
+        f"{a.name} against {b.name} on {a.env}",
+        f"  {verdict}; {counts[0]} against {counts[1]} seeds",
+        f"  P({a.name} > {b.name}) {better:.2f} ({low:.2f} to {high:.2f})",
+        *(f"  caution: {text}" for text in cautions),
+    ]
