@@ -10,10 +10,11 @@ from pathlib import Path
 from rltemplate.analysis import traces
 from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
 from rltemplate.analysis.runs import load_run
-from rltemplate.analysis.traces import Divergence, check_comparable, first_difference, open_trace
+from rltemplate.analysis.traces import Divergence, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import RESET
+from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = "identical", "diverged", "shorter"
 _LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
@@ -59,7 +60,12 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     trace_a, trace_b = (
         open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs
     )
-    check_comparable(trace_a, trace_b)
+    for what in ("algo", "detail", "digest"):  # equal runs would have the same
+        one, other = getattr(trace_a, what), getattr(trace_b, what)
+        if one != other:
+            raise ConfigError(
+                f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
+            )
     at, found = first_difference(trace_a, trace_b), diff_runs(*runs)
     verdict = DIVERGED if at is not None else IDENTICAL if trace_a.lines == trace_b.lines else SHORTER
     advice = [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a, b))]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.differences import changed_files
@@ -15,6 +15,7 @@ from rltemplate.analysis.stats import Interval
 from rltemplate.run.influence import file_matters
 
 Points = list[tuple[int, float]]  # environment steps and value
+T = TypeVar("T")
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
 _LABEL_KEYS = 3
@@ -92,10 +93,8 @@ class Experiment:
         """The IQM over seeds at steps that all counted runs share."""
         found = [dict(points(run, self.score)) for run in self.counted]
         shared = sorted(set.intersection(*map(set, found))) if found else []
-        last = len(shared) - 1
-        if last >= _MOST_INTERVALS:
-            shared = [shared[i * last // (_MOST_INTERVALS - 1)] for i in range(_MOST_INTERVALS)]
-        return [(step, stats.interval([each[step] for each in found])) for step in shared]
+        steps = thinned(shared, _MOST_INTERVALS)
+        return [(step, stats.interval([each[step] for each in found])) for step in steps]
 
     def cautions(self) -> Iterator[str]:
         """Reasons to doubt the statistics."""
@@ -175,6 +174,11 @@ def points(run: Run, metric: str) -> Points:
         for row in run.rows
         if is_usable(row.get("env_steps")) and is_usable(row.get(metric))
     ]
+
+
+def thinned(values: list[T], most: int) -> list[T]:
+    """At most about as many of the values, evenly, and the last one."""
+    return values[: -1 : -(-len(values) // most) or 1] + values[-1:]
 
 
 def is_usable(value: Any) -> bool:

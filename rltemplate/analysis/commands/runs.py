@@ -1,15 +1,9 @@
 """`make runs`: the table of all runs.
 
-A filter is a name that `Run.value` knows and a condition on its value:
-
-* a value: `env=Hopper`, `algo.gamma=0.99`, `dirty=true`, `note=null`, `algo.hidden_sizes=[64,64]`. Numbers
-  are compared as numbers (`total_env_steps=1e6`), everything else as text;
-* a pattern with `*`, `?` or `[...]`, as in file names: `env=Half*`, `id=*seed3*`;
-* several of these with commas, one of which must match: `seed=1,2`;
-* a comparison: `return='>3000'`, `total_env_steps='>=1e6'`, `status='!=finished'`. Texts are compared with
-  texts, as in `started='>=2026-11-21'`.
-
-A run without such a value matches no condition, `!=` included.
+A filter is a name that `Run.value` knows and a condition on its value: a value (`env=Hopper`, `note=null`,
+`algo.hidden_sizes=[64,64]`; numbers are compared as numbers, everything else as text), a pattern as in file
+names (`env=Half*`), several of these with commas, or a comparison (`return='>3000'`, `status='!=finished'`;
+texts are compared with texts). A run without such a value matches no condition, `!=` included.
 """
 
 from __future__ import annotations

@@ -89,10 +89,8 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
     cautions = stats.caution(*counts)
     if max(a.steps, b.steps) > 1.05 * min(a.steps, b.steps):
         cautions.append(f"they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
-    better, low, high = stats.probability_of_improvement(a.returns, b.returns)
     return [
         f"{a.name} against {b.name} on {a.env}",
         f"  {verdict}; {counts[0]} against {counts[1]} seeds",
-        f"  P({a.name} > {b.name}) {better:.2f} ({low:.2f} to {high:.2f})",
         *(f"  caution: {text}" for text in cautions),
     ]
