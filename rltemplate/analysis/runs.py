@@ -21,7 +21,7 @@ from typing import Any
 from rltemplate.config.recorded_keys import raw_config
 from rltemplate.config.validation import nearest
 from rltemplate.run import paths
-from rltemplate.run.read import final_return, leaves, parse_row, read_metrics
+from rltemplate.run.read import leaves, parse_row, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
@@ -114,7 +114,9 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "level": lambda run: run.config["determinism"]["level"],
     "status": lambda run: run.record.status,
     "steps": lambda run: run.last_row.get("env_steps"),
-    "return": lambda run: final_return(run.record),
+    "return": lambda run: run.record.final_metrics.get(
+        "eval/return", run.record.final_metrics.get("episode/return")
+    ),
     "started": lambda run: run.record.started_at,
     "duration": lambda run: run.record.duration_s,
     "commit": lambda run: (run.record.git.base_commit or "")[:10] or None,
