@@ -87,43 +87,33 @@ def run(job: Job) -> int:
     job = settled(job)
     config = from_dict(job.config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    training, stop = TrainingRun(job, partial(_write_journal, config)), Stop()
-    with contextlib.ExitStack() as signals:
-        try:
-            with exits_are_errors():
-                # Build. What does not fit is refused here, before anything of the run is written.
-                training.find_checkpoint()
-                seed_global_rng(config.seed)
-                algorithm, envs = build_algorithm(config)
-                training.algorithm = algorithm
-                if config.device is Device.cpu:
-                    check_buffer(config.algo, envs.codec, usable_memory())
-                facts = check_level(config, settings, algorithm)
+    runs_dir, stop = Path(config.runs_dir).expanduser(), Stop()
+    training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))
+    with contextlib.ExitStack() as signals, training, exits_are_errors():
+        # Build. What does not fit is refused here, before anything of the run is written.
+        training.find_checkpoint()
+        seed_global_rng(config.seed)
+        algorithm, envs = build_algorithm(config)
+        training.algorithm = algorithm
+        if config.device is Device.cpu:
+            check_buffer(config.algo, envs.codec, usable_memory())
+        facts = check_level(config, settings, algorithm)
 
-                # Observe.
-                signals.enter_context(stop.listening())
-                training.begin(algorithm, facts)
-                observers = training.observe(algorithm, envs, stop.requested, partial(_standing, config))
+        # Observe.
+        signals.enter_context(stop.listening())
+        training.begin(algorithm, facts)
+        observers = training.observe(algorithm, envs, stop.requested, partial(_standing, config))
 
-                # Loop.
-                while not stop.requested() and algorithm.env_steps < config.total_env_steps:
-                    denormals.keep()  # observers load libraries, which may switch them off
-                    before, started = algorithm.env_steps, time.perf_counter()
-                    result = algorithm.train_iteration()
-                    observers.observe(result, before, time.perf_counter() - started)
-                training.finish()
-        except BaseException as error:
-            training.fail(error)
-            raise
-        finally:
-            training.close()
+        # Loop.
+        while not stop.requested() and algorithm.env_steps < config.total_env_steps:
+            denormals.keep()  # observers load libraries, which may switch them off
+            before, started = algorithm.env_steps, time.perf_counter()
+            result = algorithm.train_iteration()
+            observers.observe(result, before, time.perf_counter() - started)
+        observers.finish()
     if observers.complete:
         return FINISHED
     return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)
-
-
-def _write_journal(config: Config, run_dir: Path) -> None:
-    write_run(run_dir, Path(config.runs_dir).expanduser(), PROJECT)
 
 
 def _standing(config: Config, env_steps: int, value: float) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ from rltemplate.__main__ import main as command
 from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
-from rltemplate.learning.replay_buffer import ReplayBuffer
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.evaluate import evaluate
@@ -105,37 +103,29 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
     assert (config.seed, config.recipe, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
 
     record = json.loads((run_dir / paths.RECORD).read_text())
-    assert record["id"] == run_dir.name
-    assert record["status"] == "finished"
+    assert (record["id"], record["status"]) == (run_dir.name, "finished")
     assert record["command_line"][1:] == FINISHED
     assert record["determinism"]["level"] == "repeat"
     assert record["determinism"]["settings"]["deterministic_algorithms"] is True
-    assert record["determinism"]["settings"]["python_hash_seed"] == "0"
     assert record["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
     assert record["started_at"] < record["ended_at"]
 
+    # How it ended lies on top of what was started, and that on top of the user's commit.
     ref = record["git"]["ref"]
     assert ref == f"refs/runs/{run_dir.name}"
-    # How it ended lies on top of what was started.
     assert git(fork, "rev-parse", f"{ref}^").strip() == record["git"]["commit"]
-    outcome = json.loads(git(fork, "show", f"{ref}:.rltemplate/run/outcome.json"))
-    last_line = (run_dir / paths.TRACE).read_text().splitlines()[-1]
-    assert outcome["status"] == "finished"
-    assert outcome["trace"] == record["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 8}
-    assert git(fork, "show", f"{ref}:.rltemplate/run/config.yaml") == (run_dir / paths.CONFIG).read_text()
-    for name in (paths.TRACE, paths.METRICS):
-        assert git(fork, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
-    assert outcome["git"] == record["git"]
-    assert outcome["overrides"] == record["overrides"]
-    assert not {"hostname", "command_line", "working_directory", "pid"} & outcome.keys()
-    assert git(fork, "show", f"{ref}:rltemplate/train.py") == (fork / "rltemplate/train.py").read_text()
     assert git(fork, "rev-parse", f"{ref}~2").strip() == git(fork, "rev-parse", "HEAD").strip()
     assert git(fork, "status", "--porcelain") == ""
+    outcome = json.loads(git(fork, "show", f"{ref}:.rltemplate/run/outcome.json"))
+    last_line = (run_dir / paths.TRACE).read_text().splitlines()[-1]
+    assert (outcome["status"], outcome["git"]) == ("finished", record["git"])
+    assert outcome["trace"] == record["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 8}
+    for name in (paths.CONFIG, paths.TRACE, paths.METRICS):
+        assert git(fork, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
 
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 256
-    assert not {"nan", "inf", "NaN", "Infinity"} & set((run_dir / paths.METRICS).read_text().split())
 
 
 def test_a_saved_run_is_evaluated_on_separate_episodes(
@@ -232,20 +222,6 @@ def test_a_run_whose_folder_goes_ends_and_begins_no_other(
         assert newest_state(elsewhere / "a")["env_steps"] == 32
 
 
-def test_a_replay_buffer_that_does_not_fit_is_refused_before_the_start(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = configure(*SHORT["sac"], "algo.buffer_size=1000", "determinism=fast", "video_every=0")
-    bytes_ = ReplayBuffer(1000, 3, 1, torch.device("cpu")).nbytes
-    job = dataclasses.replace(job_in(tmp_path / "run", configure), config=to_dict(config))
-    monkeypatch.setattr("rltemplate.train.usable_memory", lambda: bytes_ - 1)
-    with pytest.raises(ConfigError, match=r"algo.buffer_size=1000: .* GiB, enough for 999 transitions$"):
-        run(job)
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr("rltemplate.train.usable_memory", lambda: bytes_)
-    assert run(job) == 0
-
-
 def test_compiling_is_refused_without_a_compiler(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,9 +229,3 @@ def test_compiling_is_refused_without_a_compiler(
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
         build_algorithm(configure("compile=true"))
-    compiler = tmp_path / "named"
-    compiler.write_text("#!/bin/sh\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    algorithm, _ = build_algorithm(configure("compile=true"))
-    algorithm.close()

@@ -27,7 +27,7 @@ from typing import Any
 from rltemplate.analysis.runs import PLANNED, Run, text_of
 from rltemplate.config.command_args import few
 from rltemplate.run.git import changes
-from rltemplate.run.influence import file_matters, package_matters, presence_matters
+from rltemplate.run.influence import COMPUTING_PACKAGES, file_matters, package_matters
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
 from rltemplate.types import BOOKKEEPING_KEYS, affects_results
@@ -81,7 +81,7 @@ class Difference:
         if self.section == CONFIGURATION:
             return self.key != SEED and affects_results(self.key)
         if self.section == VERSIONS:
-            return presence_matters(self.key) if self.one_sided else package_matters(self.key)
+            return self.key in COMPUTING_PACKAGES if self.one_sided else package_matters(self.key)
         if self.section == MACHINE:
             return self.key in _COUNTED_MACHINE and None not in (self.a, self.b) and not self.one_sided
         return True

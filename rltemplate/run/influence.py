@@ -10,20 +10,9 @@ from pathlib import PurePosixPath
 _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
-# The process of a run loads none of these; the configuration holds the result of the command line.
-_IDLE_FOLDERS = (
-    "bench",
-    "conf",
-    "docs",
-    "results",
-    "scripts",
-    "tests",
-    f"{_PACKAGE}/analysis",
-    f"{_PACKAGE}/rerun",
-)
-# Versions are compared as they are installed.
-_IDLE_FILES = ("LICENSE", "Makefile", "requirements.lock")
-
+# The process of a run loads none of these; versions are compared as they are installed.
+_IDLE_PATHS = ("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile")
+_IDLE_PATHS += ("requirements.lock", f"{_PACKAGE}/analysis", f"{_PACKAGE}/rerun")
 # Packages that compute nothing in a run, and packages that only these need. Another version of any other
 # package may give other bits.
 _IDLE_PACKAGES = {
@@ -35,33 +24,26 @@ _IDLE_PACKAGES = {
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
     # testing, checking and installing
-    *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet"),
-    *("ruff", "mypy", "mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell"),
-    *("import-linter", "grimp"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet", "ruff", "mypy"),
+    *("mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell", "import-linter", "grimp"),
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
     # this project: its code is compared, not its number
     _PACKAGE.replace("_", "-"),
 }
-_IDLE_FAMILIES = ("opentelemetry-",)
 # Packages that compute in every run: installing or removing one is a difference as well. Unchanged code does
 # not load any other package that was installed later.
-_COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
+COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d", "triton")
 
 
 def file_matters(path: str) -> bool:
     """True if a change of this file, relative to the top of the repository, may change results."""
     name = PurePosixPath(path)
-    if name.suffix in _IDLE_SUFFIXES or path in _IDLE_FILES or name.parts[0].startswith("."):
+    if name.suffix in _IDLE_SUFFIXES or name.parts[0].startswith("."):
         return False
-    return not any(name.is_relative_to(folder) for folder in _IDLE_FOLDERS)
+    return not any(name.is_relative_to(idle) for idle in _IDLE_PATHS)
 
 
 def package_matters(name: str) -> bool:
     """True if another version of this package, by its normalised name, may change results."""
-    return name not in _IDLE_PACKAGES and not name.startswith(_IDLE_FAMILIES)
-
-
-def presence_matters(name: str) -> bool:
-    """True if installing or removing this package may change results."""
-    return name in _COMPUTING_PACKAGES
+    return name not in _IDLE_PACKAGES and not name.startswith("opentelemetry-")

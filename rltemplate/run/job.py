@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
 
 PROJECT = paths.PROJECT
-
-
 JOB_VARIABLE = "RLTEMPLATE_JOB"
 
 
@@ -49,24 +47,18 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
-        """The job that `to_json` wrote."""
-        values = json.loads(text)
-        if values["sweep"] is not None:
-            values["sweep"] = SweepMembership(**values["sweep"])
-        return cls(**values)
-
-    @classmethod
     def from_environment(cls) -> Job:
         """The job of this process, taken out of the environment so that its children do not see it."""
         text = os.environ.pop(JOB_VARIABLE, None)
         if text is None:
             raise ConfigError("no job given: start runs with scripts/train.py, which prepares their process")
-        job = cls.from_json(text)
-        if job.sweep is None or job.snapshot is not None:
-            return job
-        index = json.loads((Path(job.sweep.dir) / paths.SWEEP_INDEX).read_text(encoding="utf-8"))
-        return replace(job, snapshot=json.dumps(index["snapshot"]))
+        values = json.loads(text)
+        if values["sweep"] is not None:
+            values["sweep"] = sweep = SweepMembership(**values["sweep"])
+            if values["snapshot"] is None:
+                index = json.loads((Path(sweep.dir) / paths.SWEEP_INDEX).read_text(encoding="utf-8"))
+                values["snapshot"] = json.dumps(index["snapshot"])
+        return cls(**values)
 
 
 def run_folder(config: Config, run_id: str, env_name: str) -> Path:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rltemplate.run.evaluate import episode_means
 from rltemplate.run.lines import LineFile, strict_json, to_stderr
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rltemplate.types import IterationResult
-
-T = TypeVar("T")
 
 # Iterations after which kept tensors are read although no row is due, to bound memory.
 _READ_AT = 1024
@@ -48,7 +45,7 @@ class Logger:
         self._clock = clock
         self._begun = clock()
         self._kept: list[Mapping[str, Tensor]] = []  # metrics of iterations, not yet read
-        self._values: dict[str, array[float]] = {}  # read since the last row
+        self._values: dict[str, list[float]] = {}  # read since the last row
         self._episodes: list[Episode] = []
 
     def observe(self, result: IterationResult) -> None:
@@ -90,7 +87,7 @@ class Logger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was taken."""
-        self._values = {name: array("d", values.tolist()) for name, values in state["pending"].items()}
+        self._values = {name: values.tolist() for name, values in state["pending"].items()}
         self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
         self.final_metrics = dict(state["final_metrics"])
         self._begun = self._clock() - state["wall_time_s"]
@@ -105,15 +102,14 @@ class Logger:
 
     def message(self, text: str) -> None:
         """A line for the user, above the line of progress on a terminal, else on standard error."""
-        seen = [self._try(sink, lambda sink: sink.note(text)) for sink in list(self._sinks)]
-        if not any(seen):
+        if not any(self._to_sinks(lambda sink: sink.note(text))):
             to_stderr(text)
 
     def close(self, status: str) -> None:
         """End the run with `status`. Every sink closes, even if another one fails."""
         self._lines.close()
-        for sink in reversed(list(self._sinks)):
-            self._try(sink, lambda sink: sink.close(status, self.final_metrics))
+        self._sinks.reverse()
+        self._to_sinks(lambda sink: sink.close(status, self.final_metrics))
         self._sinks = []
 
     def _read(self) -> None:
@@ -125,28 +121,27 @@ class Logger:
         for name, value in (entry for metrics in kept for entry in metrics.items()):
             if value.ndim:
                 raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}")
-            self._values.setdefault(name, array("d"))
+            self._values.setdefault(name, [])
             groups.setdefault(value.device, []).append((name, value.double()))
         for group in groups.values():
             numbers = torch.stack([value for _, value in group]).tolist()
             for (name, _), number in zip(group, numbers, strict=True):
                 self._values[name].append(number)
 
-    def _to_sinks(self, call: Callable[[Sink], None]) -> None:
+    def _to_sinks(self, call: Callable[[Sink], object]) -> list[object]:
+        """The answers of all sinks; one that fails is reported, closed and not used again."""
+        answers = []
         for sink in list(self._sinks):
-            self._try(sink, call)
-
-    def _try(self, sink: Sink, call: Callable[[Sink], T]) -> T | None:
-        """Call a sink; one that fails is reported, closed and not used again."""
-        try:
-            return call(sink)
-        except Exception as error:
-            if sink in self._sinks:
+            try:
+                answers.append(call(sink))
+            except Exception as error:
+                if sink not in self._sinks:  # it has failed at a message about another one
+                    continue
                 self._sinks.remove(sink)
                 self.message(f"{type(sink).__name__} is switched off: {type(error).__name__}: {error}")
                 with contextlib.suppress(Exception):
                     sink.close("failed", {})
-            return None
+        return answers
 
 
 def _summary(name: str, values: Sequence[float]) -> float:

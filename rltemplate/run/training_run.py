@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,10 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
 
 
 class TrainingRun:
-    """A run that is being made. Its methods are called in the order in which they stand here."""
+    """A run that is being made, and that ends with the block that it is entered for.
+
+    Its methods are called in the order in which they stand here.
+    """
 
     def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
         """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
@@ -101,8 +103,6 @@ class TrainingRun:
         self._logger: Logger | None = None
         self._observers: Observers | None = None
         self._began, self._earlier_s = time.monotonic(), 0.0
-        self._status = FAILED
-        self._error: str | None = None
 
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
@@ -143,31 +143,25 @@ class TrainingRun:
             logger.message("compiling: the first update may take a minute")
         return observers
 
-    def finish(self) -> None:
-        """The loop is over and nothing went wrong."""
-        assert self._observers is not None
-        self._observers.finish()
-        self._status = FINISHED if self._observers.complete else INTERRUPTED
+    def __enter__(self) -> TrainingRun:
+        return self
 
-    def fail(self, error: BaseException) -> None:
-        """Let the record name the error that ended the run."""
-        self._error = f"{type(error).__name__}: {error}".splitlines()[0]
-
-    def close(self) -> None:
-        """End the run in this order; each step is taken whatever becomes of the steps before it."""
-        observers, logger, record = self._observers, self._logger, self._record
-        journal = record is not None and self._job.journal and self.config.logger.journal
-        steps: list[Callable[[], None] | None] = [
-            None if observers is None else observers.close,
-            None if logger is None else partial(logger.close, self._status),
-            None if record is None else partial(self._end, record),
-            None if self.algorithm is None else self.algorithm.close,
-            self._lock.release,
-            partial(self._write_journal, self._path) if journal else None,
-        ]
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """End the run; each step is taken whatever becomes of the steps before it."""
+        complete = self._observers is not None and self._observers.complete
+        status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
         with contextlib.ExitStack() as ending:  # which takes the last step first
-            for step in filter(None, reversed(steps)):
-                ending.callback(step)
+            if self._record is not None and self._job.journal and self.config.logger.journal:
+                ending.callback(self._write_journal, self._path)
+            ending.callback(self._lock.release)
+            if self.algorithm is not None:
+                ending.callback(self.algorithm.close)
+            if self._record is not None:
+                ending.callback(self._end, self._record, status, error)
+            if self._logger is not None:
+                ending.callback(self._logger.close, status)
+            if self._observers is not None:
+                ending.callback(self._observers.close)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
@@ -226,9 +220,10 @@ class TrainingRun:
             raise RunError(f"{self._path} cannot be written: {error.strerror}; it can go on later") from error
         return record
 
-    def _end(self, record: RunRecord) -> None:
+    def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:
         """Write how the run ended into its record, and put that on top of its commit."""
-        record.status, record.error, record.ended_at = self._status, self._error, utc_now()
+        record.status, record.ended_at = status, utc_now()
+        record.error = None if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
         record.duration_s = self._earlier_s + time.monotonic() - self._began
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
@@ -243,7 +238,7 @@ class TrainingRun:
                 record.write(self._path)
         except OSError as failure:
             problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
-            if self._error is None:
+            if error is None:
                 raise RunError(problem) from failure
             to_stderr(problem)  # what ended the run is already being raised
 
