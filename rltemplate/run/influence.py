@@ -11,8 +11,10 @@ _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html")
 # The process of a run loads none of these; versions are compared as they are installed.
-_IDLE_PATHS = ("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile")
-_IDLE_PATHS += ("requirements.lock", f"{_PACKAGE}/analysis", f"{_PACKAGE}/rerun")
+_IDLE_PATHS = (
+    *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),
+    *(f"{_PACKAGE}/analysis", f"{_PACKAGE}/rerun"),
+)
 # Packages that compute nothing in a run, and packages that only these need. Another version of any other
 # package may give other bits.
 _IDLE_PACKAGES = {

@@ -225,7 +225,7 @@ os.kill(os.getpid(), 9)
 def found(state: dict[str, torch.Tensor], **metrics: float) -> str | None:
     """The answer for an iteration that ends with `state` and reports `metrics`."""
     algorithm: Any = SimpleNamespace(state_dict=lambda: state)
-    return first_not_finite(algorithm, result(**metrics))
+    return first_not_finite(algorithm, result(None, **metrics))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
