@@ -138,7 +138,7 @@ class ActionRecorder:
                 if self._last[2] or self._last[3]:  # stepping on after an early end may raise anything
                     return False, 0, 0.0
                 episode_return += self.step(action.copy())[1]
-            same = same and self._outcome() == outcome
+            same = same and len(self._actions) == length and self._outcome() == outcome
         return same, len(self._actions), episode_return
 
     def _outcome(self) -> str:

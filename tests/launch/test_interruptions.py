@@ -333,7 +333,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_n
     start("resume", f"run={run_dir}", status=0)
     assert "Traceback" not in begun.said + refused.said
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
-    assert differences(run_dir, straight("ppo")) == [paths.TRACE]
+    assert differences(run_dir, straight("ppo")) == [paths.TRACE, "checkpoint/run/chain"]  # of every step
     lines = (run_dir / paths.TRACE).read_text().splitlines()
     ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
     assert ends == list(range(150))
