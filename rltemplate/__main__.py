@@ -31,9 +31,8 @@ COMMANDS = {
     "compare": "rerun.commands.compare",
     "stats": "analysis.commands.stats",
     "report": "analysis.commands.report",
-    "prove": "rerun.commands.prove",
-    "reproduce": "rerun.commands.reproduce",
-    "golden": "rerun.commands.golden",
+    "prove": "rerun.prove",
+    "reproduce": "rerun.reproduce",
 }
 REFUSED = 2
 

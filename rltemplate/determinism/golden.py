@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,23 +37,26 @@ def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
     """The digest of every part here, after comparing it with the profile's.
 
     `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
-    `ConfigError` naming the first part that differs, and what to use instead.
+    `ConfigError` naming the parts that differ, the cause first, and what to use instead.
     """
-    found = digests(physics)
-    for part, digest in found.items():
-        golden = switches.golden.get(part)
-        if digest != golden:
-            raise ConfigError(
-                f"determinism=profile: this machine is not of the class {switches.profile}: {part} "
-                f"({PARTS[part][0]}) gives {digest} instead of {golden}; use determinism=invariant"
-            )
+    found, golden = digests(physics), switches.golden
+    differing = [
+        f"{part} gives {digest} instead of {golden.get(part)}"
+        for part, digest in found.items()
+        if digest != golden.get(part)
+    ]
+    if differing:
+        raise ConfigError(
+            f"determinism=profile: this machine is not of the class {switches.profile}: "
+            f"{', '.join(differing)}; use determinism=invariant"
+        )
     return {"profile": switches.profile, "digests": found, "holds": True}
 
 
 def digests(physics: bool = True) -> dict[str, str]:
     """The digest of every part, in order. Physics only if asked for, and if MuJoCo is installed."""
     found = {}
-    for name, (_, results) in PARTS.items():
+    for name, results in PARTS.items():
         if name == "physics" and not (physics and importlib.util.find_spec("mujoco")):
             continue
         digest = xxhash.xxh3_64()
@@ -95,21 +99,19 @@ def _denormals() -> Results:
             yield layer(tensor.view(10, 10))
 
 
-_LIBM: tuple[Callable[[float], float], ...] = (
-    *(math.sin, math.cos, math.tan, math.exp),
-    lambda v: math.log(abs(v) + 1e-3),
-    lambda v: math.pow(abs(v) + 0.1, 1.3),
-    lambda v: math.atan2(v, 0.7),
-    lambda v: math.acos(v / 7.0),
-    lambda v: math.asin(v / 7.0),
-    *(math.cbrt, math.tanh),
-    lambda v: math.log1p(abs(v)),
-)
-
-
 def _libm() -> Results:
+    functions: tuple[Callable[[float], float], ...] = (
+        *(math.sin, math.cos, math.tan, math.exp),
+        lambda v: math.log(abs(v) + 1e-3),
+        lambda v: math.pow(abs(v) + 0.1, 1.3),
+        lambda v: math.atan2(v, 0.7),
+        lambda v: math.acos(v / 7.0),
+        lambda v: math.asin(v / 7.0),
+        *(math.cbrt, math.tanh),
+        lambda v: math.log1p(abs(v)),
+    )
     numbers = _numbers(500, -6.0, 6.0).tolist()
-    return (np.array([function(v) for v in numbers]) for function in _LIBM)
+    return (np.array([function(v) for v in numbers]) for function in functions)
 
 
 def _numpy_functions() -> Results:
@@ -163,37 +165,30 @@ def _torch_draws() -> Results:
     yield generator.get_state()
 
 
-def _elementary(name: str) -> Callable[[], Results]:
-    def results() -> Results:
-        function: Callable[[Tensor], Tensor] = getattr(kernels, name)
-        low, high = (1e-3, 9.0) if name in ("log", "sqrt") else (-9.0, 9.0)
-        for double in (False, True):
-            x = _tensor(67, 15, double=double, low=low, high=high)
-            yield from (function(x), function(x[:, 3]), function(x[1, 1]))
-            with torch.enable_grad():
-                leaf = x.clone().requires_grad_()
-                yield from torch.autograd.grad(function(leaf).sum(), leaf)
-
-    return results
+def _elementary(name: str) -> Results:
+    function: Callable[[Tensor], Tensor] = getattr(kernels, name)
+    low, high = (1e-3, 9.0) if name in ("log", "sqrt") else (-9.0, 9.0)
+    for double in (False, True):
+        x = _tensor(67, 15, double=double, low=low, high=high)
+        yield from (function(x), function(x[:, 3]), function(x[1, 1]))
+        with torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            yield from torch.autograd.grad(function(leaf).sum(), leaf)
 
 
-def _products(*shapes: tuple[int, int, int], double: bool = False) -> Callable[[], Results]:
+def _products(*shapes: tuple[int, int, int], double: bool = False) -> Results:
     """Forward and backward of a linear layer: rows, inputs, outputs."""
-
-    def results() -> Results:
-        for rows, size_in, size_out in shapes:
-            layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
-            layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
-            layer.bias.data.copy_(_tensor(size_out, double=double))
-            with torch.enable_grad():
-                x = _tensor(rows, size_in, double=double).requires_grad_()
-                y = layer(x)
-                yield y.detach()
-                # A weighted sum: given the gradient of y, torch would import a computer algebra system.
-                total = (y * _tensor(rows, size_out, double=double)).sum()
-                yield from torch.autograd.grad(total, [x, *layer.parameters()])
-
-    return results
+    for rows, size_in, size_out in shapes:
+        layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
+        layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
+        layer.bias.data.copy_(_tensor(size_out, double=double))
+        with torch.enable_grad():
+            x = _tensor(rows, size_in, double=double).requires_grad_()
+            y = layer(x)
+            yield y.detach()
+            # A weighted sum: given the gradient of y, torch would import a computer algebra system.
+            total = (y * _tensor(rows, size_out, double=double)).sum()
+            yield from torch.autograd.grad(total, [x, *layer.parameters()])
 
 
 def _update() -> Results:
@@ -241,35 +236,25 @@ def _physics() -> Results:
         yield np.concatenate([data.qpos, data.qvel])
 
 
-PARTS: Mapping[str, tuple[str, Callable[[], Results]]] = {
-    "denormals": ("numbers too small for a full mantissa, in Python, numpy and torch", _denormals),
-    "libm": ("the C library's functions, as Python and MuJoCo call them", _libm),
-    "numpy_functions": ("numpy's elementary functions", _numpy_functions),
-    "numpy_sums": ("numpy's sums and norms", _numpy_sums),
-    "numpy_draws": ("numpy's random numbers", _numpy_draws),
-    "torch_functions": ("torch's own elementary functions and their gradients", _torch_functions),
-    "torch_sums": ("torch's sums, means and variances", _torch_sums),
-    "torch_draws": ("torch's random numbers", _torch_draws),
-    "exp": ("exp and its gradient, as networks use it", _elementary("exp")),
-    "log": ("log and its gradient", _elementary("log")),
-    "sqrt": ("sqrt and its gradient", _elementary("sqrt")),
-    "tanh": ("tanh and its gradient", _elementary("tanh")),
-    "products_small": (
-        "layers of the width 64 and their gradients",
-        _products((8, 4, 64), (64, 11, 64), (64, 64, 64), (64, 64, 3), (64, 64, 1), (1, 64, 64)),
+# In the order of `conf/determinism/profile.yaml`, which says what each of them is.
+PARTS: Mapping[str, Callable[[], Results]] = {
+    "denormals": _denormals,
+    "libm": _libm,
+    "numpy_functions": _numpy_functions,
+    "numpy_sums": _numpy_sums,
+    "numpy_draws": _numpy_draws,
+    "torch_functions": _torch_functions,
+    "torch_sums": _torch_sums,
+    "torch_draws": _torch_draws,
+    **{name: partial(_elementary, name) for name in ("exp", "log", "sqrt", "tanh")},
+    "products_small": partial(
+        _products, (8, 4, 64), (64, 11, 64), (64, 64, 64), (64, 64, 3), (64, 64, 1), (1, 64, 64)
     ),
-    "products_large": (
-        "layers of the width 256 and their gradients",
-        _products((256, 17, 256), (256, 256, 256), (256, 256, 12), (256, 256, 1), (1, 256, 256)),
+    "products_large": partial(
+        _products, (256, 17, 256), (256, 256, 256), (256, 256, 12), (256, 256, 1), (1, 256, 256)
     ),
-    "products_uneven": (
-        "layers of other widths, and more rows than one block",
-        _products((700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)),
-    ),
-    "products_float64": (
-        "layers in float64",
-        _products((64, 64, 64), (7, 11, 3), (64, 64, 1), double=True),
-    ),
-    "update": ("whole updates: network, gradient, Adam", _update),
-    "physics": ("MuJoCo, 200 steps of Hopper", _physics),
+    "products_uneven": partial(_products, (700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)),
+    "products_float64": partial(_products, (64, 64, 64), (7, 11, 3), (64, 64, 1), double=True),
+    "update": _update,
+    "physics": _physics,
 }

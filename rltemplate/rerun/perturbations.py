@@ -1,15 +1,36 @@
-"""The plan of a proof: runs in which something is changed that must not matter. Nothing is started here."""
+"""The plan of a proof: what is claimed, and runs in which something is changed that must not matter.
+
+Nothing is started here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rltemplate.config.cli.keys import option_names
+from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
-from rltemplate.config.schema import Config, Level
-from rltemplate.determinism.levels import ROW_GROUPS
+from rltemplate.config.schema import Config, Level, TraceDetail
+from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
+from rltemplate.launch.command import check_environments
+from rltemplate.types import ConfigError
 
+SHORT = 10_000  # environment steps of each run, where the user names no other number
+# The words in whose place a level has its additions.
+WITHOUT = {
+    Level.repeat: ("determinism=fast", "num_threads=2"),
+    Level.invariant: ("determinism=repeat",),
+    Level.profile: (
+        "determinism=profile",
+        "determinism.products=plain",
+        "determinism.cpu_capability=null",
+        "determinism.blas_kernels=null",
+        "determinism.numpy_without=null",
+    ),
+}
 # Levels whose bits depend neither on the number of threads nor on the rows beside a row.
 INVARIANT = (Level.invariant, Level.profile)
 # Of each the first value that is not there already; None removes the variable.
@@ -47,39 +68,66 @@ class PlannedRun:
     perturbations: list[str] = field(default_factory=list)
 
 
-def plan_runs(config: Config, times: int, inherited: Mapping[str, str]) -> list[PlannedRun]:
+def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
+    """The configuration to prove, from overrides as for training, and its words. Raises ConfigError."""
+    config, overrides = _composed(words)
+    level = config.determinism.level
+    if not PROMISES[level.name]:
+        allowed = ", ".join(name for name in option_names("determinism") if name != level.name)
+        raise ConfigError(f"determinism={level.name}: promises nothing that could be proved; use {allowed}")
+    if config.run_dir is not None:
+        raise ConfigError(f"run_dir={config.run_dir}: each run of a proof has its own folder; use runs_dir")
+    if config.trace is TraceDetail.off:
+        raise ConfigError("trace=off: a proof compares traces; use trace=iteration or trace=step")
+    if not any(word.startswith("total_env_steps=") for word in words):
+        steps = SHORT
+        # In a shorter run nothing would be learned.
+        while steps < config.total_env_steps and any(config.algo.notes(config.env.num_envs, steps)):
+            steps *= 2
+        config, overrides = _composed([*words, f"total_env_steps={min(steps, config.total_env_steps)}"])
+    check_environments([config])
+    return config, overrides
+
+
+def without(level: Level, overrides: Sequence[str]) -> Config:
+    """The configuration of a command without the additions of its level."""
+    kept = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
+    return _composed([*kept, *WITHOUT[level]])[0]
+
+
+def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
+    """One configuration, which makes no videos, and its words."""
+    plan = preflight(words)
+    if plan.sweep or not plan.configs:
+        raise ConfigError("a proof is about one configuration; give one value of each key, and no options")
+    return changed(plan.configs[0], {"video_every": 0}), plan.argv
+
+
+def plan_runs(config: Config, times: int) -> list[PlannedRun]:
     """`times` runs, all but the first perturbed, with all observers and with none in turn."""
-    steps, planned = config.total_env_steps, [PlannedRun(name="run_0")]
+    steps, level = config.total_env_steps, config.determinism.level
     every = {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2), "eval_episodes": 2}
     observed = _NO_OBSERVERS | every | {"log_every": 1, "logger.tensorboard": True}
-    for number in range(1, times):
-        name, observers = ("all observers", observed) if number % 2 else ("no observers", _NO_OBSERVERS)
-        level = config.determinism.level
-        planned.append(_perturbed(f"run_{number}", number, config, level, inherited, observers, name))
-    return planned
+    turns = (("no observers", _NO_OBSERVERS), ("all observers", observed))
+    others = (_perturbed(f"run_{n}", n, config, level, *turns[n % 2]) for n in range(1, times))
+    return [PlannedRun(name="run_0"), *others]
 
 
-def plan_inverse(bare: Config, level: Level, inherited: Mapping[str, str]) -> list[PlannedRun]:
+def plan_inverse(bare: Config, level: Level) -> list[PlannedRun]:
     """Two runs without the additions of `level`, one of them perturbed."""
     logged = _NO_OBSERVERS | {"log_every": 1}
     alone = PlannedRun(name="inverse_0", changes=logged)
-    return [alone, _perturbed("inverse_1", 1, bare, level, inherited, logged, "the same observers")]
+    return [alone, _perturbed("inverse_1", 1, bare, level, "the same observers", logged)]
 
 
 def _perturbed(
-    name: str,
-    number: int,
-    config: Config,
-    level: Level,
-    inherited: Mapping[str, str],
-    observers: Mapping[str, Any],
-    observed: str,
+    name: str, number: int, config: Config, level: Level, observed: str, observers: Mapping[str, Any]
 ) -> PlannedRun:
     """A run with all perturbations; threads and groups of rows must not matter at `invariant` levels only."""
     named = ["another working directory", "other variables", "cold caches", "a busy core", observed]
     environment: dict[str, str | None] = {PADDING: "x" * (4096 + 1009 * number)}
     for variable, values in OTHER_VALUES.items():
-        environment[variable] = next(value for value in values if value != inherited.get(variable))
+        environment[variable] = next(value for value in values if value != os.environ.get(variable))
     changes = dict(observers)
     if (seed := config.determinism.hash_seed) is not None:
         changes["determinism.hash_seed"] = other = (seed + 7 * number) % 2**32

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from rltemplate.config.command_args import few
 from rltemplate.determinism.levels import influences, is_influential
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.launch.process import LAUNCHER_VARIABLES
-from rltemplate.launch.subprocesses import Children, last_words
+from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.git import checkout
 from rltemplate.run.influence import package_matters
@@ -31,7 +29,6 @@ from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
-LOCK_FILE, SETUP = "requirements.lock", "scripts/setup.sh"
 # Paths and choices of one machine, which another one need not have.
 _OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
 # These lead to another interpreter or to another run.
@@ -53,7 +50,6 @@ class Code:
     project: Path = PROJECT
     barred: tuple[Path, ...] = ()
     scratch: Path | None = None
-    python: Path = Path(sys.executable)
 
     def run(
         self,
@@ -82,7 +78,7 @@ class Code:
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
         environment = self.variables(record) | {f"{package.upper()}_JOB": json.dumps(job)}
-        command = [str(self.python), "-P", "-m", f"{package}.{module}", *words]
+        command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
         return children.run(command, environment, log, cwd=self.project, enough=enough)
 
     def variables(self, record: RunRecord) -> dict[str, str]:
@@ -111,41 +107,17 @@ def checked_out(project: Path, commit: str) -> Iterator[Code]:
             yield Code(tree, (project, PROJECT), scratch)
 
 
-def installed(code: Code, record: RunRecord, children: Children) -> Code:
-    """`code` with an interpreter that has the packages of its own lock file, made by its set-up script."""
-    assert code.scratch is not None
-    minor = _minor(str(record.machine.get("python")))
-    same = f"{sys.version_info.major}.{sys.version_info.minor}" == minor
-    python = sys.executable if same else shutil.which(f"python{minor}")
-    if python is None:
-        raise ConfigError(f"env=install: {record.id} was made with Python {minor}; no python{minor} here")
-    if not (code.project / SETUP).exists() or not (code.project / LOCK_FILE).exists():
-        raise ConfigError(f"env=install: the code of {record.id} has no {SETUP} with a {LOCK_FILE}")
-    environment = code.variables(record)
-    del environment["PYTHONPATH"]
-    log = code.scratch / "install.log"
-    status = children.run(["sh", str(code.project / SETUP), python], environment, log, cwd=code.project)
-    if status:
-        raise ConfigError(f"env=install: it could not be installed: {last_words(log, status)}")
-    return replace(code, python=code.project / ".venv" / "bin" / "python")
-
-
-def check_versions(code: Code, record: RunRecord, install: bool) -> list[str]:
-    """Raise ConfigError if Python or packages that compute have other versions; notes on the others.
-
-    With `install` the versions are those of the recorded lock file, else those of this environment.
-    """
+def check_versions(record: RunRecord, commit: str) -> list[str]:
+    """Raise ConfigError if Python or packages that compute have other versions; notes on the others."""
     machine, now, changed = machine_facts(), package_versions(), []
     notes = [
         f"{key}: was {record.machine[key]}, here {machine[key]}"
         for key in ("cpu", "libc", "python")
         if record.machine.get(key) not in (None, machine[key])
     ]
-    if install:
-        pins = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (code.project / LOCK_FILE).read_text("utf-8"))
-        now = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
-    elif _minor(str(record.machine.get("python"))) != _minor(machine["python"]):
-        changed.append(f"Python {record.machine.get('python')} -> {machine['python']}")
+    was, here = str(record.machine.get("python")), machine["python"]
+    if was.split(".")[:2] != here.split(".")[:2]:
+        changed.append(f"Python {was} -> {here}")
     for name, was in record.versions.items():
         here = now.get(name, ABSENT)
         if was == here or not package_matters(name):
@@ -154,16 +126,9 @@ def check_versions(code: Code, record: RunRecord, install: bool) -> list[str]:
         build = was.partition("+")[0] == here.partition("+")[0]
         matters = Difference(VERSIONS, name, was, here).affects_results and not build
         (changed if matters else notes).append(f"{name} {was} -> {here}")
-    if changed and install:
-        raise ConfigError(f"{record.id}: its record does not fit its own {LOCK_FILE}: {few(changed)}")
     if changed:
         raise ConfigError(
             f"{record.id}: other versions than it had: {few(changed)}\n"
-            "env=install makes an environment from its own lock file and takes that"
+            f"after `git worktree add FOLDER {commit[:12]}`, make reproduce in it installs the recorded ones"
         )
     return notes
-
-
-def _minor(version: str) -> str:
-    """3.11 for 3.11.9."""
-    return ".".join(version.split(".")[:2])

@@ -1,4 +1,4 @@
-"""A recorded run made again from its own code, and compared with what was recorded.
+"""`make reproduce`: a recorded run made again from its own code, and compared with what was recorded.
 
 The code comes from the ref of the run, the recorded facts from its folder or from the ref alone. Compared are
 the traces, byte for byte, then the rows of metrics without times. A run that ended early is made again as far
@@ -8,19 +8,20 @@ process is ended as soon as the rest can tell nothing more.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from rltemplate.analysis import compare
+from rltemplate.config.command_args import few, flag, folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
-from rltemplate.rerun.recorded_code import Code, check_versions, checked_out, installed
-from rltemplate.rerun.recorded_run import ITERATION_LINE, RecordedRun, lay_out, read_recorded
+from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
+from rltemplate.rerun.recorded_run import ITERATION_LINE, Length, RecordedRun, lay_out, read_recorded
 from rltemplate.run import paths
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
@@ -31,8 +32,29 @@ from rltemplate.types import ConfigError
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
 LOG = "rerun.log"
+_LINE_EVERY_S = 10.0  # of progress
 
-Progress = Callable[[int, int], None]  # iterations made again, and all of them
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Make a recorded run again from its own code, and compare: run=RUN [keep=FOLDER].
+
+    RUN may also be a ref `refs/runs/...` that was fetched. `keep=FOLDER` keeps the run that was made again;
+    without it one that diverged is kept below `<runs_dir>/reproductions/`.
+    Exit status: 0 identical, 1 diverged or ended earlier, 2 it cannot be made again, 130 or 143 interrupted.
+    """
+
+    run: str = word()
+    keep: Path | None = word(folder, None)
+    runs_dir: Path = word(Path, Path("runs"))
+    json: bool = flag()
+
+
+def main(args: Args) -> int:
+    """Make it again, and print what came out."""
+    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep)
+    print(json.dumps(asdict(found)) if args.json else report(found))
+    return 0 if found.verdict == IDENTICAL else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,61 +76,77 @@ class Reproduction:
     digest: str | None
     notes: list[str]
     error: str | None
-    kept: str | None = None
-    seconds: float = 0.0
+    kept: str | None
+    seconds: float
     comparison: compare.Comparison | None
 
 
 def reproduce(
-    text: str,
-    *,
-    project: Path = PROJECT,
-    runs_dir: Path = Path("runs"),
-    install: bool = False,
-    keep: Path | None = None,
-    progress: Progress = lambda done, total: None,
+    text: str, *, project: Path = PROJECT, runs_dir: Path = Path("runs"), keep: Path | None = None
 ) -> Reproduction:
     """Make the run that `text` names again and compare.
 
-    `install` makes an environment from the recorded lock file instead of taking the present one. `keep` is a
-    folder for the new run; without it one that is not identical is kept below `runs_dir`. Raises ConfigError
-    if the run cannot be made again, Interrupted after a signal. Leaves nothing but the folder it keeps.
+    `keep` is a folder for the new run; without it one that is not identical is kept below `runs_dir`. Raises
+    ConfigError if the run cannot be made again, Interrupted after a signal. Leaves nothing but the folder it
+    keeps.
     """
     began, children = time.monotonic(), Children()
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise ConfigError(f"keep={keep}: is not empty; a run needs a folder of its own")
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
+        run_dir = scratch / "run"
         try:
             run = read_recorded(text, project, runs_dir, scratch)
+            run.notes.extend(check_versions(run.record, run.commit))
             with checked_out(project, run.commit) as code:
                 if (code.project / ".gitmodules").exists():
                     run.notes.append("submodules are not checked out; what needs them fails")
-                run.notes.extend(check_versions(code, run.record, install))
-                code = installed(code, run.record, children) if install else code
-                trouble = _run_again(run, code, scratch / "run", children, progress)
-        except GitError as error:
+                error = _run_again(run, code, run_dir, children)
+        except GitError as git_error:
             children.check()  # Ctrl-C reaches git as well
-            raise ConfigError(str(error)) from error
-        found = _compared(run, scratch / "run", scratch / "again" / run.record.id, trouble)
+            raise ConfigError(str(git_error)) from git_error
+        # Its code is the recorded one, and its configuration too: observers that were off are no difference.
+        made = replace(RunRecord.read(run_dir), git=run.record.git)
+        made.write(run_dir)
+        again, most = scratch / "again" / run.record.id, None if run.finished else run.length.iterations
+        length = lay_out(again, run_dir, made, run.folder / paths.CONFIG, most)
+        verdict, headline, comparison = _compared(run, length, again)
+        if verdict == IDENTICAL and (metrics := _differing_metrics(run, run_dir)):
+            verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
+        if run.record.status == FAILED and run.record.error == made.error:
+            run.notes.append(f"failed in the same way: {made.error}")
+            error = None
         children.check()
-        kept = None
-        if keep is not None or found.verdict != IDENTICAL:
-            kept = keep or runs_dir.expanduser() / FOLDER / run.record.id / paths.new_id("again")
-            _keep(scratch / "run", kept)
-        seconds = round(time.monotonic() - began, 1)
-        return replace(found, kept=None if kept is None else str(kept.absolute()), seconds=seconds)
+        kept = keep
+        if verdict != IDENTICAL and keep is None:
+            kept = runs_dir.expanduser() / FOLDER / run.record.id / paths.new_id("again")
+        if kept is not None:
+            _keep(run_dir, kept)
+        return Reproduction(
+            run=run.record.id,
+            ref=run.record.git.ref,
+            commit=run.commit,
+            status=run.status,
+            verdict=verdict,
+            headline=headline,
+            iterations=min(length.iterations, run.length.iterations),
+            digest=length.digest,
+            notes=run.notes,
+            error=None if verdict == IDENTICAL else error,
+            kept=None if kept is None else str(kept.absolute()),
+            seconds=round(time.monotonic() - began, 1),
+            comparison=comparison,
+        )
 
 
-def _run_again(
-    run: RecordedRun, code: Code, run_dir: Path, children: Children, progress: Progress
-) -> str | None:
+def _run_again(run: RecordedRun, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, unobserved; the error that ended it, if any."""
     config, log = run.config, run_dir.with_name(LOG)
     config["logger"] |= {"console": False, "journal": False, "tensorboard": False}
     config["logger"]["wandb"] |= {"enabled": False}
     config |= {"run_dir": str(run_dir), "video_every": 0}
-    follower = _Follower(run_dir / paths.TRACE, run, progress)
+    follower = _Follower(run_dir / paths.TRACE, run)
     status = code.run("train", [], run.record, config, run_dir, log, children, follower.enough)
     follower.enough()  # the lines since its last look
     error = last_words(log, status)
@@ -123,102 +161,62 @@ def _run_again(
 class _Follower:
     """Reads a trace while it is written, and compares it with the recorded one."""
 
-    def __init__(self, trace: Path, run: RecordedRun, progress: Progress) -> None:
+    def __init__(self, trace: Path, run: RecordedRun) -> None:
         self.iterations = 0
-        self._trace, self._run, self._progress = trace, run, progress
-        self._differs, self._read = False, 0
+        self._trace, self._run = trace, run
+        self._differs, self._read, self._said = False, 0, time.monotonic()
 
     def enough(self) -> bool:
         """Read the new lines. True if the rest of the run could tell nothing."""
-        new = _after(self._trace, self._read)
+        new, total = _after(self._trace, self._read), self._run.length.iterations
         if new := new[: new.rfind(b"\n") + 1]:
             known = _after(self._run.folder / paths.TRACE, self._read, len(new))
             # The recorded run may have ended earlier, in an iteration that now comes to its end.
             self._differs |= new[: len(known)] != known
             self._read += len(new)
             self.iterations += new.count(b"\n" + ITERATION_LINE) + new.startswith(ITERATION_LINE)
-            total = self._run.length.iterations
-            self._progress(min(self.iterations, total), total)
-        return self._differs or (not self._run.finished and self.iterations >= self._run.length.iterations)
+            if time.monotonic() - self._said >= _LINE_EVERY_S:
+                self._said, done = time.monotonic(), min(self.iterations, total)
+                print(f"iteration {done:,} of {total:,}, equal so far", file=sys.stderr, flush=True)
+        return self._differs or (not self._run.finished and self.iterations >= total)
 
 
 def _after(path: Path, offset: int, most: int = -1) -> bytes:
     """Bytes of a file from `offset` on; none if there is no such file."""
     if not path.exists():
         return b""
-    file: BinaryIO
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(most)
 
 
-# --- The comparison --------------------------------------------------------------------------------------
-
-
-def _compared(run: RecordedRun, run_dir: Path, again: Path, error: str | None) -> Reproduction:
-    # Its code is the recorded one, and its configuration too: observers that were off are no difference.
-    made, recorded = replace(RunRecord.read(run_dir), git=run.record.git), run.length
-    made.write(run_dir)
-    most = None if run.finished else recorded.iterations
-    length = lay_out(again, run_dir, made, run.folder / paths.CONFIG, most)
-    comparison = None
+def _compared(run: RecordedRun, length: Length, again: Path) -> tuple[str, str, compare.Comparison | None]:
+    """Verdict and headline about the traces, or about their digests where only that of the run is left."""
+    recorded = run.length
     if run.traced:
         comparison = compare.compare_runs(run.folder, again)
         a, b = replace(comparison.a, run_dir=run.place), replace(comparison.b, run_dir="made again")
         comparison = replace(comparison, a=a, b=b)
-        verdict, headline = str(comparison.verdict), compare.headline(comparison)
-    elif length.iterations != recorded.iterations:
-        verdict = SHORTER
-        headline = f"shorter: ended after {length.iterations:,} of {recorded.iterations:,} iterations"
-    elif length.digest != recorded.digest:
-        verdict, headline = DIVERGED, f"diverged: the digest is {length.digest}, and was {recorded.digest}"
-    else:
-        verdict, headline = IDENTICAL, f"identical: {length.iterations:,} iterations, by their digest"
-    if verdict == IDENTICAL:
-        metrics = _differing_metrics(run, run_dir, made)
-        if metrics is not None:
-            verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
-        else:
-            headline += "; metrics equal"
-    if run.record.status == FAILED and run.record.error == made.error:
-        run.notes.append(f"failed in the same way: {made.error}")
-        error = None
-    return Reproduction(
-        run=run.record.id,
-        ref=run.record.git.ref,
-        commit=run.commit,
-        status=run.status,
-        verdict=verdict,
-        headline=headline,
-        iterations=min(length.iterations, recorded.iterations),
-        digest=length.digest,
-        notes=run.notes,
-        error=None if verdict == IDENTICAL else error,
-        comparison=comparison,
-    )
+        return comparison.verdict, compare.headline(comparison), comparison
+    if length.iterations != recorded.iterations:
+        said = f"ended after {length.iterations:,} of {recorded.iterations:,} iterations"
+        return SHORTER, f"shorter: {said}", None
+    if length.digest != recorded.digest:
+        return DIVERGED, f"diverged: the digest is {length.digest}, and was {recorded.digest}", None
+    return IDENTICAL, f"identical: {length.iterations:,} iterations, by their digest", None
 
 
-def _differing_metrics(run: RecordedRun, run_dir: Path, made: RunRecord) -> str | None:
-    """The first difference in rows and in final values, without times."""
-    if not (run.folder / paths.METRICS).exists():
-        return None
-    before, again = ([_timeless(row) for row in read_metrics(path)] for path in (run.folder, run_dir))
-    if run.finished:
-        if len(before) != len(again):
-            return f"{len(before)} rows were recorded, and {len(again)} made again"
-        before, again = (
-            [*rows, _timeless(of.final_metrics)] for rows, of in ((before, run.record), (again, made))
-        )
+def _differing_metrics(run: RecordedRun, run_dir: Path) -> str | None:
+    """The first rows of metrics that differ, but for times."""
+    before, again = read_metrics(run.folder), read_metrics(run_dir)
+    if before and run.finished and len(before) != len(again):
+        return f"{len(before)} rows were recorded, and {len(again)} made again"
     for a, b in zip(before, again, strict=False):
-        for name in {**a, **b}:
-            if a.get(name) != b.get(name):
-                return f"{name} after {a.get('env_steps')} steps was {a.get(name)}, and is {b.get(name)}"
+        names = [name for name in {**a, **b} if not name.startswith(("time/", "wall_time"))]
+        # As text, in which NaN equals NaN.
+        if names := [name for name in names if str(a.get(name)) != str(b.get(name))]:
+            return f"{few(names)} after {a['env_steps']:,.0f} environment steps"
     return None
-
-
-def _timeless(row: Mapping[str, Any]) -> dict[str, str]:
-    """The values as text, in which NaN equals NaN, without times, which differ between equal runs."""
-    return {name: str(value) for name, value in row.items() if not name.startswith(("time/", "wall_time"))}
 
 
 def _keep(run_dir: Path, folder: Path) -> None:

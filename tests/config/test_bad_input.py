@@ -73,7 +73,6 @@ CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
     (f"compare {A_B} zoom=starts", "zoom=starts", "did you mean start?", "allowed: true, false, start"),
     (f"compare {A_B} keep=x", "keep=x", "without zoom=true"),
-    (f"reproduce {RUN} env=installed", "env=installed: did you mean install?", "allowed: present, install"),
     (f"reproduce {RUN} keep=mine", "keep=", "is a file; expected a folder"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
     ("prove algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
@@ -239,7 +238,7 @@ from rltemplate.__main__ import main
 status = main(sys.argv[1:])
 print(status, sum(os.times()[:2]), 'torch' in sys.modules)
 """
-REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0", "golden": "profile=x"}
+REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -82,21 +82,15 @@ class Place:
         """A file of the run's ref."""
         return git(self.clone, "show", f"refs/runs/{self.run}:{path}")
 
-    def head(self) -> str:
-        return git(self.clone, "rev-parse", "HEAD").strip()
-
     def told(
-        self,
-        name: str,
-        change: Callable[[dict[str, Any]], object] = lambda outcome: None,
-        files: Mapping[str, Callable[[str], str] | None] | None = None,
-        code: str | None = None,
+        self, name: str, files: Mapping[str, Callable[[str], str] | None] | None = None, **changed: Any
     ) -> str:
-        """Another ref like the run's, with another outcome and other files; the id."""
+        """Another ref like the run's, with other files and other facts in its outcome; the id."""
         outcome = self.outcome()
-        change(outcome)
+        for key, value in changed.items():
+            outcome[key] = outcome[key] | value if isinstance(value, dict) else value
         ref = f"{paths.REF_PREFIX}{name}"
-        git(self.clone, "update-ref", ref, code or outcome["git"]["commit"])
+        git(self.clone, "update-ref", ref, outcome["git"]["commit"])
         record = snapshot.GitRecord(**{**outcome["git"], "ref": ref})
         record.commit = git(self.clone, "rev-parse", ref).strip()
         held = {}
@@ -121,20 +115,23 @@ def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run made with changed code, in a copy of the project: the repository and the run's folder."""
+    """A run of changed code in a copy of the project: the repository and the run's folder.
+
+    It was made on a detached head, in a linked worktree that is gone, and there were commits since.
+    """
     folder = tmp_path_factory.mktemp("recorded")
-    repo = Path(shutil.copytree(fork, folder / "repo"))
-    (repo / "requirements.lock").write_text("nosuch==1.0\n")
-    git(repo, "add", "-A")
-    git(repo, "commit", "-qm", "a lock")
+    repo, linked = Path(shutil.copytree(fork, folder / "repo")), folder / "linked"
+    git(repo, "worktree", "add", "-q", "--detach", str(linked))
     path, old, new = CHANGED
-    text = (repo / path).read_text()
+    text = (linked / path).read_text()
     assert old in text
     more = "import torch\nfrom rltemplate.here import HERE\n"
-    (repo / path).write_text(text.replace(old, new).replace("import torch\n", more, 1))
-    (repo / "rltemplate" / "here.py").write_text(NEW_MODULE)
-    done = run_train(repo, folder, *WORDS)
+    (linked / path).write_text(text.replace(old, new).replace("import torch\n", more, 1))
+    (linked / "rltemplate" / "here.py").write_text(NEW_MODULE)
+    done = run_train(linked, folder, *WORDS)
     assert done.returncode == 0, done.stderr
+    git(repo, "worktree", "remove", "--force", str(linked))
+    git(repo, "commit", "-q", "--allow-empty", "-m", "later work")
     (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
     return repo, record.parent
 
@@ -149,22 +146,22 @@ def place(recorded: tuple[Path, Path], tmp_path: Path) -> Place:
 
 
 @pytest.mark.long
-def test_changed_and_new_files_are_made_again_from_the_ref_alone(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, tmp_path: Path) -> None:
     """Nothing of the present code is found by it, which, without them, gives another run."""
     (place.clone / "present_only.py").write_text("HERE = 0.5\n")
-    monkeypatch.setenv("PYTHONPATH", str(place.clone))
-    seen: list[int] = []
-    found = place.again(progress=lambda now, total: seen.append(now))
-    assert found.verdict == IDENTICAL, report(found)
-    assert found.headline == "identical: 8 iterations (256 environment steps); metrics equal"
-    assert (found.iterations, found.digest) == (ITERATIONS, place.outcome()["trace"]["digest"])
-    assert (found.kept, place.runs_dir.exists(), seen[-1]) == (None, False, ITERATIONS)
-    # The inverse.
-    done = run_train(place.clone, place.runs_dir.parent, *WORDS, "run_dir=present")
+    before = place.state()
+    command = [*program(place.clone, "reproduce"), f"run={place.run}", "--json", "keep=kept"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
+    assert found["headline"] == "identical: 8 iterations (256 environment steps)"
+    assert (found["iterations"], found["digest"]) == (ITERATIONS, place.outcome()["trace"]["digest"])
+    assert place.state() == before
+    # The run that is kept is one like any other, and that of the present code another.
+    done = run_train(place.clone, tmp_path, *WORDS, "run_dir=present")
     assert done.returncode == 0, done.stderr
-    assert (place.runs_dir.parent / "present" / paths.TRACE).read_text() != place.file(TRACE_PATH)
+    assert compare_runs(tmp_path / "kept", tmp_path / "present").verdict == DIVERGED
 
 
 def test_a_trace_that_was_changed_is_named(place: Place) -> None:
@@ -192,25 +189,20 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
 def test_a_digest_is_enough_where_the_trace_was_too_long(place: Place) -> None:
     """And one that is not the run's is seen. Metrics are compared as well."""
 
-    def without(outcome: dict[str, Any]) -> None:
-        outcome["left_out"] = {paths.TRACE: "33,000,000 bytes, and the limit is 32,000,000"}
-
-    def other(outcome: dict[str, Any]) -> None:
-        without(outcome)
-        outcome["trace"]["digest"] = "0" * 32
-        outcome["versions"] |= {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
-
     digest, torch = place.outcome()["trace"]["digest"], place.outcome()["versions"]["torch"]
-    elsewhere = torch.partition("+")[0] + "+elsewhere"
+    left_out = {paths.TRACE: "33,000,000 bytes, and the limit is 32,000,000"}
     rows = {METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
-    found = place.again(
-        place.told("long", without, {TRACE_PATH: None, **rows}), keep=place.clone.parent / "k"
-    )
+    run = place.told("long", {TRACE_PATH: None, **rows}, left_out=left_out)
+    found = place.again(run, keep=place.clone.parent / "k")
     assert (found.verdict, found.digest) == (DIVERGED, digest)
     assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
     assert found.kept == str(place.clone.parent / "k")
     assert "the ref holds only the digest of the trace (33,000,000 bytes" in found.notes[0]
-    found = place.again(place.told("other", other, {TRACE_PATH: None}))
+    elsewhere = torch.partition("+")[0] + "+elsewhere"
+    versions = {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
+    trace = {"digest": "0" * 32}
+    run = place.told("other", {TRACE_PATH: None}, left_out=left_out, trace=trace, versions=versions)
+    found = place.again(run)
     assert found.verdict == DIVERGED
     assert found.headline == f"diverged: the digest is {digest}, and was {'0' * 32}"
     # Other versions are noted where they may not matter.
@@ -224,12 +216,10 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     def three(text: str) -> str:
         return text[: text.index("\n", text.index('["iteration",2,')) + 1]
 
-    def interrupted(outcome: dict[str, Any]) -> None:
-        digest = json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1]
-        outcome |= {"status": "interrupted", "trace": {"digest": digest, "iterations": 3}}
-        outcome["resumed"] = [{"env_steps": 32, "interruption": "killed", "changed": {}}]
-
-    found = place.again(place.told("early", interrupted, {TRACE_PATH: three}))
+    digest = json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1]
+    trace, resumed = {"digest": digest, "iterations": 3}, resumed_with()
+    run = place.told("early", {TRACE_PATH: three}, status="interrupted", trace=trace, **resumed)
+    found = place.again(run)
     assert found.verdict == IDENTICAL, report(found)
     assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
     assert "was interrupted after 3 iterations; made again up to there" in found.notes
@@ -260,44 +250,28 @@ def test_a_run_that_ends_earlier_this_time_is_no_reproduction(place: Place) -> N
 # --- what cannot be made again ---------------------------------------------------------------------------
 
 
-def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
-    """Another value in an outcome."""
-
-    def change(outcome: dict[str, Any]) -> None:
-        inner = outcome
-        for key in keys[:-1]:
-            inner = inner[key]
-        inner[keys[-1]] = to
-
-    return change
-
-
-def resumed_with(**changed: Any) -> Callable[[dict[str, Any]], None]:
-    return setting("resumed", to=[{"env_steps": 128, "interruption": "killed", "changed": changed}])
+def resumed_with(**changed: Any) -> dict[str, Any]:
+    return {"resumed": [{"env_steps": 128, "interruption": "killed", "changed": changed}]}
 
 
 @pytest.mark.parametrize(
-    ("change", "files", "says"),
+    ("changed", "says"),
     [
-        (setting("versions", "numpy", to="0.9.0"), {}, ["numpy 0.9.0 -> ", "\nenv=install makes"]),
-        (setting("machine", "python", to="3.9.1"), {}, ["Python 3.9.1 -> 3."]),
-        (setting("schema", to=None), {}, ["has schema None; this version reads schema 1"]),
-        (resumed_with(code=["a.py"]), {}, ["went on after 128 steps with another a.py"]),
-        (resumed_with(total_env_steps=[128, 256]), {}, ["with another total_env_steps"]),
-        (setting("error", to=None), {TRACE_PATH: lambda text: "nonsense\n"}, ["before its first iteration"]),
+        ({"versions": {"numpy": "0.9.0"}}, "numpy 0.9.0 -> "),
+        ({"machine": {"python": "3.9.1"}}, "Python 3.9.1 -> 3."),
+        ({"schema": None}, "has schema None; this version reads schema 1"),
+        (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
+        (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
+        ({"files": {TRACE_PATH: lambda text: "nonsense\n"}}, "before its first iteration"),
     ],
     ids=["version", "python", "schema", "code", "total", "damaged"],
 )
 def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
-    place: Place,
-    change: Callable[[dict[str, Any]], object],
-    files: Mapping[str, Callable[[str], str] | None],
-    says: list[str],
+    place: Place, changed: dict[str, Any], says: str
 ) -> None:
-    said = place.refused(place.told("odd", change, files))
+    said = place.refused(place.told("odd", **changed))
     assert said.startswith(("odd: ", "refs/runs/odd: "))
-    for text in says:
-        assert text in said
+    assert says in said
 
 
 def test_a_name_that_leads_to_no_run_that_has_ended(
@@ -310,8 +284,6 @@ def test_a_name_that_leads_to_no_run_that_has_ended(
     said = place.refused(place.run[:-1] + "x")
     assert f"did you mean {place.run}?" in said
     assert "`git fetch origin 'refs/runs/*:refs/runs/*'` brings" in said
-    (tmp_path / "empty").mkdir()
-    assert "no run folder" in place.refused(str(tmp_path / "empty"))
     assert "is not empty" in place.refused(place.run, keep=place.clone)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(ConfigError, match="is in no git repository"):
@@ -349,41 +321,6 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
         holder.communicate("\n")
 
 
-# --- an environment of its own ---------------------------------------------------------------------------
-
-SETUP = """\
-#!/bin/sh
-cd "$(dirname "$0")/.." || exit 1
-mkdir -p .venv/bin && printf '#!/bin/sh\\nINSTALLED=1 exec "%s" "$@"\\n' "PYTHON" >.venv/bin/python
-chmod +x .venv/bin/python
-"""
-
-
-@pytest.mark.long
-def test_an_environment_is_made_from_the_recorded_lock(place: Place) -> None:
-    """By the recorded script; its packages must be the recorded ones."""
-    git(place.clone, "checkout", "-q", "--detach", place.outcome()["git"]["commit"])
-    script = place.clone / "scripts" / "setup.sh"
-    script.write_text(SETUP.replace("PYTHON", sys.executable))
-    lock = "".join(f"{name}=={version}\n" for name, version in place.outcome()["versions"].items())
-    (place.clone / "requirements.lock").write_text(lock)
-    git(place.clone, "add", "-A")
-    git(place.clone, "commit", "-qm", "with a set-up")
-    code = place.head()
-    found = place.again(place.told("installs", code=code), install=True)
-    assert found.verdict == IDENTICAL
-    other = place.told("other", setting("versions", "numpy", to="0.9.0"), code=code)
-    said = "its record does not fit its own requirements.lock: numpy 0.9.0"
-    assert said in place.refused(other, install=True)
-    script.write_text("echo 'the disk is full' >&2; exit 1\n")
-    git(place.clone, "commit", "-qam", "with one that fails")
-    said = "env=install: it could not be installed: the disk is full"
-    assert place.refused(place.told("fails", code=place.head()), install=True) == said
-
-
-# --- the command -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
     before, scratch = place.state(), tmp_path / "scratch"
@@ -399,14 +336,3 @@ def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path
     assert place.state() == before
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(scratch) not in running
-
-
-@pytest.mark.long
-def test_the_command_says_it_all(place: Place, tmp_path: Path) -> None:
-    """As JSON and by its exit status; the run that is kept is one like any other."""
-    command = [*program(place.clone, "reproduce"), f"run={place.run}", "--json", "keep=kept"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
-    assert compare_runs(tmp_path / "kept", tmp_path / "kept").verdict == IDENTICAL
