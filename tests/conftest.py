@@ -385,3 +385,17 @@ def unreadable(value: Any) -> Any:
         return value.to("meta")
     parts = [unreadable(part) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+Programs = Callable[[], int]
+
+
+@pytest.fixture
+def programs() -> Programs:
+    """The number of programs compiled so far in this test."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    return lambda: counters["stats"]["unique_graphs"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
+import yaml
 from conftest import Configure
 from references.ppo import ReferencePPO
 from references.sac import ReferenceSAC
@@ -17,7 +19,6 @@ from references.surroundings import Copies
 from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
-from rltemplate.config.algorithms import Activation, Schedule
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.state import entries
@@ -39,66 +40,22 @@ BASE = {
         *("algo.normalize_obs=true", "algo.obs_clip=1.5"),
     ],
 }
-# What one case has that the others have not, by its name.
-Cases = dict[str, dict[str, Any]]
-PPO_CASES: Cases = {
-    "base": {},
-    "discrete": {"actions": "discrete"},
-    "several": {"actions": "several", "ent_coef": 0.2},
-    "num_envs": {"num_envs": 1},
-    "learning_rate": {"learning_rate": 0.003},
-    "learning_rate_schedule": {"learning_rate_schedule": Schedule.linear},
-    "adam_eps": {"adam_eps": 0.01},
-    "num_steps": {"num_steps": 8},
-    "update_epochs": {"update_epochs": 1},
-    "num_minibatches": {"num_minibatches": 1},
-    "gamma": {"gamma": 1.0},
-    "gae_lambda": {"gae_lambda": 1.0},
-    "clip_coef": {"clip_coef": 0.01},
-    "clip_value_loss": {"clip_value_loss": True},
-    "ent_coef": {"ent_coef": 0.2},
-    "vf_coef": {"vf_coef": 2.0},
-    "max_grad_norm": {"max_grad_norm": 0.05},
-    "target_kl": {"target_kl": 0.01},
-    "normalize_advantage": {"normalize_advantage": False},
-    "recompute_advantage": {"recompute_advantage": True},
-    "normalize_obs": {"normalize_obs": False},
-    "obs_clip": {"obs_clip": 0.5},
-    "normalize_reward": {"normalize_reward": False},
-    "reward_clip": {"reward_clip": 0.5},
-    "hidden_sizes": {"hidden_sizes": [7]},
-    "activation": {"activation": Activation.elu},
-    "relu": {"activation": Activation.relu},
-    "orthogonal_init": {"orthogonal_init": False},
-    "log_std_init": {"log_std_init": -0.7},
-}
-SAC_CASES: Cases = {
-    "base": {},
-    "num_envs": {"num_envs": 1},
-    "actor_learning_rate": {"actor_learning_rate": 0.001},
-    "critic_learning_rate": {"critic_learning_rate": 0.001},
-    "alpha_learning_rate": {"alpha_learning_rate": 0.001},
-    "learning_rate_schedule": {"learning_rate_schedule": Schedule.linear},
-    "adam_eps": {"adam_eps": 0.001},
-    "steps_per_iteration": {"steps_per_iteration": 40},
-    "gamma": {"gamma": 0.5},
-    "tau": {"tau": 1.0},
-    "batch_size": {"batch_size": 3},
-    "buffer_size": {"buffer_size": 1000},
-    "learning_starts": {"learning_starts": 70},
-    "updates_per_step": {"updates_per_step": 0.45},
-    "policy_delay": {"policy_delay": 1},
-    "policy_delay_3": {"policy_delay": 3},
-    "learn_alpha": {"learn_alpha": False},
-    "alpha_init": {"alpha_init": 0.05},
-    "target_entropy": {"target_entropy": 0.3},
-    "log_std_min": {"log_std_min": -1.0},
-    "log_std_max": {"log_std_max": 0.0},
-    "hidden_sizes": {"hidden_sizes": [7]},
-    "activation": {"activation": Activation.relu},
-    "normalize_obs": {"normalize_obs": False},
-    "obs_clip": {"obs_clip": 0.5},
-}
+# What each case has that the others have not.
+PPO_CASES = """
+    base actions=discrete actions=several,ent_coef=0.2 num_envs=1 learning_rate=0.003
+    learning_rate_schedule=linear adam_eps=0.01 num_steps=8 update_epochs=1 num_minibatches=1 gamma=1.0
+    gae_lambda=1.0 clip_coef=0.01 clip_value_loss=true ent_coef=0.2 vf_coef=2.0 max_grad_norm=0.05
+    target_kl=0.01 normalize_advantage=false recompute_advantage=true normalize_obs=false obs_clip=0.5
+    normalize_reward=false reward_clip=0.5 hidden_sizes=[7] activation=elu activation=relu
+    orthogonal_init=false log_std_init=-0.7
+"""
+SAC_CASES = """
+    base num_envs=1 actor_learning_rate=0.001 critic_learning_rate=0.001 alpha_learning_rate=0.001
+    learning_rate_schedule=linear adam_eps=0.001 steps_per_iteration=40 gamma=0.5 tau=1.0 batch_size=3
+    buffer_size=1000 learning_starts=70 updates_per_step=0.45 policy_delay=1 policy_delay=3 learn_alpha=false
+    alpha_init=0.05 target_entropy=0.3 log_std_min=-1.0 log_std_max=0.0 hidden_sizes=[7] activation=relu
+    normalize_obs=false obs_clip=0.5
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +64,19 @@ def base(configure: Configure) -> dict[str, Config]:
     return {algo: configure(f"algo={algo}", "env.id=Noisy-v0", *words) for algo, words in BASE.items()}
 
 
-def varied(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with these values."""
-    mine = dict(values)
-    kwargs = {"actions": mine.pop("actions")} if "actions" in mine else {}
-    num_envs = mine.pop("num_envs", config.env.num_envs)
-    env = dataclasses.replace(config.env, num_envs=num_envs, kwargs=kwargs)
-    return dataclasses.replace(config, env=env, algo=dataclasses.replace(config.algo, **mine))
+def varied(config: Config, case: str) -> Config:
+    """The configuration with the values of a case."""
+    algo, env = config.algo, config.env
+    for name, text in (word.split("=") for word in case.split(",") if "=" in word):
+        value = yaml.safe_load(text)
+        if name == "actions":
+            env = dataclasses.replace(env, kwargs={name: value})
+        elif name == "num_envs":
+            env = dataclasses.replace(env, num_envs=value)
+        else:
+            now = getattr(algo, name)
+            algo = dataclasses.replace(algo, **{name: type(now)[value] if isinstance(now, Enum) else value})
+    return dataclasses.replace(config, env=env, algo=algo)
 
 
 @pytest.fixture(autouse=True)
@@ -156,14 +119,14 @@ def agree(config: Config, iterations: int) -> None:
     algorithm, envs = build_algorithm(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
+    given = algorithm.config, copies, streams, config.total_env_steps
     reference: ReferencePPO | ReferenceSAC
     if isinstance(algorithm, PPO):
-        first = algorithm.state.net.params
-        reference = ReferencePPO(algorithm.config, copies, streams, config.total_env_steps, first)
+        reference = ReferencePPO(*given, algorithm.state.net.params)
     else:
         assert isinstance(algorithm, SAC)
-        both = [part.params for part in (algorithm.state.learned.actor, algorithm.state.learned.critic)]
-        reference = ReferenceSAC(algorithm.config, copies, streams, config.total_env_steps, *both)
+        learned = algorithm.state.learned
+        reference = ReferenceSAC(*given, learned.actor.params, learned.critic.params)
     for _ in range(iterations):
         metrics = dict(algorithm.train_iteration().metrics)
         # How far acting and learning are apart: rounding, and nothing of the algorithm.
@@ -177,29 +140,27 @@ def agree(config: Config, iterations: int) -> None:
     algorithm.close()
 
 
-@pytest.mark.parametrize("case", PPO_CASES)
+@pytest.mark.parametrize("case", PPO_CASES.split())
 def test_ppo(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["ppo"], PPO_CASES[case]), 3)
+    agree(varied(base["ppo"], case), 3)
 
 
-@pytest.mark.parametrize("case", SAC_CASES)
+@pytest.mark.parametrize("case", SAC_CASES.split())
 def test_sac(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["sac"], SAC_CASES[case]), 3)
+    agree(varied(base["sac"], case), 3)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", SAC_CASES)
+@pytest.mark.parametrize("case", SAC_CASES.split())
 def test_sac_over_hundreds_of_updates(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["sac"], SAC_CASES[case]), 8)
+    agree(varied(base["sac"], case), 8)
 
 
-@pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES), ("sac", SAC_CASES)])
+@pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES.split()), ("sac", SAC_CASES.split())])
 def test_every_hyperparameter_has_a_case_of_another_value(
-    base: dict[str, Config], algo: str, cases: Cases
+    base: dict[str, Config], algo: str, cases: list[str]
 ) -> None:
     config = base[algo].algo
     names = {spec.name for spec in dataclasses.fields(config)} - {"name"}
-    tried = {(name, str(value)) for values in cases.values() for name, value in values.items()}
-    assert names <= {name for name, value in tried}
-    same = {(name, str(getattr(config, name))) for name in names} & tried
-    assert not same
+    tried = {(name, str(getattr(varied(base[algo], case).algo, name))) for case in cases for name in names}
+    assert {name for name, value in tried if value != str(getattr(config, name))} == names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure, unreadable
+from conftest import SHRUNK, Configure, Programs, unreadable
 
 from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.sac import SAC, Inputs, LearningRates
@@ -17,49 +17,35 @@ def build(configure: Configure, *overrides: str) -> SAC:
     return algorithm
 
 
-def batch(size: int = 6) -> Batch:
-    g = torch.Generator().manual_seed(0)
-    obs, next_obs = torch.randn(2, size, 3, generator=g)
-    action = torch.rand(size, 1, generator=g) * 2 - 1
-    ended = torch.tensor([1.0, 0.0] * (size // 2))
-    return Batch(obs, action, torch.randn(size, generator=g), next_obs, ended)
-
-
 @pytest.mark.parametrize("delay", [1, 2])
-def test_programs_are_made_before_anything_is_learned_and_fit(configure: Configure, delay: int) -> None:
-    from torch._dynamo.utils import counters
-
-    torch.compiler.reset()
-    counters.clear()
+def test_programs_are_made_before_anything_is_learned_and_fit(
+    configure: Configure, programs: Programs, delay: int
+) -> None:
     words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", f"algo.policy_delay={delay}"]
     sac = build(configure, *words, "algo.learning_starts=20", "algo.steps_per_iteration=12")
     before = sac.state.learned.critic.params
     made = []
     for _ in range(3):
         sac.train_iteration()
-        made.append(counters["stats"]["unique_graphs"])
+        made.append(programs())
         assert torch.equal(sac.state.learned.critic.params, before) == (sac.env_steps <= 20)
     assert made == [1 + delay] * 3  # to act and to learn; none was made again for rows that have a meaning
     sac.close()
 
 
-def test_a_run_that_learns_nothing_compiles_nothing(configure: Configure) -> None:
-    from torch._dynamo.utils import counters
-
-    torch.compiler.reset()
-    counters.clear()
+def test_a_run_that_learns_nothing_compiles_nothing(configure: Configure, programs: Programs) -> None:
     sac = build(configure, "compile=true", "algo.learning_starts=50", "total_env_steps=48")
     sac.train_iteration()
-    assert not counters["stats"]["unique_graphs"]
+    assert not programs()
     sac.close()
 
 
 def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None:
     """Such as `.item()`, `if tensor`, or a number from the CPU in between: a GPU would stand still."""
     sac = build(configure, "algo.policy_delay=2")
-    noise = torch.zeros(6, 1)
-    rates = LearningRates(*torch.zeros(3).unbind())
-    inputs = Inputs(batch(), (noise, noise), noise)
+    noise, rates = torch.zeros(6, 1), LearningRates(*torch.zeros(3).unbind())
+    batch = Batch(torch.zeros(6, 3), noise, torch.zeros(6), torch.zeros(6, 3), torch.zeros(6))
+    inputs = Inputs(batch, (noise, noise), noise)
     report, learned = sac.update(*unreadable((sac.state.learned, inputs, rates)))
     devices = {x.device.type for x in (learned.critic.params, report.td_target, report.actor_metrics[1])}
     assert devices == {"meta"}

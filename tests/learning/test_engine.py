@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from conftest import Programs
 from torch import Tensor
 
 from rltemplate.learning.engine import Engine
@@ -35,17 +35,7 @@ def step(state: AdamState, x: Tensor, rate: Tensor) -> tuple[Tensor, AdamState]:
     return loss, adam(state, grad, rate, 1e-5)
 
 
-@pytest.fixture
-def programs() -> Callable[[], int]:
-    """The number of programs compiled so far in this test."""
-    from torch._dynamo.utils import counters
-
-    torch.compiler.reset()
-    counters.clear()
-    return lambda: counters["stats"]["unique_graphs"]
-
-
-def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Callable[[], int]) -> None:
+def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Programs) -> None:
     program = Engine(compiles=True)(mixed)
     kept = []
     for rows in (5, 1, 5, 8):
@@ -58,7 +48,7 @@ def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Cal
     assert programs() == 3
 
 
-def test_a_whole_update_is_one_program(programs: Callable[[], int]) -> None:
+def test_a_whole_update_is_one_program(programs: Programs) -> None:
     rng = torch.Generator().manual_seed(3)
     flat, x, rate = torch.randn(6, generator=rng), torch.randn(32, 6, generator=rng), torch.tensor(0.01)
     engine, start = Engine(compiles=True), AdamState.start(flat)
@@ -87,7 +77,7 @@ class Toy:
         return actions
 
 
-def test_a_number_that_is_annealed_is_not_frozen(programs: Callable[[], int]) -> None:
+def test_a_number_that_is_annealed_is_not_frozen(programs: Programs) -> None:
     annealed = [2.0] * 8 + [1.5] * 3 + [0.0]
     plain, compiled = (Toy(Engine(flag)).iterations(annealed) for flag in (False, True))
     torch.testing.assert_close(compiled, plain)

@@ -12,13 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rltemplate.learning.replay_buffer import Batch, ReplayBuffer
-from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
+from rltemplate.run.checkpoint import Checkpoints, load_checkpoint, load_experience
 
 CPU = torch.device("cpu")
 OBS, ACTION = 3, 2
 # Capacity and number of environments: one fits into the other, or does not, or only just.
 SIZES = [(64, 1), (12, 4), (11, 4), (9, 8), (7, 7), (1, 1)]
-sizes = pytest.mark.parametrize(("capacity", "num"), SIZES)
 
 
 def steps(num: int, seed: int = 0) -> Iterator[Batch]:
@@ -51,18 +50,26 @@ class Plain:
         return same and buffer.size == len(self.rows)
 
 
-@sizes
-def test_it_holds_the_newest_transitions(capacity: int, num: int) -> None:
+@pytest.mark.parametrize(("capacity", "num"), SIZES)
+@pytest.mark.parametrize("restored", [False, True])
+def test_it_holds_the_newest_transitions(capacity: int, num: int, restored: bool, tmp_path: Path) -> None:
+    """Also where it was saved and restored in between."""
     buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)
-    for _, step in zip(range(40), steps(num), strict=False):
+    writer = Checkpoints(tmp_path, {}, keep=2)
+    for k, step in zip(range(40), steps(num), strict=False):
         buffer.add(step)
         plain.add(step)
+        if restored and k in (0, 1, 4, 11, 12, 17, 30):
+            checkpoint = writer.save(buffer.added, {"env_steps": buffer.added}, buffer.since)
+            buffer = ReplayBuffer(capacity, OBS, ACTION, CPU, num)
+            parts = load_experience(load_checkpoint(checkpoint), max(0, plain.added - capacity), plain.added)
+            buffer.restore(plain.added, parts)
         assert plain.holds_the_same(buffer)
     buffer.add(next(steps(num)))
     assert not plain.holds_the_same(buffer)
 
 
-def test_nothing_is_drawn_that_is_not_there() -> None:
+def test_nothing_is_drawn_or_restored_that_is_not_there() -> None:
     buffer, walking, generator = ReplayBuffer(100, OBS, ACTION, CPU, 3), steps(3), torch.Generator()
     for count, held in ((2, 6), (50, 100)):
         for _ in range(count):
@@ -70,10 +77,8 @@ def test_nothing_is_drawn_that_is_not_there() -> None:
         assert set(buffer.draw(3000, generator).tolist()) == set(range(held))
     with pytest.raises(ValueError, match="a capacity of 3 for steps of 4 environments"):
         ReplayBuffer(3, OBS, ACTION, CPU, 4)
-
-
-class Waiting(Exception):
-    """Something reads a value of a tensor."""
+    with pytest.raises(ValueError, match="0 transitions for a buffer that held 20"):
+        ReplayBuffer(20, OBS, ACTION, CPU, 4).restore(36, [])
 
 
 class NoWaiting(TorchDispatchMode):
@@ -82,7 +87,7 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         if name in ("_local_scalar_dense", "nonzero", "index", "masked_select", "equal", "unique_dim"):
-            raise Waiting(func)
+            raise RuntimeError(f"{name} waits")
         return func(*args, **(kwargs or {}))
 
 
@@ -92,30 +97,8 @@ def test_nothing_waits_for_a_device() -> None:
         for _ in range(20):
             buffer.add(next(walking))
             buffer.take(buffer.draw(8, generator))
-        with pytest.raises(Waiting):
+        with pytest.raises(RuntimeError, match="waits"):
             buffer.take(torch.arange(10)[torch.arange(10) < torch.tensor(7)])
-
-
-@sizes
-def test_a_restored_buffer_goes_on_in_the_same_place(capacity: int, num: int, tmp_path: Path) -> None:
-    buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)
-    writer = Checkpoints(tmp_path, {}, keep=2)
-    for k, step in zip(range(40), steps(num, seed=3), strict=False):
-        buffer.add(step)
-        plain.add(step)
-        if k in (0, 1, 4, 11, 12, 17, 30):
-            writer.save(buffer.added, {"env_steps": buffer.added}, buffer.since)
-            checkpoint = load_checkpoint(list_checkpoints(tmp_path)[-1])
-            added = plain.added
-            buffer = ReplayBuffer(capacity, OBS, ACTION, CPU, num)
-            buffer.restore(added, load_experience(checkpoint, max(0, added - capacity), added))
-        assert plain.holds_the_same(buffer)
-
-
-def test_a_buffer_is_not_restored_from_less_than_it_held() -> None:
-    buffer = ReplayBuffer(20, OBS, ACTION, CPU, 4)
-    with pytest.raises(ValueError, match="0 transitions for a buffer that held 20"):
-        buffer.restore(36, [])
 
 
 def test_it_takes_half_of_the_memory_of_stable_baselines3() -> None:
