@@ -68,14 +68,14 @@ def varied(config: Config, case: str) -> Config:
     """The configuration with the values of a case."""
     algo, env = config.algo, config.env
     for name, text in (word.split("=") for word in case.split(",") if "=" in word):
-        value = yaml.safe_load(text)
+        now, value = getattr(algo, name, None), yaml.safe_load(text)
+        given: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
         if name == "actions":
-            env = dataclasses.replace(env, kwargs={name: value})
+            env = dataclasses.replace(env, kwargs=given)
         elif name == "num_envs":
-            env = dataclasses.replace(env, num_envs=value)
+            env = dataclasses.replace(env, **given)
         else:
-            now = getattr(algo, name)
-            algo = dataclasses.replace(algo, **{name: type(now)[value] if isinstance(now, Enum) else value})
+            algo = dataclasses.replace(algo, **given)
     return dataclasses.replace(config, env=env, algo=algo)
 
 
@@ -119,14 +119,14 @@ def agree(config: Config, iterations: int) -> None:
     algorithm, envs = build_algorithm(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
-    given = algorithm.config, copies, streams, config.total_env_steps
+    given = copies, streams, config.total_env_steps
     reference: ReferencePPO | ReferenceSAC
     if isinstance(algorithm, PPO):
-        reference = ReferencePPO(*given, algorithm.state.net.params)
+        reference = ReferencePPO(algorithm.config, *given, algorithm.state.net.params)
     else:
         assert isinstance(algorithm, SAC)
         learned = algorithm.state.learned
-        reference = ReferenceSAC(*given, learned.actor.params, learned.critic.params)
+        reference = ReferenceSAC(algorithm.config, *given, learned.actor.params, learned.critic.params)
     for _ in range(iterations):
         metrics = dict(algorithm.train_iteration().metrics)
         # How far acting and learning are apart: rounding, and nothing of the algorithm.
