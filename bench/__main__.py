@@ -13,8 +13,10 @@ load falls on all of them. Writes bench.json and bench.md to `out`, also when it
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +31,7 @@ from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config import command_args
-from rltemplate.config.command_args import folder, one_of, several, whole, word
+from rltemplate.config.command_args import Kind, folder, one_of, whole, word
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.lines import replace_text
@@ -44,13 +46,24 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ConfigError("expected a number greater than 0")
+
+
+def _several(kind: Kind) -> Kind:
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Speed, beside Stable-Baselines3 and SBX where they are installed."""
 
-    only: Sequence[str] = word(several(one_of(*PARTS)), PARTS)
-    works: Sequence[str] = word(several(one_of(*WORKS)), tuple(WORKS))
-    seconds: float = word(command_args.finite, 15.0)
+    only: Sequence[str] = word(_several(one_of(*PARTS)), PARTS)
+    works: Sequence[str] = word(_several(one_of(*WORKS)), tuple(WORKS))
+    seconds: float = word(_seconds, 15.0)
     repetitions: int = word(whole(1), 3)
     cores: int = word(whole(1, len(cores())), min(2, len(cores())))
     out: Path = word(folder, Path("results"))
@@ -64,7 +77,7 @@ def main(argv: list[str]) -> int:
         args = command_args.parse(argv, Args)
         command_args.make_folder("out", args.out)
     except ConfigError as error:
-        print(f"error: {command_args.readable(str(error), argv)}", file=sys.stderr)
+        print(f"error: {command_args.readable(str(error))}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     measured: list[dict[str, Any]] = []

@@ -18,9 +18,8 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from rltemplate.config.command_args import parse, program, readable, shown, usage
-from rltemplate.config.validation import choose
-from rltemplate.launch.subprocesses import Interrupted
+from rltemplate.config.command_args import choose, parse, program, readable, usage
+from rltemplate.launch.subprocesses import REFUSED, Interrupted
 from rltemplate.types import ConfigError
 
 COMMANDS = {
@@ -34,7 +33,6 @@ COMMANDS = {
     "prove": "rerun.prove",
     "reproduce": "rerun.reproduce",
 }
-REFUSED = 2
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +42,7 @@ def main(argv: list[str]) -> int:
         status = _run(argv)
         sys.stdout.flush()
     except ConfigError as error:
-        print(f"error: {readable(str(error), argv)}", file=sys.stderr)
+        print(f"error: {readable(str(error))}", file=sys.stderr)
         status = REFUSED
     except Interrupted as stopped:
         print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
@@ -62,7 +60,7 @@ def _run(argv: list[str]) -> int:
         print(_help())
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"{shown(name)}: no such command; {choose(name, [*COMMANDS, 'help'])}")
+        raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'])}")
     module = _module(name)
     if "--help" in words or "-h" in words:
         print(usage(name, module.Args))

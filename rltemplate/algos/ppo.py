@@ -46,7 +46,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         gaussian = isinstance(dist, DiagGaussian)
         out = dist.size if isinstance(dist, DiagGaussian) else dist.param_size
-        build = partial(mlp, activation=config.activation.name, generator=rng)
+        build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
         self.actor = build([obs_size, *config.hidden_sizes, out], orthogonal_gain=gain[0])
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])

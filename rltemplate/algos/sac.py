@@ -41,7 +41,7 @@ class TwinCritic(nn.Module):
 
     def __init__(self, config: SACConfig, obs_size: int, action_size: int, rng: torch.Generator) -> None:
         super().__init__()
-        build = partial(mlp, [obs_size + action_size, *config.hidden_sizes, 1], config.activation.name)
+        build = partial(mlp, [obs_size + action_size, *config.hidden_sizes, 1], config.activation)
         self.q1, self.q2 = build(rng), build(rng)
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class SAC(StatefulAlgorithm):
         check_actions(config.name, codec)
         self.dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
         init, obs_size, action_size = streams.torch("init"), codec.obs_size, codec.action_size
-        actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation.name, init)
+        actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
         self.actor = FlatModule(actor.to(self.device))
         self.critic = FlatModule(TwinCritic(config, obs_size, action_size, init).to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.recorded_keys import raw_config
-from rltemplate.config.validation import nearest
+from rltemplate.config.command_args import nearest
+from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
 from rltemplate.run.read import leaves, parse_row, read_metrics
 from rltemplate.run.record import RunRecord

@@ -1,4 +1,4 @@
-"""The algorithms by name, and the types of their hyperparameters.
+"""The algorithms by name, and the types and ranges of their hyperparameters.
 
 The types are here and not beside the networks because the process that checks the command must not import
 torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorithm is in `algos/<name>.py`.
@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
-from rltemplate.config.fields import MOST_STEPS, count, fraction, number, positive
 from rltemplate.types import ConfigError
 
+# Upper bounds: of environment steps, three years at 10,000 a second; and of all other counts.
+MOST_STEPS = 10**12
+_MOST = 10**9
 _FLOAT32 = 4  # bytes
 
 
-class Schedule(Enum):
-    """Learning rate over a run: constant, or linear to zero at the last step."""
-
-    constant = "constant"
-    linear = "linear"
+def number(low: float, high: float = _MOST, *, open_low: bool = False) -> Any:
+    """A configuration field without a default whose value must lie in [low, high] (or (low, high])."""
+    return field(metadata={"low": low, "high": high, "open_low": open_low})
 
 
-class Activation(Enum):
-    """Nonlinearity between the layers of a network."""
+def positive(high: float = float(_MOST)) -> Any:
+    """A configuration field without a default whose value must be greater than zero."""
+    return number(0.0, high, open_low=True)
 
-    tanh = "tanh"
-    relu = "relu"
-    elu = "elu"
+
+def choice(*names: str | None) -> Any:
+    """A configuration field without a default whose value must be one of `names`."""
+    return field(metadata={"choices": names})
+
+
+def count(high: float = _MOST) -> Any:
+    """A configuration field without a default that counts something, or lists counts: 1 or more."""
+    return number(1, high)
+
+
+# Of the learning rate over a run: constant, or falling to zero at the last step.
+Schedule = StrEnum("Schedule", ["constant", "linear"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,8 +73,8 @@ class PPOConfig(AlgoConfig):
     num_steps: int = count(10**6)
     update_epochs: int = count()
     num_minibatches: int = count()
-    gamma: float = fraction()
-    gae_lambda: float = fraction()
+    gamma: float = number(0.0, 1.0)
+    gae_lambda: float = number(0.0, 1.0)
     clip_coef: float = positive()
     clip_value_loss: bool = field()
     ent_coef: float = number(0.0)
@@ -77,7 +88,7 @@ class PPOConfig(AlgoConfig):
     normalize_reward: bool = field()
     reward_clip: float = positive()
     hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
-    activation: Activation = field()
+    activation: str = choice("tanh", "relu", "elu")
     orthogonal_init: bool = field()
     log_std_init: float = number(-20.0, 2.0)
 
@@ -107,7 +118,7 @@ class SACConfig(AlgoConfig):
     learning_rate_schedule: Schedule = field()
     adam_eps: float = positive(1.0)
     steps_per_iteration: int = count()
-    gamma: float = fraction()
+    gamma: float = number(0.0, 1.0)
     tau: float = number(0.0, 1.0, open_low=True)
     batch_size: int = number(2)
     buffer_size: int = count(10**9)
@@ -120,7 +131,7 @@ class SACConfig(AlgoConfig):
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
     hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
-    activation: Activation = field()
+    activation: str = choice("tanh", "relu", "elu")
     normalize_obs: bool = field()
     obs_clip: float = positive()
 
@@ -129,7 +140,7 @@ class SACConfig(AlgoConfig):
         if self.buffer_size < num_envs:
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
         if self.log_std_min >= self.log_std_max:
-            yield (f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}")
+            yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """A run that ends before its first update learns nothing."""

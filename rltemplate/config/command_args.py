@@ -1,4 +1,4 @@
-"""`key=value` words of the commands that compose no configuration, and how words are shown in messages.
+"""`key=value` words of the commands that compose no configuration.
 
 A command is a module with a dataclass `Args`, whose fields are made by `word`, `flag` and `rest`, and a
 function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated, and
@@ -8,22 +8,23 @@ function `main(args: Args) -> int`. The text of a value is data: nothing in it i
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
-from rltemplate.config.validation import choose
 from rltemplate.types import ConfigError
 
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
-_LONGEST = 120  # characters of a word that a message shows; beginning and end identify a longer one
+_LONGEST = 200  # characters of a word that a message shows as a whole
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -65,7 +66,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
             wrong = (
                 "no such option" if key.startswith("-") else "no such key" if equals else "expected key=value"
             )
-            raise ConfigError(f"{shown(text)}: {wrong}; {choose(key, names)}")
+            raise ConfigError(f"{text}: {wrong}; {choose(key, names)}")
     for key, field in words.items():
         if field.name not in values and field.default is dataclasses.MISSING:
             raise ConfigError(f"{key}= is missing; allowed: {', '.join(names)}")
@@ -116,16 +117,6 @@ def whole(least: int, most: int | None = None) -> Kind:
     return convert
 
 
-def finite(text: str) -> float:
-    """The kind of a finite number greater than 0."""
-    try:
-        if 0 < float(text) < math.inf:
-            return float(text)
-    except ValueError:
-        pass
-    raise ConfigError("expected a number greater than 0")
-
-
 def one_of(*names: str) -> Kind:
     """The kind of one of several names."""
 
@@ -137,37 +128,26 @@ def one_of(*names: str) -> Kind:
     return convert
 
 
-def several(kind: Kind) -> Kind:
-    """The kind of a list of values with commas between them."""
-    return lambda text: [kind(word) for word in text.split(",")]
-
-
 def folder(text: str) -> Path:
-    """The kind of a folder to write to."""
-    path = _path(text)
-    if path.is_file():
-        raise ConfigError("is a file; expected a folder")
+    """The kind of a folder that is there or can be made."""
+    if not text.strip():
+        raise ConfigError("expected the name of a folder")
+    try:
+        path = Path(text).expanduser()
+        # A link that leads nowhere does not exist, and nothing can be made in its place.
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    except (OSError, RuntimeError) as error:  # longer than any name, or ~somebody without a home here
+        raise ConfigError(f"cannot be made, {error.args[-1]}") from None
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ConfigError(f"cannot be made, {there} is no folder that can be written")
     return path
 
 
 def file(text: str) -> Path:
     """The kind of a file to write to, in a folder that is there."""
-    path = _path(text)
-    if path.is_dir():
-        raise ConfigError("is a folder; expected a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot be written, there is no folder {path.parent}")
-    return path
-
-
-def _path(text: str) -> Path:
-    try:
-        path = Path(text).expanduser()
-        path.exists()
-    except RuntimeError:
-        raise ConfigError("this machine does not know whose home that is") from None
-    except OSError as error:  # longer than any name
-        raise ConfigError(f"cannot be written, {error.strerror}") from None
+    path = folder(str(Path(text).parent)) / Path(text).name
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError("expected a file in a folder that is there")
     return path
 
 
@@ -179,28 +159,33 @@ def make_folder(key: str, folder: Path) -> None:
         raise ConfigError(f"{key}={folder}: cannot be made, {error.strerror}") from error
 
 
+def choose(wrong: str, allowed: Iterable[Any]) -> str:
+    """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
+    names = [str(name) for name in allowed]
+    return f"{nearest(wrong, names)}allowed: {', '.join(names)}"
+
+
+def nearest(wrong: str, allowed: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
+    """The hint at the name most like `wrong`, or nothing; `meant` has what some of the names stand for."""
+    names = {name.lower().strip("-="): (meant or {}).get(name, name) for name in allowed}
+    near = difflib.get_close_matches(wrong[:100].lower().strip("-="), names, n=1, cutoff=0.5)
+    return f"did you mean {names[near[0]]}? " if near else ""
+
+
 def few(names: Sequence[str], most: int = 3) -> str:
     """The first of many names, and the number of the names left out."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def shown(text: str) -> str:
-    """`text` on one line and shortened; quoted if it is not printable."""
-    if not text.isprintable() or not text.strip():
-        text = repr(text)
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 4 :]} ({len(text):,} characters)"
-    return text
-
-
-def readable(message: str, argv: Sequence[str]) -> str:
-    """`message` with secrets left out, and with long and unprintable words of `argv` as `shown` has them."""
+def readable(message: str) -> str:
+    """`message` with secrets left out, long words shortened, and what cannot be printed escaped."""
     message = _SECRET_SIZED.sub(
         lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
     )
-    for word in argv:
-        for part in (word, word.partition("=")[2]):
-            if part.strip() and shown(part) != part:
-                message = message.replace(part, shown(part))
-    return re.sub(rf"\S{{{2 * _LONGEST},}}", lambda match: shown(match[0]), message)
+    message = re.sub(rf"[^\s:]{{{_LONGEST},}}", lambda word: _shortened(word[0]), message)
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
+
+
+def _shortened(word: str) -> str:
+    return f"{word[: _LONGEST // 2]}...{word[-_LONGEST // 4 :]} ({len(word):,} characters)"

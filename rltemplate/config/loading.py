@@ -1,10 +1,11 @@
-"""Configurations as dicts, as YAML and as recorded files; `CONF` is the folder of the values."""
+"""Configurations as dicts, as YAML and as recorded files, with their checks; `CONF` has the values."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.recorded_keys import ADDED, raw_config
-from rltemplate.config.schema import Config, register_schemas
-from rltemplate.config.validation import check, choose
+from rltemplate.config.command_args import choose
+from rltemplate.config.recorded import raw_config
+from rltemplate.config.schema import Config, Level, Products, register_schemas
 from rltemplate.types import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
 # Without these a recorded configuration is damaged, and not merely old.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
@@ -41,6 +40,52 @@ def to_config(composed: DictConfig) -> Config:
     return config
 
 
+# --- Checks of values -------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first value out of its range or inconsistent with another."""
+    for problem in _out_of_range(config, ""):
+        raise ConfigError(problem)
+    num_envs, num_workers = config.env.num_envs, config.env.num_workers
+    if num_workers > num_envs:
+        raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
+    for problem in config.algo.problems(num_envs):
+        raise ConfigError(problem)
+    level, products = config.determinism.level, config.determinism.products
+    if config.compile and (products is not Products.plain or level in (Level.invariant, Level.profile)):
+        raise ConfigError(
+            f"compile=true: not at determinism={level.name} with products={products.name}, for compiled "
+            "updates round otherwise than the policy that acts; use compile=false, or determinism=repeat"
+        )
+    if level is Level.profile and config.determinism.profile is None:
+        raise ConfigError("determinism.profile=null: the level profile needs one; use determinism=invariant")
+
+
+def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
+    for spec in fields(node):
+        key, value = prefix + spec.name, getattr(node, spec.name)
+        if is_dataclass(value):
+            yield from _out_of_range(value, key + ".")
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+            yield f"{key}={value}: must be finite"
+        elif value not in spec.metadata.get("choices", [value]):
+            names = ("null" if name is None else name for name in spec.metadata["choices"])
+            yield f"{key}={value}: {choose(value, names)}"
+        elif value == [] and "low" in spec.metadata:
+            yield f"{key}=[]: needs at least one value, as in {key}=[64,64]"
+        elif "low" in spec.metadata and value is not None:
+            low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
+            if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
+                least = "greater than" if open_low else "at least"
+                yield f"{key}={value}: must be {least} {low} and at most {high}"
+
+
+# --- Other forms ------------------------------------------------------------------------------------------
+
+
 def _one_line(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front: `seed=1.5: ... could not be converted to Integer`."""
     first = str(error.msg if error.msg is not None else error).splitlines()[0]
@@ -49,19 +94,11 @@ def _one_line(error: OmegaConfBaseException) -> str:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as plain dicts, lists and scalars, enums by name."""
-    return {spec.name: _plain(getattr(config, spec.name)) for spec in fields(config)}
 
+    def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: value.name if isinstance(value, Enum) else value for key, value in items}
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return to_dict(value)
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
+    return asdict(config, dict_factory=plain)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -113,7 +150,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         if lacking and not {*lacking}.intersection(_NEVER_ADDED):
             shipped = _shipped(typed.algo.name, typed.determinism.level.name)
             for key in lacking:
-                value = literal(ADDED[key]) if key in ADDED else OmegaConf.select(shipped, key)
+                value = OmegaConf.select(shipped, key)
                 OmegaConf.update(typed, key, value)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
@@ -135,9 +172,8 @@ def _shipped(algorithm: str, level: str) -> Any:
 
 def about_added(name: str, added: Mapping[str, Any]) -> str:
     """A line that says which values a run takes for keys that were added after it was recorded."""
-    sources = {key: "rltemplate/config/recorded_keys.py" if key in ADDED else "conf/" for key in added}
-    told = ", ".join(f"{key}={value} ({sources[key]})" for key, value in added.items())
-    return f"{name} was recorded without keys that exist now; it takes {told}"
+    told = ", ".join(f"{key}={value}" for key, value in added.items())
+    return f"{name} was recorded without keys that exist now; it takes {told}, as in conf/"
 
 
 def load_config(path: Path) -> Config:

@@ -7,86 +7,25 @@ starts. After composition the configuration becomes plain dataclasses, which nob
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
-from rltemplate.config.algorithms import ALGORITHMS, AlgoConfig
-from rltemplate.config.fields import MOST_STEPS, count, number
+from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, choice, count, number
 
 # Groups of which none may be chosen, and the name of that choice, because Hydra needs one.
 OPTIONAL = ("recipe", "experiment", "debug", "local")
 NONE = "none"
 
 
-class Device(Enum):
-    """Device of the networks. `auto` is CUDA where it is available."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-    auto = "auto"
-
-
-class Level(Enum):
-    """Level of determinism; see `conf/determinism/`. Each level promises more than the one before it.
-
-    A fifth level, whose bits follow from IEEE 754 alone on any machine, is to be called `portable`.
-    """
-
-    fast = "fast"
-    repeat = "repeat"
-    invariant = "invariant"
-    profile = "profile"
-
-
-class Products(Enum):
-    """Method of matrix products; see `determinism/kernels.py`. `auto` is chosen for the machine."""
-
-    plain = "plain"
-    auto = "auto"
-    strict = "strict"
-    padded = "padded"
-    tiled = "tiled"
-    blas = "blas"
-
-
-class TraceDetail(Enum):
-    """Detail of the trace: none, per iteration, or also per step and update."""
-
-    off = "off"
-    iteration = "iteration"
-    step = "step"
-
-
-class VideoRenderer(Enum):
-    """Renderer of MuJoCo videos: `auto` is OpenGL where it is found, else the ray caster."""
-
-    auto = "auto"
-    egl = "egl"
-    osmesa = "osmesa"
-    glfw = "glfw"
-    raycast = "raycast"
-
-
-class Float32Precision(Enum):
-    """Precision of float32 products on CUDA: full, or with factors rounded to 10 bits of mantissa."""
-
-    ieee = "ieee"
-    tf32 = "tf32"
-
-
-class BaselineCheck(Enum):
-    """Consequence of more than one difference from the baseline: a refusal or a warning."""
-
-    refuse = "refuse"
-    warn = "warn"
-
-
-class WandbMode(Enum):
-    """`auto`: online if a key is configured on this machine, else offline."""
-
-    auto = "auto"
-    online = "online"
-    offline = "offline"
+# Of the networks; `auto` is CUDA where it is available.
+Device = StrEnum("Device", ["cpu", "cuda", "auto"])
+# Of determinism, see `conf/determinism/`: each promises more than the one before it. A fifth level, whose
+# bits follow from IEEE 754 alone on any machine, is to be called `portable`.
+Level = StrEnum("Level", ["fast", "repeat", "invariant", "profile"])
+# Methods of matrix products, see `determinism/kernels.py`; `auto` is chosen for the machine.
+Products = StrEnum("Products", ["plain", "auto", "strict", "padded", "tiled", "blas"])
+# Of the trace: none, per iteration, or also per step and update.
+TraceDetail = StrEnum("TraceDetail", ["off", "iteration", "step"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,12 +52,12 @@ class DeterminismConfig:
     fill_uninitialized_memory: bool = field()
     cudnn_benchmark: bool = field()
     cudnn_deterministic: bool = field()
-    float32_precision: Float32Precision = field()
+    float32_precision: str = choice("ieee", "tf32")
     # The two with which cuBLAS promises the same bits (CUDA documentation, "Results Reproducibility").
-    cublas_workspace: str | None = field(metadata={"choices": (":4096:8", ":16:8")})
+    cublas_workspace: str | None = choice(":4096:8", ":16:8", None)
     products: Products = field()
     profile: str | None = field()
-    cpu_capability: str | None = field(metadata={"choices": ("default", "avx2", "avx512")})
+    cpu_capability: str | None = choice("default", "avx2", "avx512", None)
     blas_kernels: str | None = field()
     numpy_without: str | None = field()
     golden: dict[str, str] = field()
@@ -129,7 +68,7 @@ class WandbConfig:
     """Weights & Biases."""
 
     enabled: bool = field()
-    mode: WandbMode = field()
+    mode: str = choice("auto", "online", "offline")
     project: str = field()
     entity: str | None = field()
     group: str | None = field()
@@ -165,7 +104,7 @@ class Config:
     run_dir: str | None = field()
     note: str | None = field()
     baseline: str | None = field()
-    baseline_check: BaselineCheck = field()
+    baseline_check: str = choice("refuse", "warn")
     trace: TraceDetail = field()
     log_every: int = number(0, MOST_STEPS)
     eval_every: int = number(0, MOST_STEPS)
@@ -173,7 +112,7 @@ class Config:
     video_every: int = number(0, MOST_STEPS)
     video_size: int = number(16, 2048)
     video_fps: int | None = number(1, 120)
-    video_renderer: VideoRenderer = field()
+    video_renderer: str = choice("auto", "egl", "osmesa", "glfw", "raycast")
     checkpoint_every: int = number(0, MOST_STEPS)
     checkpoints_kept: int = count()
 

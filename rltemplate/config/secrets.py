@@ -30,8 +30,10 @@ SECRET_NAMES = (
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.ovpn"),
     *("*.tfstate", "*.tfvars"),
 )
-SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".kaggle")
-SECRET_PATHS = (".docker/config.json", "gh/hosts.yml")
+SECRET_PLACES = (
+    *("*/.ssh/*", "*/.aws/*", "*/.azure/*", "*/.gcloud/*", "*/.gnupg/*", "*/.kube/*", "*/.kaggle/*"),
+    *("*/.docker/config.json", "*/gh/hosts.yml"),
+)
 BROAD_SECRET_NAMES = (
     *("*credential*", "*token*", "*secret*", "*password*", "*passwd*", "*api_key*", "*api-key*", "*apikey*"),
 )
@@ -110,18 +112,13 @@ _COMPRESSED = re.compile(
 
 def secret_name(path: str) -> str | None:
     """Why the name of the new file `path` (relative, with slashes) speaks of a secret, else None."""
-    pure = PurePosixPath(path.lower())
-    folder = next((part for part in pure.parts[:-1] if part in SECRET_FOLDERS), None)
-    if folder is not None:
-        return f"likely secret: in {folder}/"
-    match = next((known for known in SECRET_PATHS if f"/{pure}".endswith(f"/{known}")), None)
-    if match is not None:
-        return f"likely secret: is a {match}"
-    if any(fnmatchcase(pure.name, pattern) for pattern in KEPT_NAMES):
-        return None
-    names = SECRET_NAMES if pure.suffix in SOURCE_SUFFIXES else SECRET_NAMES + BROAD_SECRET_NAMES
-    spoken = (pure.name, _BACKUP.sub("", pure.name))
-    match = next((each for each in names if any(fnmatchcase(name, each) for name in spoken)), None)
+    path = f"/{path.lower()}"
+    pure = PurePosixPath(path)
+    match = next((each for each in SECRET_PLACES if fnmatchcase(path, each)), None)
+    if match is None and not any(fnmatchcase(pure.name, each) for each in KEPT_NAMES):
+        names = SECRET_NAMES if pure.suffix in SOURCE_SUFFIXES else SECRET_NAMES + BROAD_SECRET_NAMES
+        spoken = (pure.name, _BACKUP.sub("", pure.name))
+        match = next((each for each in names if any(fnmatchcase(name, each) for name in spoken)), None)
     return None if match is None else f"likely secret: named like {match}"
 
 

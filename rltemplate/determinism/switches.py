@@ -41,7 +41,7 @@ def apply(
     _DETERMINISTIC.fill_uninitialized_memory = switches.fill_uninitialized_memory
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
     torch.backends.cudnn.deterministic = switches.cudnn_deterministic
-    torch.backends.cuda.matmul.fp32_precision = switches.float32_precision.name
+    torch.backends.cuda.matmul.fp32_precision = switches.float32_precision
     on_gpu, products = resolve_device(device).type == "cuda", switches.products.name
     if on_gpu and products == "blas":
         raise ConfigError(
@@ -108,7 +108,7 @@ def _wanted(
         "openmp_dynamic": False,
         "python_hash_seed": None if switches.hash_seed is None else str(switches.hash_seed),
         **{name: getattr(switches, name) for name in (*same, "cublas_workspace", "blas_kernels")},
-        "cuda_float32_precision": switches.float32_precision.name,
+        "cuda_float32_precision": switches.float32_precision,
         "mkl_branch": strict_branch() if products == "strict" else None,
         "mkl_threads": None if settings["mkl_threads"] is None else num_threads,
         "cpu_capability": None if capability is None else capability.upper(),

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from omegaconf import DictConfig
 
 from rltemplate.config.algorithms import check_actions, check_buffer
-from rltemplate.config.cli.composition import typed
-from rltemplate.config.cli.preflight import Plan, job_context, preflight
+from rltemplate.config.cli.preflight import Plan, job_context, preflight, typed
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_memory
@@ -93,7 +92,7 @@ def _check(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
     if plan.configs and not _is_known(plan):
         check_environments(plan.configs)
-    if plan.resume is None and any(config.baseline is not None for config in plan.configs):
+    if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from rltemplate.analysis.baseline import check_baseline
 
         configs = [to_dict(config) for config in plan.configs]

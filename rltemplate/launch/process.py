@@ -19,8 +19,10 @@ from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job
 from rltemplate.types import ConfigError
 
 WORKER = "rltemplate.train"
-# For the processes of a sweep's launcher: the file for signals, and the command's environment.
-LAUNCHER_VARIABLES = STOP_VARIABLE, COMMAND_VARIABLE = ("RLTEMPLATE_STOP", "RLTEMPLATE_COMMAND")
+# For the processes of a sweep's launcher: the file for signals, the command's environment, and the folder in
+# which Hydra keeps its own files (conf/config.yaml).
+LAUNCHER_VARIABLES = ("RLTEMPLATE_STOP", "RLTEMPLATE_COMMAND", "RLTEMPLATE_SWEEP")
+STOP_VARIABLE, COMMAND_VARIABLE, _ = LAUNCHER_VARIABLES
 
 
 def worker_command() -> list[str]:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rltemplate.config.command_args import program, whole, word
-from rltemplate.config.loading import load_config, to_dict
-from rltemplate.config.validation import check
+from rltemplate.config.command_args import one_of, program, whole, word
+from rltemplate.config.loading import check, load_config, to_dict
 from rltemplate.launch.process import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
@@ -17,12 +16,6 @@ from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
-
-
-def _accept(text: str) -> bool:
-    if text != ACCEPT:
-        raise ConfigError(f"did you mean {ACCEPT}? allowed: {ACCEPT}")
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +30,7 @@ class Args:
 
     run: str = word()
     total_env_steps: int | None = word(whole(1), None)
-    accept: bool = word(_accept, False)
+    accept: str | None = word(one_of(ACCEPT), None)
     num_workers: int | None = word(whole(0), None, key="env.num_workers")
     runs_dir: Path = word(Path, Path("runs"))
 
@@ -45,7 +38,7 @@ class Args:
 def main(args: Args) -> int:
     """Check, then become the process of the run."""
     run_dir = find_run(args.run, args.runs_dir)
-    job = resume_job(run_dir, program(), args.total_env_steps, args.accept, args.num_workers)
+    job = resume_job(run_dir, program(), args.total_env_steps, args.accept is not None, args.num_workers)
     if job is not None:
         become(job)
     print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")

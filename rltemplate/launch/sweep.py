@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,7 @@ from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import package_versions
-from rltemplate.launch.process import (
-    COMMAND_VARIABLE,
-    STOP_VARIABLE,
-    worker_command,
-    worker_environment,
-)
+from rltemplate.launch import process
 from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
@@ -43,10 +37,9 @@ from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
 from rltemplate.run.lines import RunLock
 from rltemplate.run.read import leaves
-from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
+from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord, utc_now
 from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError, affects_results
 
-NEWEST = "resume"
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -59,34 +52,34 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     Raises ConfigError, before anything has started, if the sweep cannot be resumed.
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
-    folder = find_sweep(root, plan.resume, plan.words) if plan.resume else root / new_id(plan.words)
+    folder = find_sweep(root, plan.words) if plan.resume else root / new_id(plan.words)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        RunLock(folder).acquire()
     except OSError as error:
         raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
-    if plan.resume is None:
-        record = SweepRecord(
-            id=folder.name,
-            words=plan.words,
-            num_jobs=plan.num_jobs,
-            commands=[],
-            start_time=_now(),
-            versions=package_versions(),
-            snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start in days
-        )
-    else:
+    RunLock(folder).acquire()
+    if plan.resume:
         record = SweepRecord.read(folder)
         if record.status == "finished":
             print("every job has finished already; nothing is started")
             _show(record, folder)
             return 0
         _resume(record, folder, plan)
+    else:
+        record = SweepRecord(
+            id=folder.name,
+            words=plan.words,
+            num_jobs=plan.num_jobs,
+            commands=[],
+            start_time=utc_now(),
+            versions=package_versions(),
+            snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start in days
+        )
     record.commands.append(list(command))
     try:
         record.write(folder)
     except OSError as error:
-        if plan.resume is None:
+        if not plan.resume:
             withdraw_run(PROJECT, record.snapshot)
             shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
@@ -102,8 +95,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     if launcher == 0:
         start_jobs()
         return 0
-    launched = _wait_for(launcher, received, stop)
-    return _finish(folder, launched, received)
+    return _finish(folder, _wait_for(launcher, received, stop), received)
 
 
 def new_id(words: Sequence[str]) -> str:
@@ -115,24 +107,19 @@ def _digest(values: Any) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())[:8]
 
 
-def find_sweep(root: Path, text: str, words: Sequence[str]) -> Path:
-    """The folder of the newest sweep that was started with `words`, in any order.
-
-    `text` is `resume`, or a part of the id of the sweep that is meant. Raises ConfigError.
-    """
+def find_sweep(root: Path, words: Sequence[str]) -> Path:
+    """The folder of the newest sweep that was started with `words`, in any order. Raises ConfigError."""
     known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
-    meant = [folder for folder in known if text == NEWEST or text in folder.name]
-    same = [folder for folder in meant if f"-sweep-{_digest(sorted(words))}-" in folder.name]
-    if same:
-        return same[-1]
-    last = f"; the words of the last one are in {meant[-1] / paths.SWEEP_INDEX}" if meant else ""
-    raise ConfigError(f"sweep={text}: no such sweep in {root} was started with these words{last}")
+    same = [folder for folder in known if f"-sweep-{_digest(sorted(words))}-" in folder.name]
+    if not same:
+        last = f"; the words of the last one are in {known[-1] / paths.SWEEP_INDEX}" if known else ""
+        raise ConfigError(f"sweep=resume: no such sweep in {root} was started with these words{last}")
+    return same[-1]
 
 
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     """Check that a sweep may be resumed, and make its record that of a new start."""
-    snapshot = take_snapshot(PROJECT)
-    name = f"sweep {record.id}"
+    snapshot, name = take_snapshot(PROJECT), f"sweep {record.id}"
     record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept)
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
@@ -175,7 +162,8 @@ def _fork_launcher(stop: Path) -> int:
         _send(stop, signal.SIGTERM)
 
     threading.Thread(target=end_without_supervisor, daemon=True).start()
-    os.environ |= {STOP_VARIABLE: str(stop), COMMAND_VARIABLE: environment}
+    told = (str(stop), environment, str(stop.parent))
+    os.environ |= dict(zip(process.LAUNCHER_VARIABLES, told, strict=True))
     # Workers import this package to find the function that they are to call.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
     return 0
@@ -194,10 +182,13 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path) -> bool:
     while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
         for number in received[passed:]:
             passed += 1
-            if passed > 2:
-                os.killpg(launcher, signal.SIGKILL)
-            else:
-                _send(stop, number)
+            try:
+                if passed > 2:
+                    os.killpg(launcher, signal.SIGKILL)
+                else:
+                    _send(stop, number)
+            except OSError:  # of a full disk: all processes are ended without the file
+                os.killpg(launcher, signal.SIGTERM)
         time.sleep(0.05)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -215,7 +206,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
             job.problem = "the process that waited for its run is gone, and the run is ended"
             _close(job, folder, 128 + signal.SIGTERM if received else 1)
     statuses = {job.status for job in record.jobs}
-    record.status, record.end_time, exit_status = "failed", _now(), 1
+    record.status, record.end_time, exit_status = "failed", utc_now(), 1
     if received:
         record.status = "interrupted"
         exit_status = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
@@ -223,7 +214,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
         record.status, exit_status = "finished", 0
     elif statuses == {"refused"}:
         exit_status = 2
-    record.write(folder)
+    _write(record, folder)
     from rltemplate.analysis.journal import write_sweep
 
     write_sweep(folder, record, folder.parent.parent, PROJECT)
@@ -246,8 +237,12 @@ def _show(record: SweepRecord, folder: Path) -> None:
         print("next: the same command with sweep=resume")
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _write(part: SweepRecord | SweepJob, folder: Path) -> None:
+    """Write a part of the record. A full disk is told, and ends nothing: each run has a record of its own."""
+    try:
+        part.write(folder)
+    except OSError as error:
+        print(f"{folder} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 # --- A job, in a process of Hydra's launcher --------------------------------------------------------------
@@ -260,7 +255,7 @@ def run_job(
 
     Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
     """
-    stop = Path(os.environ[STOP_VARIABLE])
+    stop = Path(os.environ[process.STOP_VARIABLE])
     if stop.exists():
         return None
     folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
@@ -272,7 +267,7 @@ def run_job(
             resumed = f", resumed in {job.run_dir}" if job.resume else ""
             print(f"{title}{resumed}{f', output in {log}' if log else ''}", flush=True)
             entry.status = "running"
-            entry.write(folder)
+            _write(entry, folder)
         exit_status = 0 if job is None else _run(job, log, stop)
     except ConfigError as error:
         exit_status, entry.problem = 2, str(error)
@@ -311,27 +306,27 @@ def _run(job: Job, log: Path | None, stop: Path) -> int:
 
     The run does not outlive an exception.
     """
-    environment: Mapping[str, str] = json.loads(os.environ[COMMAND_VARIABLE])
+    environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    environment = worker_environment(job, from_dict(job.config), environment)
+    environment = process.worker_environment(job, from_dict(job.config), environment)
     with contextlib.nullcontext() if log is None else log.open("ab") as out:
-        process = subprocess.Popen(
-            worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        run = subprocess.Popen(
+            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
     passed = 0
     try:
-        while process.poll() is None:
+        while run.poll() is None:
             for number in stop.read_text().split()[passed:] if stop.exists() else []:
-                process.send_signal(int(number))
+                run.send_signal(int(number))
                 passed += 1
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
+                run.wait(0.1)
     finally:
-        if process.returncode is None:
-            process.terminate()
-            process.wait()
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if run.returncode is None:
+            run.terminate()
+            run.wait()
+    return run.returncode if run.returncode >= 0 else 128 - run.returncode
 
 
 def _close(job: SweepJob, folder: Path, exit_status: int) -> None:
@@ -346,4 +341,4 @@ def _close(job: SweepJob, folder: Path, exit_status: int) -> None:
         job.status = "interrupted"
     else:
         job.status = "refused" if exit_status == 2 else "failed"
-    job.write(folder)
+    _write(job, folder)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rltemplate.config.cli.keys import option_names
+from rltemplate.config.cli.overrides import option_names
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail

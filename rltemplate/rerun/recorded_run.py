@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis import traces
-from rltemplate.config.command_args import few
+from rltemplate.config.command_args import few, nearest
 from rltemplate.config.loading import load_config
-from rltemplate.config.recorded_keys import raw_config
-from rltemplate.config.validation import nearest
+from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
 from rltemplate.run.git import checkout
 from rltemplate.run.git.command import repository

@@ -25,7 +25,7 @@ from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.analysis.differences import CODE
 from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import load_config, to_dict
-from rltemplate.config.recorded_keys import raw_config
+from rltemplate.config.recorded import raw_config
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun import ulp
 from rltemplate.rerun.operations import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config, TraceDetail, VideoRenderer
+from rltemplate.config.schema import Config, TraceDetail
 from rltemplate.determinism import switches
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state
@@ -71,7 +71,7 @@ class Observers:
             note=logger.message,
             fps=config.video_fps,
             size=config.video_size,
-            renderers=None if config.video_renderer is VideoRenderer.auto else [config.video_renderer.name],
+            renderers=None if config.video_renderer == "auto" else [config.video_renderer],
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
         self._iterations = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.validation import nearest
+from rltemplate.config.command_args import nearest
 from rltemplate.run import paths
 from rltemplate.run.record import FINISHED, RunRecord
 from rltemplate.types import ConfigError

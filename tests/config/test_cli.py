@@ -13,11 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT, run_train
+from conftest import ROOT
 from hydra.plugins.sweeper import Sweeper
 
-from rltemplate.config.cli.composition import Composed, compose_job
-from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.cli.preflight import compose_job, preflight
 from rltemplate.config.loading import CONF
 from rltemplate.types import ConfigError
 
@@ -26,7 +25,10 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 # The words, and what the answer must contain.
 MISTAKES: list[tuple[str, list[str]]] = [
     # keys
-    ("learning_rate=1e-3", ["learning_rate=1e-3: no such key", "did you mean algo.learning_rate?"]),
+    (
+        "learning_rate=1e-3",
+        ["learning_rate=1e-3: no such key; did you mean algo.learning_rate? allowed: algo, debug, "],
+    ),
     ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
     ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env: num_envs, num_workers"]),
     ("total-env-steps=1000", ["did you mean total_env_steps?"]),
@@ -37,39 +39,38 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("+algo.extra=1", ["algo.extra=1: no such key"]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
     ("env.id=Hopper-v5", ["choose it with env="]),
-    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["did you mean n_jobs?"]),
+    ("hydra/launcher=joblib hydra.launcher.njobs=2", ["hydra.launcher.njobs=2: no such key of the chosen"]),
     ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
     # groups and their options
     ("algo=scc", ["algo=scc: no such algo; did you mean sac? allowed: ppo, sac"]),
-    ("algo=interval(0,1)", ["a name is needed"]),
-    ("algo=glob(x*)", ["matches nothing", "ppo, sac"]),
+    ("algo=interval(0,1)", ["algo=interval(0,1): no such algo"]),
+    ("algo=glob(x*)", ["algo=glob(x*): no such algo", "ppo, sac"]),
     ("experiment=nothing-like-it", ["no such experiment", "allowed: batch-sizes"]),
     # environments
     ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
     ("env=Hopper,Hoper", ["env=Hoper:", "did you mean Hopper?"]),
-    ("env=no_such_module:Pong-v5", ["cannot be imported (No module named 'no_such_module')"]),
+    ("env=no_such_module:Pong-v5", ["no_such_module cannot be imported (No module named"]),
     # values
     ("seed=x", ["seed=x: expected a whole number"]),
     ("seed=-1", ["seed=-1: must be at least 0"]),
-    ("seed=[1,2]", ["without brackets, as seed=1,2"]),
+    ("seed=[1,2]", ["without brackets, as 1,2"]),
     ("seed=1,x", ["seed=x: expected a whole number", "in the job seed=x"]),
     ("seed=interval(0,1)", ["is no list of values"]),
-    ("seed=${nothing}", ["seed=${nothing}", "'nothing' not found"]),
-    ("total_env_steps=1e6", ["did you mean total_env_steps=1000000?"]),
+    ("seed=${nothing}", ["seed: Interpolation key 'nothing' not found"]),
+    ("total_env_steps=1e6", ["total_env_steps=1e6: expected a whole number, as 1000000"]),
     ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
     ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
     ("algo.gamma=1.01", ["at most 1"]),
     ("algo.normalize_obs=maybe", ["expected true or false"]),
-    ("algo.hidden_sizes=64", ["expected a list, as in algo.hidden_sizes=[64,64]"]),
+    ("algo.hidden_sizes=64", ["expected a list, as [64,64]"]),
     ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one", "[64,64]"]),
     ("algo.activation=rleu", ["did you mean relu?", "allowed: tanh, relu, elu"]),
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :4096:8, :16:8, null"]),
     ("logger.wandb=true", ["logger.wandb.enabled"]),
     ("env.kwargs=3", ["env.kwargs.name=value"]),
-    ("+env.kwargs.render_mode=human", ["env.kwargs.render_mode", "video_every"]),
     ("algo.num_minibatches=7", ["does not divide", "nearest that does: 8"]),
-    ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1"]),
-    ("runs_dir=", ["runs_dir: expected the name of a folder"]),
+    ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1)"]),
+    ("runs_dir=", ["runs_dir=: expected the name of a folder"]),
     ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
@@ -78,14 +79,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
-    ("hopper", ["expected key=value", "did you mean env=Hopper?"]),
-    ("~recipe", ["expected key=value", "recipe=...?"]),
+    ("hopper", ["hopper: expected key=value"]),
+    ("~recipe", ["expected key=value"]),
     ("seed=1 seed=2", ["seed is given twice"]),
     ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
     ("a;b=3", ["cannot be read as key=value"]),
     # options
-    ("--seed=3", ["unrecognized arguments: --seed=3", "seed=3"]),
-    ("--config-name=other", ["conf/"]),
+    ("--seed=3", ["--seed=3: expected key=value, as in seed=3"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
 ]
 
@@ -137,7 +137,7 @@ def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
 def test_a_note_is_prose(note: str) -> None:
     plan = preflight([f"note={note}", "seed=1,2"])
     assert plan.num_jobs == 2  # for the seeds alone
-    assert [config.note for config in plan.configs] == [note, note]
+    assert [config.note for config in plan.configs] == [note]
     assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
 
 
@@ -147,36 +147,21 @@ def test_a_text_stays_as_it_was_typed(name: str) -> None:
     assert (config.baseline, config.logger.wandb.project) == (name, name)
 
 
-@pytest.mark.parametrize(
-    "words", [["eval_every=range(0,30)", "algo.gamma=0.9,2"], ["algo.gamma=0.9,2", "eval_every=range(0,30)"]]
-)
-def test_a_sweep_too_large_to_compose_is_sampled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rltemplate.config.cli.preflight._COMPOSE_AT_MOST", 5)
-    with pytest.raises(ConfigError, match=r"algo\.gamma=2"):
-        preflight(words)
-    plan = preflight([*(word.replace("0.9,2", "0.9,1") for word in words), "algo=ppo,sac", "env=Pendulum"])
-    assert plan.num_jobs == 120
-    assert len(plan.configs) == 5
-    assert {config.algo.name for config in plan.configs} == {"ppo", "sac"}
-
-
 def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[object] = []
+    composed: list[Sequence[str]] = []
 
-    def counted(words: Sequence[str], **options: Any) -> Composed:
+    def counted(words: Sequence[str]) -> Any:
         composed.append(words)
-        return compose_job(words, **options)
+        return compose_job(words)
 
     monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", counted)
     monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
     plan = preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
-    assert len(composed) == 2
+    assert plan.num_jobs == 600
+    assert composed == plan.overrides == [["seed=1", "algo.gamma=0.9"], ["seed=1", "algo.gamma=0.8"]]
     nobody: Any = None
     Sweeper.validate_batch_is_legal(nobody, plan.overrides)  # Hydra composes none of them
-    assert len(plan.configs) == plan.num_jobs == 600
-    assert [plan.configs[-1]] == preflight(plan.overrides[-1]).configs
-    named = preflight(["seed=range(1,4)", "logger.wandb.group=of-${seed}"])
-    assert [config.logger.wandb.group for config in named.configs] == ["of-1", "of-2", "of-3"]
+    assert len(composed) == 2
 
 
 @pytest.mark.parametrize(
@@ -199,15 +184,12 @@ def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str,
     assert config.env.kwargs == {}
 
 
-def test_registered_ids_are_found_and_what_they_lack_is_named() -> None:
+def test_an_id_that_somebody_has_registered_is_found() -> None:
     gymnasium.register("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
-    gymnasium.register("Missing-v0", "no_such_package.envs:Env")
     try:
         plan = preflight(["env=space/Pole-v3,CartPole-v1"])
-        with pytest.raises(ConfigError, match=r"cannot be imported.*no_such_package"):
-            preflight(["env=Missing-v0"])
     finally:
-        del gymnasium.registry["space/Pole-v3"], gymnasium.registry["Missing-v0"]
+        del gymnasium.registry["space/Pole-v3"]
     assert [config.env.id for config in plan.configs] == ["space/Pole-v3", "CartPole-v1"]
     assert plan.argv[0] == "env=space/Pole-v3,CartPole"
 
@@ -259,21 +241,23 @@ def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.Comple
 
 
 def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
+    copy, head = tmp_path / "copy", "# @package _global_\n"
     shutil.copytree(fork, copy)
     for text, expected in {
-        "total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
-        "algo: {clip_coef: 0.1}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
-        "num_threads: many": ["num_threads: Value 'many'", "could not be converted to Integer"],
-        "device: gpu": ["device: Invalid value 'gpu', expected one of [cpu, cuda, auto]"],
-        "runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
+        f"{head}total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
+        f"{head}algo: {{clip_coef: 0.1}}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
+        f"{head}num_threads: many": ["num_threads: Value 'many'", "could not be converted to Integer"],
+        f"{head}device: gpu": ["device: Invalid value 'gpu', expected one of [cpu, cuda, auto]"],
+        f"{head}runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
+        f"{head}recipe: ppo-Hopper": ["recipe=ppo-Hopper in a file has no effect; list it below 'defaults:'"],
+        "gamma: 0.9": ["mine.yaml: its first line has to be '# @package _global_'"],
     }.items():
-        (copy / "conf" / "local" / "default.yaml").write_text(f"# @package _global_\n{text}\n")
-        done = run(["algo=sac"], tmp_path, copy / "scripts" / "train.py")
+        (copy / "conf" / "experiment" / "mine.yaml").write_text(f"{text}\n")
+        done = run(["algo=sac", "env=Pendulum", "experiment=mine"], tmp_path, copy / "scripts" / "train.py")
         assert done.returncode == 2
-        assert done.stderr.startswith("error: conf/local/default.yaml: ")
         assert all(each in done.stderr for each in expected), done.stderr
         assert len(done.stderr.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == [copy]
 
 
 @pytest.mark.parametrize(
@@ -357,24 +341,3 @@ def test_bash_completes_the_words_of_make(project: Path) -> None:
     done = subprocess.run(["bash", "--norc"], input=script, cwd=project, capture_output=True, text=True)
     assert done.stdout.splitlines() == list(wanted.values()), done.stderr
     assert not (project / "touched").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("# @package _global_\nrecipe: ppo-Hopper\n", "in a file has no effect; list it below 'defaults:'"),
-        ("gamma: 0.9\n", "conf/experiment/mine.yaml: its first line has to be '# @package _global_'"),
-    ],
-)
-def test_an_experiment_that_would_not_do_what_it_says_is_refused(
-    fork: Path, tmp_path: Path, content: str, says: str
-) -> None:
-    file = fork / "conf" / "experiment" / "mine.yaml"
-    file.write_text(content)
-    try:
-        done = run_train(fork, tmp_path, "env=CartPole", "experiment=mine")
-    finally:
-        file.unlink()
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert list(tmp_path.iterdir()) == []

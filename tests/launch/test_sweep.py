@@ -20,7 +20,7 @@ import pytest
 from conftest import Start, alive, copy_project, git, until
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.launch import sweep
+from rltemplate.launch import process, sweep
 from rltemplate.launch.process import COMMAND_VARIABLE, STOP_VARIABLE
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
@@ -347,7 +347,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
 def folder(fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a sweep of two jobs, in a process of its launcher."""
     worker = [sys.executable, "-P", str(fork / "rltemplate" / "train.py")]
-    monkeypatch.setattr(sweep, "worker_command", lambda: worker)
+    monkeypatch.setattr(process, "worker_command", lambda: worker)
     monkeypatch.setenv(STOP_VARIABLE, str(tmp_path / "stop"))
     monkeypatch.setenv(COMMAND_VARIABLE, json.dumps(dict(os.environ) | {"PYTHONPATH": str(fork)}))
     monkeypatch.chdir(tmp_path)

@@ -1,37 +1,134 @@
-"""Words of the command as overrides: texts stay as they were typed, and groups have the options named."""
+"""Words of the command as overrides, and answers to wrong ones: what is allowed, and the nearest match."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.cli.environments import environment_option
-from rltemplate.config.cli.keys import (
-    HYDRA_GROUPS,
-    IDENTITY,
-    group_names,
-    key_types,
-    nearest_key,
-    option_names,
-    takes_text,
-    wrong_value,
-)
-from rltemplate.config.command_args import shown
-from rltemplate.config.loading import literal
-from rltemplate.config.schema import NONE, OPTIONAL
-from rltemplate.config.validation import choose
+from rltemplate.config.command_args import choose, nearest
+from rltemplate.config.loading import CONF, literal
+from rltemplate.config.schema import NONE, OPTIONAL, Config
 from rltemplate.types import ConfigError
 
+# Chosen through their group, because recipe, folder name and further values go with the choice.
+IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
+# Hydra's own that can be chosen.
+HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")
 _OF_HYDRA = (*HYDRA_GROUPS, "hydra.launcher.", "hydra.sweeper.")
+
+# Keys by the names that other programs have for them.
+_ELSEWHERE = {
+    "algo.learning_rate": "lr",
+    "algo.actor_learning_rate": "lr learning_rate",
+    "algo.learning_rate_schedule": "anneal_lr lr_schedule",
+    "algo.num_minibatches": "batch_size minibatch_size",
+    "algo.update_epochs": "n_epochs",
+    "algo.clip_coef": "clip_range clip_eps",
+    "algo.hidden_sizes": "net_arch layers",
+    "algo.tau": "polyak",
+    "total_env_steps": "steps max_steps timesteps total_timesteps",
+    "env": "env_id env_name gym_id",
+    "device": "cuda gpu",
+    "determinism": "deterministic torch_deterministic",
+    "logger=wandb": "track wandb",
+    "video_every": "capture_video",
+}
+_KINDS: dict[Any, str] = {
+    int: "a whole number, as 1000000; a sweep over several is written without brackets, as 1,2",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list[int]: "a list, as [64,64]",
+    list[str]: "a list, as [a,b]",
+}
+
+
+def group_names() -> list[str]:
+    """The groups of conf/ that a user chooses from."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def option_names(group: str) -> list[str]:
+    """The files of a group; a leading underscore marks a file that others build on."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.name.startswith("_"))
+
+
+def chosen_algorithm(words: Iterable[str]) -> str:
+    """The algorithm of a configuration with these overrides."""
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    default = next(entry["algo"] for entry in defaults if isinstance(entry, dict) and "algo" in entry)
+    return next((word.partition("=")[2] for word in words if word.startswith("algo=")), str(default))
+
+
+@cache
+def key_types(algorithm: str, node: Any = Config, prefix: str = "") -> dict[str, Any]:
+    """The type of every dotted key of a configuration with this algorithm."""
+    types, hints = {}, get_type_hints(node)
+    if node is Config:
+        hints["algo"] = ALGORITHMS[algorithm].config
+    for spec in fields(node):
+        types[prefix + spec.name] = hints[spec.name]
+        if is_dataclass(hints[spec.name]):
+            types |= key_types(algorithm, hints[spec.name], f"{prefix}{spec.name}.")
+    return types
+
+
+# --- Answers to mistakes ----------------------------------------------------------------------------------
+
+
+def wrong_key(key: str, algorithm: str) -> str:
+    """The answer to an unknown key: the nearest known one, and the keys beside it."""
+    known = [name for name in key_types(algorithm) if name not in IDENTITY]
+    parent = key.rpartition(".")[0]
+    prefix = f"{parent}." if any(name.startswith(f"{parent}.") for name in known) else ""
+    beside = [name.removeprefix(prefix) for name in known if name.startswith(prefix)]
+    beside = [*([] if prefix else group_names()), *(name for name in beside if "." not in name)]
+    owner = next((name for name in ALGORITHMS if key in key_types(name)), None)
+    if owner is not None:
+        said = f"algo={algorithm} has no such key, algo={owner} has; "
+    else:
+        names = [*known, *group_names(), *HYDRA_GROUPS]
+        spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
+        for name, aliases in _ELSEWHERE.items():
+            if name in names or "=" in name:
+                spoken |= dict.fromkeys(aliases.split(), name)
+        last = key.rpartition(".")[2].lower()
+        spoken |= {name: name for name in names}
+        said = f"no such key; {nearest(last if last in spoken else key, spoken, spoken)}"
+    return f"{said}allowed{f' in {parent}' if prefix else ''}: {', '.join(dict.fromkeys(beside))}"
+
+
+def wrong_value(key: str, value: str, algorithm: str) -> str:
+    """The answer to a value of the wrong type: the values that the key takes; empty for an unknown key."""
+    kind = key_types(algorithm).get(key)
+    null = ["null"] if NoneType in get_args(kind) else []
+    kind = get_args(kind)[0] if null else kind
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return choose(value, [*kind.__members__, *null])
+    if is_dataclass(kind):
+        return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
+    if kind is None or get_origin(kind) is dict:
+        return f"expected names with values, as in {key}.name=value" if kind else ""
+    return f"expected {' or '.join([*null, _KINDS[kind]])}"
+
+
+# --- Reading ----------------------------------------------------------------------------------------------
 
 
 def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]:
@@ -52,9 +149,7 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]
             )
         if key in (*group_names(), *HYDRA_GROUPS):
             allowed = option_names(key) or loader.get_group_options(key, results_filter=ObjectType.CONFIG)
-            names = [_option(key, value, allowed) for value in _values(override)]
-            if not names:
-                raise ConfigError(f"{word}: matches nothing; allowed: {', '.join(allowed)}")
+            names = [_option(key, name, allowed) for name in _names(override)]
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]
         overrides[key] = override
     return list(overrides.values())
@@ -63,18 +158,17 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]
 def _read(word: str, parser: OverridesParser) -> Override:
     sign, key, value = re.fullmatch(r"([+~]*)([^=]*)(=.*)?", word, re.DOTALL).groups()  # type: ignore[union-attr]
     if not key.strip() or value is None or "~" in sign:
-        raise ConfigError(f"{shown(word)}: expected key=value{_meant(word)}")
+        raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
     # A sign is not needed: arguments of the environment are added, and every other key is there.
     kept = "++" if re.match(r"env\.kwargs\b", key) else sign if key.startswith("hydra") else ""
     value, override = value[1:], None
     with suppress(HydraException, ValueError):  # ValueError: a number of thousands of digits
         override = parser.parse_overrides([f"{kept}{key}={value}"])[0]
-    if takes_text(key) and _would_change(key, value, override):
+    is_text = any(key_types(name).get(key) in (str, str | None) for name in ALGORITHMS)
+    if (is_text or key in group_names()) and _would_change(key, value, override):
         value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
         override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
-        if key in group_names():
-            raise ConfigError(f"{word}: no such {key}; {choose(value, option_names(key))}")
         expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
     return override
@@ -90,32 +184,51 @@ def _would_change(key: str, value: str, override: Override | None) -> bool:
     return not quoted and (key == "note" or not isinstance(override.value(), str))
 
 
-def _meant(word: str) -> str:
-    for group in group_names():
-        for option in option_names(group):
-            if word.lower() == option.lower():
-                return f"; did you mean {group}={option}?"
-    near = nearest_key(word, [key for name in ALGORITHMS for key in key_types(name)])
-    return f"; did you mean {near}=...?" if near and word.strip() else ""
-
-
-def _values(override: Override) -> list[Any]:
+def _names(override: Override) -> list[str]:
     """The names that the override of a group stands for, one unless it is a sweep."""
-    if not override.is_sweep_override():
-        return [override.value()]
-    if not override.is_discrete_sweep():
-        raise ConfigError(f"{override.input_line}: a name is needed, or several separated by commas")
-    names = [value.text if isinstance(value, QuotedString) else value for value in override.sweep_iterator()]
-    return [name for name in names if not str(name).startswith("_")]  # which glob() finds as well
+    if override.is_discrete_sweep():
+        values: list[Any] = ["null" if str(each) == "None" else each for each in override.sweep_iterator()]
+        names = [each.text if isinstance(each, QuotedString) else str(each) for each in values]
+        if names := [name for name in names if not name.startswith("_")]:  # which glob() finds as well
+            return names
+    value = override.value()
+    return [value if isinstance(value, str) else override.get_value_string()]
 
 
-def _option(group: str, value: Any, allowed: Sequence[str]) -> str:
-    """The name under which Hydra finds the option `value` of a group."""
-    if group in OPTIONAL and value in (None, NONE):
+def _option(group: str, name: str, allowed: Sequence[str]) -> str:
+    """The name under which Hydra finds an option of a group."""
+    if name in allowed:
+        return name
+    if group in OPTIONAL and name in ("null", NONE):
         return NONE
-    if value in allowed:
-        return str(value)
-    if group == "env" and isinstance(value, str) and value:
-        return environment_option(value, allowed)
-    name = "null" if value is None else str(value)
+    if group == "env" and name not in ("", "null"):
+        return _environment(name, allowed)
     raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed)}")
+
+
+def _environment(name: str, files: Sequence[str]) -> str:
+    """The file of conf/env/ that stands for a Gymnasium id, or a node made for it on the spot."""
+    import gymnasium
+
+    for file in files:
+        content = yaml.safe_load((CONF / "env" / f"{file}.yaml").read_text(encoding="utf-8"))
+        if content.get("id") == name and not content.get("kwargs"):
+            return file
+    module, _, env_id = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+    except Exception as error:  # a module of the user's may raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"env={name}: {module} cannot be imported ({reason}); is it installed?") from error
+    if env_id not in gymnasium.registry:
+        hint = nearest(env_id, [*gymnasium.registry, *files])
+        raise ConfigError(
+            f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
+            f"one that the import of a package registers, or {', '.join(files)}"
+        )
+    group, _, leaf = f"env/{name}".rpartition("/")
+    ConfigStore.instance().store(
+        group=group, name=leaf, node={"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": name}
+    )
+    return name

@@ -7,38 +7,45 @@ composed once. What Hydra receives afterwards cannot fail.
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any
 
-from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
+import yaml
+from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from rltemplate.config.cli.composition import compose_job, compose_with_hydra
-from rltemplate.config.cli.overrides import read_overrides
-from rltemplate.config.command_args import one_of, parse, readable, rest, word
-from rltemplate.config.loading import CONF
+from rltemplate.config.cli.overrides import (
+    chosen_algorithm,
+    option_names,
+    read_overrides,
+    wrong_key,
+    wrong_value,
+)
+from rltemplate.config.command_args import folder, one_of, parse, readable, rest, word
+from rltemplate.config.loading import CONF, to_config, to_dict
 from rltemplate.config.schema import Config, register_schemas
-from rltemplate.config.secrets import refuse_secret_words
-from rltemplate.config.validation import check_folder
+from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
-# Jobs composed in advance, at a tenth of a second each; jobs that differ in their seed alone count once.
-_COMPOSE_AT_MOST = 100
+_MULTIRUN = ("--multirun", "-m")
+# Hydra's questions, which it answers itself.
+_QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i")
 _SEED = re.compile(r"seed=[0-9]{1,18}")
-_STRIDE = 104_729  # a prime above _JOBS_AT_MOST, so that it divides no number of jobs
 _JOBS_AT_MOST = 10_000
+# Groups of which the name that was applied is a value of the configuration.
+_NAMED = ("recipe", "experiment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +55,12 @@ class Plan:
     argv: list[str]
     sweep: bool = False
     num_jobs: int | None = None  # None: the sweeper decides while it runs
-    configs: list[Config] = field(default_factory=list)  # none if nothing is going to run (--help, --cfg)
+    # One of those that differ in their seed alone; none if nothing is going to run (--help, --cfg).
+    configs: list[Config] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
     choices: dict[str, Any] = field(default_factory=dict)  # of a single run, by group
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
-    resume: str | None = None  # the sweep that goes on, as the user named it
+    resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
 
 
@@ -60,7 +68,7 @@ class Plan:
 class Words:
     """Words of `make train`: overrides, and how a sweep is carried out."""
 
-    sweep: str | None = word(default=None)
+    sweep: str | None = word(one_of("resume"), None)
     accept: str | None = word(one_of("changes"), None)
     overrides: list[str] = rest(options=True)
 
@@ -74,78 +82,62 @@ def preflight(argv: Sequence[str]) -> Plan:
         refuse_secret_words(argv)
         return _plan(argv)
     except ConfigError as error:
-        raise ConfigError(readable(str(error), argv)) from error
+        raise ConfigError(readable(str(error))) from error
 
 
 def _plan(argv: Sequence[str]) -> Plan:
     register_schemas()
-    options = _options(argv)
-    if options.shell_completion:
+    if {"--shell-completion", "-sc"}.intersection(argv):
         return Plan(argv=list(argv))
-    flags = list(argv)
-    for override in options.overrides:
-        flags.remove(override)
-    words = parse(options.overrides, Words)
+    assigned = [text for text in argv if "=" in text and not text.startswith("-")]
+    flags = [text for text in argv if text not in assigned]
+    shows, multirun = (any(text.startswith(known) for text in flags) for known in (_QUESTIONS, _MULTIRUN))
+    for text in flags:
+        if not shows and text not in _MULTIRUN:
+            raise ConfigError(f"{text}: expected key=value, as in seed=3")
+    for text in argv:
+        if text.encode(errors="ignore").decode() != text:
+            raise ConfigError(f"{text}: is no text, for its bytes are not UTF-8")
+    words = parse(assigned, Words)
     if words.accept and words.sweep is None:
         raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         overrides = read_overrides(words.overrides, loader)
-        sweep = options.multirun or any(override.is_sweep_override() for override in overrides)
+        sweep = multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
-        shows = options.cfg or options.info or options.help or options.hydra_help
         if sweep and shows:
             raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
         if not sweep:
             if words.sweep:
-                raise ConfigError(
-                    f"sweep={words.sweep}: this is a single run; make resume run=RUN goes on with one"
-                )
-            job = compose_job(plain)
+                raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
+            config, choices = compose_job(plain)
             if shows:
                 return Plan(argv=[*plain, *flags])
-            check_folder(job.config)
-            configs, jobs = [job.config], [job.overrides]
-            return Plan(argv=plain, num_jobs=1, configs=configs, overrides=jobs, choices=job.choices)
+            _check_folder(config)
+            own = [text for text in plain if not text.startswith("hydra")]
+            return Plan(argv=plain, configs=[config], overrides=[own], choices=choices)
         jobs, exact = _jobs(overrides, loader)
-        chosen = _sample(jobs)
-        configs = _compose(chosen)
-        if exact and len(chosen) == len(jobs):
+        distinct: dict[tuple[str, ...], list[str]] = {}
+        for each in jobs:
+            distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
+        configs = [_compose_one(each) for each in distinct.values()]
+        if exact:
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         if len({config.runs_dir for config in configs}) > 1 or any(config.run_dir for config in configs):
             raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
-        check_folder(configs[0])
+        _check_folder(configs[0])
         return Plan(
-            argv=[*plain, *flags, *([] if options.multirun else ["--multirun"])],
+            argv=[*plain, "--multirun"],
             sweep=True,
             num_jobs=len(jobs) if exact else None,
             configs=configs,
-            overrides=chosen,
+            overrides=list(distinct.values()),
             words=_words_of_sweep(plain),
-            resume=words.sweep,
+            resume=words.sweep is not None,
             accept=words.accept is not None,
         )
-
-
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's options, with the overrides under `overrides`."""
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; values are written without dashes, as seed=3")
-
-    for text in argv:
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(f"{text}: is no text, for its bytes are not UTF-8")
-    parser = get_args_parser()
-    parser.error = refuse  # type: ignore[method-assign]
-    options = parser.parse_intermixed_args(list(argv))
-    for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is not supported: configuration is read from conf/"
-            )
-    return options
 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
@@ -155,57 +147,56 @@ def _words_of_sweep(plain: Sequence[str]) -> list[str]:
     return [text for key, text in keyed if key not in other and not key.startswith("hydra.launcher.")]
 
 
+def _check_folder(config: Config) -> None:
+    """Raise `ConfigError` unless the run's folder can be made, or is there and empty."""
+    key = "runs_dir" if config.run_dir is None else "run_dir"
+    text = config.runs_dir if config.run_dir is None else config.run_dir
+    try:
+        path = folder(text)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={text}: {error}") from error
+    if key == "run_dir" and path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
+
+
+# --- Jobs -------------------------------------------------------------------------------------------------
+
+
 def _jobs(overrides: Sequence[Override], loader: ConfigLoader) -> tuple[list[list[str]], bool]:
     """The overrides of every job, and true if these are all of them (another sweeper draws its own)."""
     single = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
-    sweeper = compose_with_hydra(single).hydra.sweeper
+    sweeper = _compose(single).hydra.sweeper
     if not str(sweeper["_target_"]).endswith("BasicSweeper"):
         return [single], False
     params = read_overrides([f"{key}={value}" for key, value in (sweeper.params or {}).items()], loader)
-    number = 1
+    values: dict[str, list[str]] = {}
     for each in (*params, *overrides):
-        if each.is_sweep_override():
-            number *= _num_values(each)
-        if number > _JOBS_AT_MOST:
+        values[each.get_key_element()] = _values(each)
+        if math.prod(map(len, values.values())) > _JOBS_AT_MOST:
             raise ConfigError(f"{each.input_line}: would make a sweep of more than {_JOBS_AT_MOST:,} jobs")
-    return BasicSweeper.split_arguments([*params, *overrides], None)[0], True
+    return [list(job) for job in itertools.product(*values.values())], True
 
 
-def _num_values(override: Override) -> int:
-    """The number of values of a list, counted up to the limit."""
-    number = 0
+def _values(override: Override) -> list[str]:
+    """`key=value` for each value of an override, of a long list for the first ones."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    values: list[str] = []
     with suppress(HydraException, ValueError):  # of interval() and glob(), and of a step of 0
-        number = sum(1 for _ in islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
-    if not number:
+        values = list(itertools.islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
+    if not values:
         raise ConfigError(
             f"{override.input_line}: is no list of values; seed=1,2 is one, and choice(1,2) and range(1,3)"
         )
-    return number
+    return [f"{key}={value}" for value in values]
 
 
-def _sample(jobs: list[list[str]]) -> list[list[str]]:
-    """All jobs, or some of too many. The stride meets every value of short lists."""
-    if len({_but_seed(job) for job in jobs}) <= _COMPOSE_AT_MOST:
-        return jobs
-    distinct = list({_but_seed(job): job for job in jobs}.values())
-    return [distinct[i * _STRIDE % len(distinct)] for i in range(_COMPOSE_AT_MOST)]
-
-
-def _but_seed(job: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text for text in job if not _SEED.fullmatch(text))
-
-
-def _compose(jobs: Sequence[list[str]]) -> list[Config]:
-    """The configuration of each job. Of jobs that differ in their seed alone one is composed."""
-    composed: dict[tuple[str, ...], Config] = {}
-    configs = []
-    for job in jobs:
-        key = _but_seed(job)
-        seed = next((int(text.partition("=")[2]) for text in job if _SEED.fullmatch(text)), None)
-        if key not in composed or any("$" in text for text in job):  # as in logger.wandb.group=of-${seed}
-            composed[key] = compose_job(job, sweep=True).config
-        configs.append(composed[key] if seed is None else replace(composed[key], seed=seed))
-    return configs
+def _compose_one(job: Sequence[str]) -> Config:
+    try:
+        return compose_job(job)[0]
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in the job {' '.join(job)})") from error
 
 
 def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
@@ -213,3 +204,63 @@ def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
     hydra = HydraConfig.get()
     console = str(hydra.launcher["_target_"]).endswith("BasicLauncher")
     return dict(hydra.runtime.choices), list(hydra.overrides.task), int(hydra.job.num), console
+
+
+# --- Composition ------------------------------------------------------------------------------------------
+
+
+def compose_job(words: Sequence[str]) -> tuple[Config, dict[str, Any]]:
+    """The configuration of the job that Hydra would start with these overrides, and its choices by group."""
+    composed = _compose(words)
+    choices = dict(composed.hydra.runtime.choices)
+    with open_dict(composed):  # the schema has no place for Hydra's own settings
+        del composed["hydra"]
+    return typed(composed, choices), choices
+
+
+def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
+    """The typed configuration of one job; `choices` are Hydra's, by group."""
+    for group in _NAMED:
+        if composed[group] is not None:
+            raise ConfigError(
+                f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
+            )
+        composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
+    config = to_config(composed)
+    refuse_secrets(to_dict(config))
+    return config
+
+
+def _compose(words: Sequence[str]) -> DictConfig:
+    """Hydra's composition of these overrides, with its own settings under `hydra`."""
+    try:
+        return compose("config", overrides=list(words), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_explain(error, words)) from error
+
+
+def _explain(error: Exception, words: Sequence[str]) -> str:
+    """One or two lines about an error of composition."""
+    text, algorithm = str(error), chosen_algorithm(words)
+    if isinstance(error, yaml.MarkedYAMLError) and (at := error.problem_mark) is not None:
+        return f"{at.name}, line {at.line + 1}: {error.problem or error.context}"
+    if unknown := re.match(r"Could not override '([^']+)'", text):
+        key = unknown[1]
+        word = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), key)
+        launcher = "no such key of the chosen launcher or sweeper"
+        return f"{word}: {launcher if key.startswith('hydra.') else wrong_key(key, algorithm)}"
+    if wrong := re.match(r"Error merging override (.*)", text):
+        key, _, value = wrong[1].lstrip("+").partition("=")
+        return f"{key}={value}: {wrong_value(key, value, algorithm) or _first_line(error.__cause__ or error)}"
+    if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
+        file, problem, key = in_file.groups()
+        if problem.startswith("Key "):
+            problem = wrong_key(key, algorithm)
+        if key in _NAMED and "Cannot convert" in problem:
+            return f"conf/{file}.yaml: its first line has to be '# @package _global_'"
+        return f"conf/{file}.yaml: {key}: {problem}"
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

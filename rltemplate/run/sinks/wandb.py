@@ -46,7 +46,7 @@ class WandbSink(RecordingSink):
 
         self._wandb = wandb
         wandb.setup(settings=wandb.Settings(silent=True))
-        mode = os.environ.get("WANDB_MODE", "").strip().lower() or self._settings.mode.name
+        mode = os.environ.get("WANDB_MODE", "").strip().lower() or self._settings.mode
         where = "offline"
         if mode not in ("offline", "dryrun"):
             if wandb.login(prompt=False, verify=False):

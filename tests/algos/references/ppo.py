@@ -27,7 +27,7 @@ class ActorCritic(nn.Module):
         else:
             self.choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
             out = sum(self.choices)
-        activation = config.activation.name
+        activation = config.activation
         self.actor = network([obs_size, *config.hidden_sizes, out], activation)
         self.critic = network([obs_size, *config.hidden_sizes, 1], activation)
 

@@ -53,8 +53,8 @@ class ReferenceSAC:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
         self.obs = envs.reset()
         obs_size, self.size, hidden = self.obs.shape[1], envs.space.shape[0], config.hidden_sizes  # type: ignore[index]
-        self.actor = network([obs_size, *hidden, 2 * self.size], config.activation.name)
-        self.critics = Critics([obs_size + self.size, *hidden, 1], config.activation.name)
+        self.actor = network([obs_size, *hidden, 2 * self.size], config.activation)
+        self.critics = Critics([obs_size + self.size, *hidden, 1], config.activation)
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())
         self.targets = copy.deepcopy(self.critics)

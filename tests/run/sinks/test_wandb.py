@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, run_facts
 
-from rltemplate.config.schema import WandbConfig, WandbMode
+from rltemplate.config.schema import WandbConfig
 from rltemplate.run import paths
 from rltemplate.run.sinks.wandb import WandbSink
 
@@ -98,9 +98,7 @@ class Run:
         facts = run_facts(run_dir, resumed_at=resumed_at, notify=self.notes.append)
         self.sink = WandbSink(
             facts,
-            WandbConfig(
-                enabled=True, mode=WandbMode.auto, project="test", entity=None, group=None, tags=["a"]
-            ),
+            WandbConfig(enabled=True, mode="auto", project="test", entity=None, group=None, tags=["a"]),
         )
         self.waited = 0.0
 

@@ -1,4 +1,4 @@
-"""Recorded configurations, and keys that were added after runs had been recorded without them."""
+"""Recorded configurations as they are, read without OmegaConf."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import Any
 import yaml
 
 from rltemplate.types import ConfigError
-
-# In dotted form, each with the value at which a run does what it did before the key existed. A recorded
-# configuration takes the value of conf/ for any other key that it lacks.
-ADDED: dict[str, Any] = {}
 
 
 def raw_config(path: Path) -> dict[str, Any]:
