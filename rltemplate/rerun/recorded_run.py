@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,10 @@ from rltemplate.run.git import checkout
 from rltemplate.run.git.command import repository
 from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run
-from rltemplate.run.record import FINISHED, RUNNING, RunRecord
+from rltemplate.run.record import FINISHED, RUNNING, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
 ITERATION_LINE = b'["iteration",'  # the start of the line that ends an iteration of a trace
-
-
-@dataclass(frozen=True, slots=True)
-class Length:
-    """Whole iterations of a trace, and the digest of everything up to their end."""
-
-    iterations: int = 0
-    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +39,7 @@ class RecordedRun:
     commit: str
     place: str
     folder: Path
-    length: Length
+    length: TraceFacts
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -81,19 +72,16 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
 
     Its files are copied below `scratch`. Raises ConfigError if no single run can make it again.
     """
-    files = scratch / "files"
-    files.mkdir()
-    if (run_dir := _folder(text, runs_dir)) is None:
-        run_id = _find_ref(text, project)
-        place = paths.REF_PREFIX + run_id
-        record, name = _from_ref(place, run_id, project, files), place
+    if (source := _folder(text, runs_dir)) is None:
+        run_id, source = _find_ref(text, project), scratch / "files"
+        source.mkdir()
+        place = name = paths.REF_PREFIX + run_id
+        record = _from_ref(place, run_id, project, source)
     else:
-        place, record = str(run_dir), RunRecord.read(run_dir)
-        if record.status == RUNNING:
-            _check_not_running(run_dir)
-        for each in (paths.CONFIG, paths.TRACE, paths.METRICS):
-            with suppress(FileNotFoundError):
-                shutil.copy(run_dir / each, files / each)
+        place, record = str(source), RunRecord.read(source)
+        if record.status == RUNNING:  # it may still be
+            (lock := RunLock(source)).acquire()
+            lock.release()
         if not record.git.commit:
             why = record.git.problem
             raise ConfigError(f"{record.id}: has no snapshot of its code, so it cannot be made again: {why}")
@@ -106,23 +94,25 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
             f"`{fetch}` brings it from the remote that it was pushed to"
         )
     folder = scratch / "recorded" / record.id
-    length = lay_out(folder, files, record, files / paths.CONFIG)
+    length = lay_out(folder, source, record, source / paths.CONFIG)
     if not (folder / paths.TRACE).exists() and record.trace is not None:
-        length = Length(record.trace.iterations, record.trace.digest)
+        length = record.trace
+    if (source / paths.METRICS).exists():
+        shutil.copy(source / paths.METRICS, folder)
     run = RecordedRun(record=record, commit=commit, place=place, folder=folder, length=length)
-    if (files / paths.METRICS).exists():
-        shutil.copy(files / paths.METRICS, folder)
     _check_possible(run)
     return run
 
 
-def lay_out(folder: Path, run_dir: Path, record: RunRecord, config: Path, most: int | None = None) -> Length:
+def lay_out(
+    folder: Path, run_dir: Path, record: RunRecord, config: Path, most: int | None = None
+) -> TraceFacts:
     """A run folder that can be compared: record, configuration, and `most` whole iterations of its trace."""
     folder.mkdir(parents=True)
     replace(record, resumed=[]).write(folder)  # one straight run gives what an interrupted one gives
     shutil.copy(config, folder / paths.CONFIG)
     if not (run_dir / paths.TRACE).exists():
-        return Length()
+        return TraceFacts()
     done, last, waiting = 0, b"", list[bytes]()
     with (run_dir / paths.TRACE).open("rb") as file, (folder / paths.TRACE).open("wb") as out:
         for number, line in enumerate(file):
@@ -136,7 +126,7 @@ def lay_out(folder: Path, run_dir: Path, record: RunRecord, config: Path, most: 
                 out.writelines(waiting)
                 waiting.clear()
             done, last = (done + 1, line) if ends else (done, last)
-    return Length(done, json.loads(last)[-1]) if done else Length()
+    return TraceFacts(iterations=done, digest=json.loads(last)[-1]) if done else TraceFacts()
 
 
 def _folder(text: str, runs_dir: Path) -> Path | None:
@@ -173,13 +163,6 @@ def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
         raise ConfigError(f"{ref}: does not say how the run ended; give its folder if it was killed")
     text = files[checkout.OUTCOME].read_text(encoding="utf-8", errors="replace")
     return replace(RunRecord.parse(text, f"{ref}: its outcome"), id=run_id)
-
-
-def _check_not_running(run_dir: Path) -> None:
-    lock = RunLock(run_dir)
-    with suppress(OSError):  # a folder that cannot be written has no run writing to it
-        lock.acquire()
-    lock.release()
 
 
 def _check_possible(run: RecordedRun) -> None:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,30 +20,30 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
+from rltemplate.launch.subprocesses import REFUSED
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.job import Job
-from rltemplate.run.state import START, State
-from rltemplate.run.trace import Trace, add_item, digest, named_leaves
-from rltemplate.types import Algorithm, ConfigError, Probe
+from rltemplate.run.trace import Trace, digest
+from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
 
-TENSORS, ITEMS, OPERATIONS = "tensors.npz", "items.json", "operations.jsonl"
+TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
-REFUSED, NO_START = 2, 3  # exit statuses: the run cannot be run again here, or not from this checkpoint
-# The version of `Request`, of the files and of the exit statuses. The process may be older or newer code than
-# the one that starts it, which reads this number in its source.
-FORM = 3
+# The version of `Request` and of the files. The process may be older or newer code than the one that starts
+# it, which reads this number in its source.
+FORM = 4
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_PLACE = re.compile(r'File "(.+)", line (\d+), in (.+)')  # in a traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The part of the run to look at.
+    """The part of the run to look at, as JSON in the command line.
 
     `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is traced by step
     and update. Of its event `event` number `index` (or RESULTS) tensors and operations are kept; with
@@ -59,104 +58,64 @@ class Request:
     index: int = 0
     since: tuple[str, int] | None = None
 
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """The request that `to_json` wrote."""
-        values = json.loads(text)
-        since = values.pop("since")
-        return cls(**values, since=None if since is None else tuple(since))
+class _Kept(str):
+    """The digest of an item, with a copy of it and the number of operations that came before."""
+
+    __slots__ = ("array", "operations_before")
+    array: np.ndarray
+    operations_before: int
 
 
-class Keeper(Probe):
-    """Keeps the tensors of one event, and the operations that torch carries out in it.
+class Keeper(Trace):
+    """A trace that keeps the tensors of one event, and the operations that torch carries out until its end.
 
     An event has its name when it ends. So the operations are logged from the end of the event before.
     """
 
-    def __init__(self, inner: Probe, request: Request) -> None:
-        """Hands everything on to `inner`."""
-        self._inner = inner
-        self._wanted, self._since = (request.event, request.index), request.since
+    def __init__(self, request: Request, algo: str, device: str, first_iteration: int) -> None:
+        super().__init__(Path(request.folder), "step", algo, device, first_iteration)
+        self._folder, self._wanted = Path(request.folder), (request.event, request.index)
+        self._logged_from = tuple(request.since or ())
         self._stack = contextlib.ExitStack()
         self._log: Any = None
-        self._state = State()
-        self._counts: Counter[str] = Counter()
-        self.inside = False  # in the wanted iteration
-        self._kept: dict[str, tuple[int, np.ndarray]] = {}  # number of operations before, and the value
-        self.operations: list[LoggedOperation] = []
+        self._kept: dict[str, Any] = {}
+        self._operations: list[LoggedOperation] = []
 
-    def begin(self, algorithm: Algorithm) -> None:
-        """Keep the state with which an iteration begins, if this is the event."""
-        self._counts.clear()
-        self._inner.begin(algorithm)
-        for item, value in self._state.begin(algorithm):
-            if self.inside and self._wanted[0] in (START, RESULTS):
-                self._keep(item, value)
-        self._ended(START)
-
-    def draw(self, stream: str, value: Any) -> None:
-        """Keep a copy, if this is the event."""
-        with _unobserved():
-            self._inner.draw(stream, value)
-            if self._log is not None:
-                self._keep(f"draw/{stream}", value)
-
-    def results(self, event: str, values: Any, whole: bool = False) -> None:
-        """Keep copies, if this is the event or the end of the iteration."""
-        with _unobserved():
-            self._inner.results(event, values, whole)
-            here = (event, self._counts[event]) == self._wanted
-            if self.inside and (here or (whole and self._wanted[0] == RESULTS)):
-                for item, value in named_leaves(values):
-                    self._keep(item, value)
-        self._ended(event)
-
-    def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
-        """Metrics and state at the end of the iteration."""
-        if self.inside and self._wanted[0] == RESULTS:
-            with _unobserved():
-                for item, value in (*metrics.items(), *self._state.end(algorithm)):
-                    self._keep(item, value)
-        self._close()
-
-    def _ended(self, event: str) -> None:
-        at = (event, self._counts[event])
-        self._counts[event] += 1
-        if self.inside and at == self._wanted:
-            self._close()
-        elif self.inside and at == self._since:
-            self._log = self._stack.enter_context(_operations())
-
-    def _keep(self, item: str, value: Any) -> None:
+    def _digest(self, value: Any) -> str:
         import numpy as np
 
-        before = 0 if self._log is None else len(self._log.logs)
-        array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-        add_item(self._kept, item, (before, array))
+        with _unobserved():
+            kept = _Kept(super()._digest(value))
+            if self.step_by_step:
+                kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+                kept.operations_before = len(self._calls())
+        return kept
 
-    def _close(self) -> None:
-        if self._log is not None:
-            log, self._log = self._log, None
+    def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
+        at = (event, 0 if event == RESULTS else index)
+        if self.step_by_step and at == self._wanted:
+            self._kept = dict(items)
+            self._operations = [_described(call) for call in self._calls()]
             self._stack.close()
-            described = [_described(call) for call in log.logs]
-            self.operations = [call for call in described if call is not None]
-            for item, (number, array) in self._kept.items():
-                self._kept[item] = sum(call is not None for call in described[:number]), array
+            self._log = None
+        elif self.step_by_step and at == self._logged_from:
+            self._log = self._stack.enter_context(_operations())
+        return super()._add(event, index, items)
 
-    def write(self, folder: Path) -> None:
+    def _calls(self) -> list[Any]:
+        """The operations so far that have a result that could differ."""
+        logs = [] if self._log is None else self._log.logs
+        return [call for call in logs if "hash" in (getattr(call, "log", None) or {})]
+
+    def write_kept(self) -> None:
         """Write everything that was kept."""
         import numpy as np
 
-        items = [{"item": item, "after_operations": before} for item, (before, _) in self._kept.items()]
-        (folder / ITEMS).write_text(json.dumps(items))
-        named: dict[str, Any] = {str(i): array for i, (_, array) in enumerate(self._kept.values())}
-        np.savez(folder / TENSORS, **named)
-        with (folder / OPERATIONS).open("w") as file:
-            file.writelines(json.dumps(asdict(call)) + "\n" for call in self.operations)
+        np.savez(self._folder / TENSORS, **{item: kept.array for item, kept in self._kept.items()})
+        before = {item: kept.operations_before for item, kept in self._kept.items()}
+        document = {"before": before, "operations": [asdict(each) for each in self._operations]}
+        (self._folder / OPERATIONS).write_text(json.dumps(document))
 
 
 @contextlib.contextmanager
@@ -187,12 +146,9 @@ def _bits(tensor: Any) -> str | None:
         return digest(tensor.detach().cpu())
 
 
-def _described(call: Any) -> LoggedOperation | None:
-    """One operation, or None if it has no result that could differ."""
+def _described(call: Any) -> LoggedOperation:
     from torch.utils._pytree import tree_leaves
 
-    if not getattr(call, "log", None) or "hash" not in call.log:
-        return None
     given, named = call.log.get("input_hash") or ((), {})
     read = {name: value for name, value in named.items() if name != "out"}  # which is only written
     return LoggedOperation(
@@ -207,22 +163,14 @@ def _described(call: Any) -> LoggedOperation | None:
 
 def _places(trace: str | None) -> list[str]:
     """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
-    project = Path(__file__).resolve().parents[1]
-    own: list[str] = []
-    lines = (trace or "").splitlines()
-    for line, code in itertools.pairwise([*lines, ""]):
-        place = line.strip()
-        if place.startswith(f'File "{project}{os.sep}'):
-            file, _, rest = place.removeprefix('File "').partition('", line ')
-            number, _, function = rest.partition(", in ")
-            if Path(file).resolve() != Path(__file__).resolve():
-                relative = Path(file).relative_to(project.parent)
-                own.insert(0, f"{relative}:{number} in {function}: {code.strip()}")
+    here = Path(__file__).resolve()
+    project, own = here.parents[1], list[str]()
+    for line, code in itertools.pairwise([*(trace or "").splitlines(), ""]):
+        found = _PLACE.fullmatch(line.strip())
+        if found and found[1].startswith(f"{project}{os.sep}") and found[1] != str(here):
+            relative = Path(found[1]).relative_to(project.parent)
+            own.insert(0, f"{relative}:{found[2]} in {found[3]}: {code.strip()}")
     return own
-
-
-class _NoStart(Exception):
-    """The run cannot go on from the checkpoint."""
 
 
 def replay(job: Job, request: Request) -> None:
@@ -245,21 +193,15 @@ def replay(job: Job, request: Request) -> None:
     try:
         first = 0
         if request.checkpoint is not None:
-            try:
-                first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
-            except ConfigError as error:
-                raise _NoStart(str(error)) from error
-        folder = Path(request.folder)
+            first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
         device = switches.resolve_device(config.device.name).type
-        trace = Trace(folder, "step", config.algo.name, device, first)
-        algorithm.probe = keeper = Keeper(trace, request)
+        algorithm.probe = keeper = Keeper(request, config.algo.name, device, first)
         for iteration in range(first, request.iteration + 1):
-            trace.step_by_step = keeper.inside = iteration == request.iteration
+            keeper.step_by_step = iteration == request.iteration
             result = algorithm.train_iteration()
             keeper.end_iteration(algorithm, result.metrics)
-            trace.end_iteration(algorithm, result.metrics)
-        trace.close()
-        keeper.write(folder)
+        keeper.close()
+        keeper.write_kept()
     finally:
         algorithm.close()
 
@@ -267,10 +209,10 @@ def replay(job: Job, request: Request) -> None:
 def main(request: str) -> int:
     """The process; returns the exit status."""
     try:
-        replay(Job.from_environment(), Request.from_json(request))
-    except (ConfigError, _NoStart) as error:
+        replay(Job.from_environment(), Request(**json.loads(request)))
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return NO_START if isinstance(error, _NoStart) else REFUSED
+        return REFUSED
     return 0
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 EQUAL = "equal"
-BITS_ONLY = "bits only"  # the same values: zeros of the other sign
 LAST_BITS = "last bits"  # as after another order of additions
 AMPLIFIED = "amplified"  # more than that and less than another precision, as after many steps
 PRECISION = "precision"  # as if one side had computed with a shorter type, such as TF32 or bfloat16
@@ -54,7 +53,7 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
     if a.shape != b.shape or a.dtype != b.dtype:
         return replace(found, kind=DIFFERENT)
     flat_a, flat_b = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
-    differs = _bits(flat_a) != _bits(flat_b)
+    differs = flat_a.view(f"u{a.dtype.itemsize}") != flat_b.view(f"u{a.dtype.itemsize}")
     if not differs.any():
         return found
     index = int(np.argmax(differs))
@@ -77,9 +76,7 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
     unit = np.spacing(np.minimum(size.astype(a.dtype), below)).astype(np.float64)
     scaled = np.abs(wide_a / unit - wide_b / unit)  # divided first: the difference may overflow
     kind = AMPLIFIED
-    if not distance.any():
-        kind = BITS_ONLY
-    elif scaled.max() <= _LAST_BITS_MAX and np.median(scaled) <= _LAST_BITS_MEDIAN:
+    if scaled.max() <= _LAST_BITS_MAX and np.median(scaled) <= _LAST_BITS_MEDIAN:
         kind = LAST_BITS
     elif np.abs(wide_a / size - wide_b / size).max() > _PRECISION_LARGEST:
         kind = DIFFERENT
@@ -107,10 +104,6 @@ def _ordered(values: np.ndarray) -> np.ndarray:
     # Negative floats count up from the lowest integer, as their magnitude grows; both zeros become 0.
     ordered: np.ndarray = np.where(bits < 0, np.iinfo(bits.dtype).min - np.minimum(bits, 0), bits)
     return ordered.astype(np.int64)
-
-
-def _bits(flat: np.ndarray) -> np.ndarray:
-    return flat.view(f"u{flat.dtype.itemsize}")
 
 
 def _rms(values: np.ndarray) -> float:

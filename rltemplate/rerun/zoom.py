@@ -16,30 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
-from rltemplate.analysis.differences import CODE
 from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import load_config, to_dict
 from rltemplate.config.recorded import raw_config
 from rltemplate.launch.subprocesses import Children, last_words
-from rltemplate.rerun import ulp
-from rltemplate.rerun.operations import (
-    BETWEEN,
-    OTHER_OPERATIONS,
-    OUTSIDE,
-    UNSEEN,
-    Finding,
-    LoggedOperation,
-    how_made,
-    made_by_other_code,
-)
+from rltemplate.rerun.operations import BETWEEN, UNSEEN, Finding, LoggedOperation, how_made
 from rltemplate.rerun.recorded_code import Code, checked_out
-from rltemplate.rerun.replay import FORM, ITEMS, OPERATIONS, RESULTS, TENSORS, Request
+from rltemplate.rerun.replay import FORM, OPERATIONS, RESULTS, TENSORS, Request
+from rltemplate.rerun.ulp import EQUAL, compare_arrays
 from rltemplate.rerun.zoom_report import Item, Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
@@ -47,6 +37,7 @@ from rltemplate.run.git import changes, checkout
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
+from rltemplate.run.state import START
 from rltemplate.types import ConfigError
 
 Say = Callable[[str], None]
@@ -73,7 +64,6 @@ class _Work:
     iteration: int
     folder: Path
     say: Say
-    shown_by: str
     children: Children
 
     def run_again(self, aim: str, **wanted: Any) -> list[Path]:
@@ -94,24 +84,23 @@ class _Work:
                 config = to_dict(load_config(side.run_dir / paths.CONFIG))
             start = None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start))
             request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
-            words, children = [request.to_json()], self.children
+            words, children = [json.dumps(asdict(request))], self.children
             status = side.code.run("rerun.replay", words, side.record, config, side.run_dir, log, children)
             problem = last_words(log, status) if status else None
             problem = problem or _not_repeated(side.run_dir, folder, self.iteration)
             if problem is not None:
-                self._give_up(side, problem)
+                raise ConfigError(self._problem(side, problem))
         return folders
 
-    def _give_up(self, side: _Side, problem: str) -> NoReturn:
-        if any(part.changed.get("code") for part in side.record.resumed):
-            problem += "; it was resumed with changed code"
+    def _problem(self, side: _Side, problem: str) -> str:
         if self.start is not None:
             problem += "; zoom=start needs no checkpoint"
         if side.stands_in is not None:
             problem += f"; {side.stands_in}, so the present code was run"
-        raise ConfigError(
+        shown_by = diff_command(*(each.run_dir for each in self.sides))
+        return (
             f"{side.name}: cannot be run again here: {problem}\n"
-            f"instead: {self.shown_by} shows what was changed, and trace=step says more"
+            f"instead: {shown_by} shows what was changed, and trace=step says more"
         )
 
 
@@ -138,7 +127,6 @@ def zoom_in(
         stack.enter_context(children.listening())
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
         sides = [_Side(name, path, RunRecord.read(path)) for name, path in zip("ab", dirs, strict=True)]
-        start = None if from_start else _common_start(sides, at.env_steps_before)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         if keep is not None:
             make_folder("keep", keep)
@@ -151,27 +139,17 @@ def zoom_in(
             except GitError as error:
                 children.check()  # Ctrl-C reaches git as well
                 side.stands_in = str(error)
-        shown_by = diff_command(*dirs)
-        work = _Work(sides, start, at.iteration, folder, say, shown_by, children)
+        start = None if from_start else _common_start(dirs, at.env_steps_before)
         result = Zoom(sides[0].commit, sides[1].commit, start, at.iteration)
-        if keep is not None:
-            result.kept = str(folder)
-        other_code = any(one.section == CODE and one.affects_results for one in comparison.differences)
-        _look(work, result, other_code)
+        result.kept = None if keep is None else str(folder)
+        _look(_Work(sides, start, at.iteration, folder, say, children), result)
         return result
 
 
-def _common_start(sides: Sequence[_Side], env_steps: int) -> int | None:
+def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
     """Environment steps of the last checkpoint from before the divergence that both have, if any."""
-    for side in sides:
-        every = int(raw_config(side.run_dir / paths.CONFIG).get("checkpoint_every") or 0)
-        if 0 < every <= env_steps and not (side.run_dir / paths.CHECKPOINTS).is_dir():
-            raise ConfigError(
-                f"{side.name}: the checkpoints of {side.run_dir.name} are gone; put them back, or run both "
-                "from the beginning with zoom=start"
-            )
-    known = [{int(path.stem.removeprefix("step_")) for path in list_checkpoints(s.run_dir)} for s in sides]
-    return max((steps for steps in known[0] & known[1] if steps <= env_steps), default=None)
+    known = [{int(path.stem.removeprefix("step_")) for path in list_checkpoints(each)} for each in dirs]
+    return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 
 
 def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
@@ -194,39 +172,30 @@ def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
         side.stands_in = f"its code, commit {commit[:12]}, is of another version and cannot be zoomed in on"
 
 
-def _look(work: _Work, result: Zoom, other_code: bool) -> None:
+def _look(work: _Work, result: Zoom) -> None:
     """Both passes; what they find goes into `result`."""
     steps = work.run_again("its steps and updates")
     at = traces.first_difference(*(traces.open_trace(folder, "") for folder in steps))
-    if at is None or at.item in (traces.OTHER_CHAIN, traces.OTHER_ENV_STEPS):
-        result.notes.append("No item differs, so no operation made the difference: a count may differ.")
-        return
-    if at.item == traces.OTHER_EVENT:
+    if at is None or at.item in traces.NOT_FINGERPRINTS:
+        sides = "" if at is None else f" (a: {at.a}; b: {at.b})"
         result.notes.append(
-            f"The runs did different things next: a went on with {at.a}, b with {at.b}. "
-            "All items before are equal, so it was a condition that differed, and no number."
+            f"The runs did different things next{sides}. "
+            "All items before are equal, so it was a condition or a setting that differed, and no number."
         )
         return
-    if at.item == traces.OTHER_ITEMS:
-        result.notes.append(f"The event has other items; only in a: {at.a}; only in b: {at.b}.")
-    index, since = _place(steps[0] / paths.TRACE, at.line)
-    result.event, result.index = at.event, 0 if at.event == RESULTS else index
-    place = (result.event, result.index)
-    aim, wanted = f"tensors of {place_name(*place)}", {"event": place[0], "index": place[1], "since": since}
-    kept = [_Kept(folder) for folder in work.run_again(aim, **wanted)]
-    result.items = list(_compared(*kept))
-    result.first = next((item.name for item in result.items if item.difference.kind != ulp.EQUAL), None)
+    since = _event_before(steps[0] / paths.TRACE, at.line)
+    result.event, result.index = at.event, 0 if at.event == RESULTS else at.index or 0
+    here = place_name(result.event, result.index)
+    folders = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
+    result.items = list(_compared(*folders))
+    result.first = next((item.name for item in result.items if item.difference.kind != EQUAL), None)
     if result.first is None:
         result.notes.append("No tensor that both runs have there differs.")
-    elif at.event == "start":
+    elif at.event == START:
         result.finding = Finding(kind=BETWEEN if at.iteration > 0 else UNSEEN)
     else:
-        logs, logged_from = [each.operations for each in kept], place_name(*(since or place))
-        limits = [each.after_operations(result.first) for each in kept]
-        found = how_made(logs[0], logs[1], limits, logged_from)
-        if other_code and found.kind in (OTHER_OPERATIONS, OUTSIDE):
-            found = made_by_other_code(logs[0], logs[1], limits, logged_from) or found
-        result.finding = found
+        a, b = (_operations_before(result.first, folder) for folder in folders)
+        result.finding = how_made(a, b, place_name(*since) if since else here)
 
 
 # --- Traces and tensors of what was run again ------------------------------------------------------------
@@ -258,38 +227,21 @@ def _iterations(trace: Path, last: int) -> Iterator[tuple[int, dict[str, str]]]:
                     return
 
 
-def _place(trace: Path, line: int) -> tuple[int, tuple[str, int] | None]:
-    """The index of the event in a line, which counts from 1, and the event before it in its iteration."""
-    before: list[Any] = []
-    with trace.open("rb") as lines:
-        for number, text in enumerate(lines, start=1):
-            if number == 1 or text.startswith(b'["items",'):
-                continue
-            event = json.loads(text)
-            if number >= line:
-                break
-            before = event
-    since = None if not before or before[0] == traces.ITERATION else (before[0], before[1])
-    return event[1], since
+def _event_before(trace: Path, line: int) -> tuple[str, int] | None:
+    """The event before the one in a line, which counts from 1, if its iteration has any."""
+    lines = trace.read_text(encoding="utf-8").splitlines()[1 : line - 1]
+    events = [json.loads(text) for text in lines if not text.startswith('["items",')]
+    return (events[-1][0], events[-1][1]) if events and events[-1][0] != RESULTS else None
 
 
-class _Kept:
-    """The tensors and operations of an event that a process kept."""
-
-    def __init__(self, folder: Path) -> None:
-        with (folder / OPERATIONS).open() as lines:
-            self.operations = [LoggedOperation(**json.loads(line)) for line in lines]
-        items = json.loads((folder / ITEMS).read_text())
-        self._before = {each["item"]: int(each["after_operations"]) for each in items}
-        with np.load(folder / TENSORS) as arrays:
-            self.tensors = {name: arrays[str(i)] for i, name in enumerate(self._before)}
-
-    def after_operations(self, item: str) -> int:
-        """The number of operations that had been carried out when the item was there."""
-        return self._before.get(item, len(self.operations))
+def _compared(a: Path, b: Path) -> Iterator[Item]:
+    with np.load(a / TENSORS) as ours, np.load(b / TENSORS) as theirs:
+        for name in ours.files:
+            if name in theirs:
+                yield Item(name, compare_arrays(ours[name], theirs[name]))
 
 
-def _compared(a: _Kept, b: _Kept) -> Iterator[Item]:
-    for name, value in a.tensors.items():
-        if name in b.tensors:
-            yield Item(name, ulp.compare_arrays(value, b.tensors[name]))
+def _operations_before(item: str, folder: Path) -> list[LoggedOperation]:
+    """The operations that had been carried out when the item was there."""
+    document = json.loads((folder / OPERATIONS).read_text())
+    return [LoggedOperation(**each) for each in document["operations"][: document["before"][item]]]

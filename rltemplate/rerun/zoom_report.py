@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rltemplate.rerun import operations
-from rltemplate.rerun.operations import Finding
+from rltemplate.rerun.operations import Finding, LoggedOperation
 from rltemplate.rerun.replay import RESULTS
 from rltemplate.rerun.ulp import EQUAL, ArrayDifference
 
 _WIDTH = 110
-# By kind of finding; the name of the operation, that of the other run's, and the first item that differs.
+# By kind of finding; the names of the operations of a and b, and the first item that differs.
 _CAUSES = {
-    operations.COMPUTED: "made by {name}: equal inputs, other results",
-    operations.ARGUMENTS: "made by {name}: called with other arguments",
-    operations.DRAWN: "drawn by {name}: its random stream was in another state",
-    operations.OTHER_OPERATIONS: "the runs carried out other operations: one went on with {name}, the other "
-    "with {other}",
-    operations.OTHER_CODE: "made by other code: a went on with {a}, b with {b}",
+    operations.COMPUTED: "made by {a}: equal inputs, other results",
+    operations.ARGUMENTS: "made by {a}: called with other arguments",
+    operations.DRAWN: "drawn by {a}: its random stream was in another state",
+    operations.OTHER_OPERATIONS: "the runs carried out other operations: a went on with {a}, b with {b}",
     operations.OUTSIDE: "made by no operation of torch that was logged: {item} came from elsewhere, such as "
-    "the environment or numpy; {name} is the first that saw the difference",
+    "the environment or numpy, or the code took other tensors; first seen by {a}",
     operations.UNSEEN: "made before operations can be logged, while networks and streams were built",
     operations.BETWEEN: "changed between two iterations: the one before ended with equal state",
 }
@@ -118,30 +116,23 @@ def _words(found: ArrayDifference) -> str:
 
 
 def _finding(finding: Finding, item: str) -> Iterator[str]:
-    operation, nothing = finding.operation, "nothing like it"
-    name = "an operation" if operation is None else operation.name
-    a = b = name
-    if operation is not None:
-        a = nothing if operation.arguments_a is None else name
-        b = nothing if operation.arguments_b is None else finding.other_name or name
-    text = _CAUSES[finding.kind].format(name=name, other=finding.other_name, a=a, b=b, item=item)
+    names = ["no operation" if side is None else side.operation for side in (finding.a, finding.b)]
+    text = _CAUSES[finding.kind].format(a=names[0], b=names[1], item=item)
     if finding.logged_from:
         text += f"; {finding.agreeing:,} operations before it, from {finding.logged_from} on, agree"
     yield from _wrapped(text, "  ")
-    if operation is None:
-        return
-    yield from _of_both("with", [operation.arguments_a], [operation.arguments_b])
-    yield from _of_both("in", operation.source[:2], operation.source_b[:2])
-    yield from _of_both("gradient of", operation.forward_source[:1], operation.forward_source_b[:1])
+    a, b = _details(finding.a), _details(finding.b)
+    for title in a or b:
+        sides = [each[title] for each in (a, b) if each]
+        for name, texts in zip([""] if sides[0] == sides[-1] else [" a", " b"], sides, strict=False):
+            for text in texts:
+                yield from _wrapped(text, f"    {title}{name}  ")
 
 
-def _of_both(title: str, a: Sequence[str | None], b: Sequence[str | None]) -> Iterator[str]:
-    """Lines about a and b: once where they are the same, or one of them has none."""
-    ours, theirs = ([text for text in side if text is not None] for side in (a, b))
-    apart = bool(ours and theirs and ours != theirs)
-    for name, texts in (("a", ours), ("b", theirs if apart or not ours else [])):
-        for text in texts:
-            yield from _wrapped(text, f"    {title}{f' {name}' if apart else ''}  ")
+def _details(side: LoggedOperation | None) -> dict[str, list[str]]:
+    if side is None:
+        return {}
+    return {"with": [side.arguments], "in": side.source[:2], "gradient of": side.forward_source[:1]}
 
 
 def _wrapped(text: str, start: str) -> list[str]:

@@ -98,23 +98,21 @@ class Trace(Probe):
         self._iteration, self.chain = iterations, chain
         if iterations == 0:
             return True
-        last = f'["iteration",{iterations - 1},'.encode()
-        names: dict[str, list[str]] = {}
-        size = 0
+        last, names = f'["iteration",{iterations - 1},'.encode(), dict[str, list[str]]()
         try:
             with self._lines.path.open("rb") as file:
+                if file.readline().decode() != self._head + "\n":
+                    return False
                 for line in file:
-                    if size == 0 and line.decode() != self._head + "\n":
-                        return False
-                    size += len(line)
                     if line.startswith(b'["items",'):
                         _, event, items = json.loads(line)
                         names[event] = items
                     elif line.startswith(last):
-                        if json.loads(line)[-1] != chain:
-                            return False
                         break
                 else:
+                    return False
+                size = file.tell()
+                if json.loads(line)[-1] != chain:
                     return False
         except (FileNotFoundError, ValueError):
             return False
@@ -133,7 +131,7 @@ class Trace(Probe):
     def begin(self, algorithm: Algorithm) -> None:
         """Take the digest of everything that the algorithm begins with."""
         self._counts.clear()
-        start = {item: digest(value) for item, value in self._state.begin(algorithm)}
+        start = {item: self._digest(value) for item, value in self._state.begin(algorithm)}
         self._parts = {}
         if self.step_by_step or self._iteration == 0:
             self._write_event(START, start)
@@ -143,14 +141,14 @@ class Trace(Probe):
     def draw(self, stream: str, value: Any) -> None:
         """Take the digest of a draw."""
         if self.step_by_step:
-            add_item(self._items, f"draw/{stream}", digest(value))
+            add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
         """Take the digests of the results of an event, and end it."""
         if not (whole or self.step_by_step or event == RESET):
             return
         for item, value in named_leaves(values):
-            text = digest(value)
+            text = self._digest(value)
             add_item(self._items, item, text)
             if whole:
                 add_item(self._parts, item, text)
@@ -162,7 +160,7 @@ class Trace(Probe):
         """Write the line of an iteration that has ended, with its parts and the state at its end."""
         items, self._items = self._parts, {}
         for name, value in (*metrics.items(), *self._state.end(algorithm)):
-            add_item(items, name, digest(value))
+            add_item(items, name, self._digest(value))
         text = self._add("iteration", algorithm.env_steps, items)
         past = xxhash.xxh3_128(bytes.fromhex(self.chain))
         past.update(self._since.digest())
@@ -179,6 +177,9 @@ class Trace(Probe):
     def close(self) -> None:
         """Nothing can be added any more."""
         self._lines.close()
+
+    def _digest(self, value: Any) -> str:
+        return digest(value)
 
     def _write_event(self, event: str, items: Mapping[str, str]) -> None:
         index = self._counts[event]

@@ -19,14 +19,7 @@ from typing import Any
 
 import pytest
 
-SLOW_TO_IMPORT = (
-    "torch._dynamo",
-    "torch.distributions",
-    "gymnasium.envs.mujoco",
-    "hydra.compose",
-    "pytest",
-    "pytest_timeout",
-)
+SLOW_TO_IMPORT = ["torch._dynamo", "torch.distributions", "gymnasium.envs.mujoco", "hydra.compose", "pytest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ def plant(file: Path, old: str, new: str) -> None:
 def run_tests(folder: Path, tests: Sequence[str]) -> list[Outcome]:
     """Run tests of the copy of the project in `folder`, in a process of their own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(SLOW_TO_IMPORT))
+    context.set_forkserver_preload([*SLOW_TO_IMPORT, "pytest_timeout"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(folder, list(tests), there))
     process.start()
@@ -93,18 +86,8 @@ def _run(folder: Path, tests: list[str], answer: Connection) -> None:
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     watch = _Watch()
-    words = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "pytest_timeout",
-        "-m",
-        "",
-        *(f"tests/{test}" for test in tests),
-    ]
-    pytest.main(words, plugins=[watch])
-    package = sys.modules.get("rltemplate")
-    if package is not None:
+    words = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-m", ""]
+    pytest.main([*words, *(f"tests/{test}" for test in tests)], plugins=[watch])
+    if (package := sys.modules.get("rltemplate")) is not None:
         assert Path(str(package.__file__)).is_relative_to(folder)
     answer.send(watch.outcomes)

@@ -8,7 +8,6 @@ state with which iteration 3 begins. The run goes on with the changed value; its
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -56,44 +55,6 @@ def flip_entry(state: Any, path: str) -> bool:
     return True
 
 
-def flip_in_place(value: Any) -> None:
-    """Flip the last bit of a tensor or an array that a run goes on with."""
-    value[...] = flipped(value)
-
-
-class Fault:
-    """Flips one item."""
-
-    def __init__(self, wanted: str, first_iteration: int = 0) -> None:
-        from rltemplate.types import ConfigError
-
-        found = re.fullmatch(r"([^@]+)@(\d+)(?::(\d+))?", wanted)
-        if found is None:
-            raise ConfigError(f"{VARIABLE}={wanted}: expected ITEM@ITERATION or ITEM@ITERATION:INDEX")
-        self._item, self._at, self._index = found[1], int(found[2]), int(found[3] or 0)
-        self._iteration, self._seen = first_iteration, 0
-        self.done = False
-
-    def begin(self, algorithm: Any) -> None:
-        """Change an entry of the algorithm's state, if that is wanted."""
-        self._iteration, self._seen = self._iteration + 1, 0
-        when, _, path = self._item.partition("/")
-        if when == "start" and self._iteration - 1 == self._at and not self.done:
-            state = algorithm.state_dict()
-            self.done = flip_entry(state, path)
-            state.pop("envs", None)  # those that step already keep theirs
-            algorithm.load_state_dict(state)
-
-    def passed(self, item: str, value: Any) -> None:
-        """An item passes, for the n-th time in this iteration."""
-        if item != self._item or self._iteration - 1 != self._at or self.done:
-            return
-        if self._seen == self._index:
-            flip_in_place(value)
-            self.done = True
-        self._seen += 1
-
-
 def let_traces_flip(module: ModuleType) -> None:
     """Replace `Trace` by one that flips the item that the environment variable names when it is made."""
     trace: Any = module.Trace
@@ -101,24 +62,37 @@ def let_traces_flip(module: ModuleType) -> None:
     class FlippingTrace(trace):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            wanted = os.environ.get(VARIABLE)
-            self.fault = None if wanted is None else Fault(wanted, self._iteration)
+            self.item, _, place = os.environ.get(VARIABLE, "").partition("@")
+            self.at, _, self.number = place.partition(":")
+            self.seen = 0
+            self.done = False
 
         def begin(self, algorithm: Any) -> None:
-            if self.fault is not None:
-                self.fault.begin(algorithm)
+            self.seen = 0
+            if self.item.startswith("start/") and self.at == str(self._iteration) and not self.done:
+                state = algorithm.state_dict()
+                self.done = flip_entry(state, self.item.removeprefix("start/"))
+                state.pop("envs", None)  # those that step already keep theirs
+                algorithm.load_state_dict(state)
             super().begin(algorithm)
 
         def draw(self, stream: str, value: Any) -> None:
-            if self.fault is not None:
-                self.fault.passed(f"draw/{stream}", value)
+            self.passed(f"draw/{stream}", value)
             super().draw(stream, value)
 
         def results(self, event: str, values: Any, whole: bool = False) -> None:
-            if self.fault is not None:
-                for item, value in module.named_leaves(values):
-                    self.fault.passed(item, value)
+            for item, value in module.named_leaves(values):
+                self.passed(item, value)
             super().results(event, values, whole)
+
+        def passed(self, item: str, value: Any) -> None:
+            """An item passes, for the n-th time in this iteration."""
+            if item != self.item or self.at != str(self._iteration) or self.done:
+                return
+            if self.seen == int(self.number or 0):
+                value[...] = flipped(value)
+                self.done = True
+            self.seen += 1
 
     module.Trace = FlippingTrace  # type: ignore[attr-defined]
 
@@ -132,14 +106,14 @@ class _OnImport(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = find_spec(name)
         assert spec is not None
-        assert spec.loader is not None
-        load = spec.loader.exec_module
+        loader: Any = spec.loader
+        load = loader.exec_module
 
         def load_and_replace(module: ModuleType) -> None:
             load(module)
             let_traces_flip(module)
 
-        spec.loader.exec_module = load_and_replace  # type: ignore[method-assign]
+        loader.exec_module = load_and_replace
         return spec
 
 

@@ -7,64 +7,47 @@ happens in this process, with the real trace, the real comparison and the real r
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import SHRUNK, Configure
+from conftest import Configure, small
 
 from rltemplate.algos.build import build_algorithm
-from rltemplate.analysis.compare import Comparison, compare_runs
+from rltemplate.analysis.compare import compare_runs
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.rerun import replay, zoom
+from rltemplate.launch.subprocesses import Children
+from rltemplate.rerun import replay
 from rltemplate.rerun.operations import BETWEEN, UNSEEN
 from rltemplate.rerun.zoom import zoom_in
-from rltemplate.rerun.zoom_report import Zoom, report
+from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.observers import make_trace
-from rltemplate.run.record import SCHEMA_VERSION
+from rltemplate.run.record import RunRecord
 
-WORDS = {
-    "ppo": ["algo=ppo", "env=Pendulum", *SHRUNK["ppo"], "total_env_steps=96", "algo.hidden_sizes=[8]"],
-    "sac": ["algo=sac", "env=Pendulum", *SHRUNK["sac"], "total_env_steps=72", "algo.hidden_sizes=[8]"],
-}
-NORMALIZED = {
-    "ppo": ["algo.normalize_obs=true", "algo.normalize_reward=true"],
-    "sac": ["algo.normalize_obs=true"],
-}
-
-Plant = Callable[[], contextlib.AbstractContextManager[None]]
+WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]"]
+NORMALIZED = ["algo.normalize_obs=true", "algo.normalize_reward=true"]
 
 
 @contextlib.contextmanager
-def nothing() -> Iterator[None]:
-    """No difference."""
-    yield
-
-
-def fault(text: str) -> Plant:
-    """One value flipped in its last bit: see tests/faults."""
-
-    @contextlib.contextmanager
-    def planted() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
+def planted_fault(text: str) -> Iterator[pytest.MonkeyPatch]:
+    """One value flipped in its last bit: see tests/faults; nothing where `text` is empty."""
+    with pytest.MonkeyPatch.context() as patch:
+        if text:
             patch.setenv("ATEN_TEST_FAULT", text)
-            yield
-
-    return planted
+        yield patch
 
 
-def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
+def made(folder: Path, config: Config, fault: str = "") -> Path:
     """The folder of a run, with what comparing and zooming read of it."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
-    with plant():
+    with planted_fault(fault):
         seed_global_rng(config.seed)
         algorithm, _ = build_algorithm(config)
         trace = make_trace(config, folder)
@@ -75,50 +58,8 @@ def made(folder: Path, config: Config, plant: Plant = nothing) -> Path:
             trace.end_iteration(algorithm, result.metrics)
         algorithm.close()
         trace.close()
-    record = {"schema": SCHEMA_VERSION, "id": folder.name, "status": "finished"}
-    (folder / "record.json").write_text(json.dumps(record))
+    RunRecord(id=folder.name, status="finished").write(folder)
     return folder
-
-
-class Here:
-    """Stands for `Children`, with calls in the place of processes."""
-
-    def __init__(self, plants: Mapping[str, Plant]) -> None:
-        self.plants = plants
-
-    def __call__(self) -> Here:
-        return self
-
-    def listening(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def check(self) -> None:
-        pass
-
-    def run(self, command: Sequence[str], environment: Mapping[str, str], log: Path, **_: object) -> int:
-        assert command[-2] == replay.__name__
-        with self.plants[log.parent.name](), pytest.MonkeyPatch.context() as patch, log.open("w") as file:
-            patch.setenv(JOB_VARIABLE, environment[JOB_VARIABLE])
-            with contextlib.redirect_stderr(file):
-                return replay.main(command[-1])
-
-
-Look = Callable[[Config, Plant, Config], tuple[Comparison, Zoom]]
-
-
-@pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
-    """Make two runs, the second with a difference, compare them, and look closely."""
-    monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
-
-    def closer(config: Config, plant: Plant, other: Config) -> tuple[Comparison, Zoom]:
-        monkeypatch.setattr(zoom, "Children", Here({"a": nothing, "b": plant}))
-        comparison = compare_runs(made(tmp_path / "a", config), made(tmp_path / "b", other, plant))
-        found = zoom_in(comparison)
-        assert report(found)
-        return comparison, found
-
-    return closer
 
 
 @dataclass(frozen=True)
@@ -132,7 +73,7 @@ class Planted:
     iteration: int
     item: str
     difference: str
-    words: tuple[str, ...] = ("trace=iteration",)
+    words: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join([self.algo, self.difference, *self.words])
@@ -140,7 +81,7 @@ class Planted:
 
 def flip(algo: str, text: str, *words: str) -> Planted:
     item, _, place = text.partition("@")
-    return Planted(algo, int(place.partition(":")[0]), item, text, words or ("trace=iteration",))
+    return Planted(algo, int(place.partition(":")[0]), item, text, words)
 
 
 STEP, COMPILED = ("trace=step",), ("trace=step", "compile=true")
@@ -169,20 +110,35 @@ OTHERS = [
 @pytest.mark.parametrize(
     "planted", [*DAILY, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)], ids=str
 )
-def test_what_was_planted_is_named(configure: Configure, look: Look, planted: Planted) -> None:
+def test_what_was_planted_is_named(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: Planted
+) -> None:
     """With a line for each iteration: then the item, or that it has followed from something in there."""
-    both = [*WORDS[planted.algo], *NORMALIZED[planted.algo], "checkpoint_every=0", *planted.words]
-    flips = "@" in planted.difference
-    plant: Plant = fault(planted.difference) if flips else nothing
-    other = [] if flips else [planted.difference]
-    comparison, found = look(configure(*both), plant, configure(*both, *other))
+    fault, other = (planted.difference, []) if "@" in planted.difference else ("", [planted.difference])
+
+    def run(
+        _: object, command: Sequence[str], environment: Mapping[str, str], log: Path, **__: object
+    ) -> int:
+        assert command[-2] == replay.__name__
+        with planted_fault(fault if log.parent.name == "b" else "") as patch, log.open("w") as file:
+            patch.setenv(JOB_VARIABLE, environment[JOB_VARIABLE])
+            with contextlib.redirect_stderr(file):
+                return replay.main(command[-1])
+
+    monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
+    monkeypatch.setattr(Children, "run", run)
+    both = small(planted.algo, *WORDS, *NORMALIZED, *planted.words, env="Pendulum")
+    a = made(tmp_path / "a", configure(*both))
+    comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), fault))
     at = comparison.divergence
     assert at is not None
     assert at.iteration == planted.iteration
-    if planted.words != ("trace=iteration",):
+    if planted.words:
         assert at.item == planted.item
     elif at.item != planted.item:
         assert "first of the list need not be the first in time" in " ".join(comparison.look_at)
+    found = zoom_in(comparison)
+    assert report(found)
     assert (found.iteration, found.first) == (planted.iteration, planted.item)
     if planted.item.startswith("start/"):
         assert found.finding is not None

@@ -17,20 +17,20 @@ FLOATS = [np.float16, np.float32, np.float64]
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtype: Any) -> None:
     """In exact integers: the largest distances do not fit into 64 bits with a sign."""
-    rng, bits = np.random.default_rng(3), 8 * np.dtype(dtype).itemsize
-    words = rng.integers(0, 2**bits - 1, 4000, dtype=f"u{bits // 8}", endpoint=True)
-    subnormal = (rng.integers(0, 40, 50) * np.finfo(dtype).smallest_subnormal).astype(dtype)
-    values = np.concatenate([words.view(dtype), subnormal, -subnormal])  # every exponent, both signs
+    bits = 8 * np.dtype(dtype).itemsize
+    words = np.random.default_rng(3).integers(0, 2**bits - 1, 4000, dtype=f"u{bits // 8}", endpoint=True)
+    # Every exponent, both signs, and the smallest numbers.
+    smallest = (np.arange(-9, 9) * np.finfo(dtype).smallest_subnormal).astype(dtype)
+    values = np.concatenate([words.view(dtype), smallest])
     values = values[np.isfinite(values)]
     with np.errstate(over="ignore"):  # the largest number has infinity beside it
         assert set(ulp_distance(values, np.nextafter(values, dtype(np.inf))).tolist()) == {1}
-    a, b = rng.permutation(values), rng.permutation(values)
 
-    def place(value: Any) -> Any:
-        word: int = int(np.array([value], dtype).view(f"u{bits // 8}")[0])
-        sign, magnitude = word >> (bits - 1), word & ~(1 << (bits - 1))
-        return -magnitude if sign else magnitude
+    def place(value: Any) -> int:
+        magnitude = int(np.abs(value).view(f"u{bits // 8}"))
+        return -magnitude if value < 0 else magnitude
 
+    a, b = values, values[::-1].copy()
     assert ulp_distance(a, b).tolist() == [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
 
 
@@ -85,25 +85,27 @@ def test_special_values() -> None:
     found = compare_arrays(a, b)  # NaN equals NaN
     assert (found.differing, found.kind, found.first) == (1, "different", [2])
     assert found.values == ["nan", "3.0"]
-    assert compare_arrays(a, a).kind == "equal"
     # The digests of a trace see zeros of the other sign, so a difference must be shown.
     found = compare_arrays(np.array([1.0, 0.0]), np.array([1.0, -0.0]))
-    assert (found.kind, found.differing, found.max_ulp) == ("bits only", 1, 0)
+    assert (found.kind, found.differing, found.max_ulp) == ("last bits", 1, 0)
     for x, y in [(np.inf, 1.0), (np.inf, -np.inf), (1.0, -np.inf)]:
         found = compare_arrays(np.array([x, 2.0], np.float32), np.array([y, 2.0], np.float32))
         assert (found.kind, found.differing, found.max_scaled) == ("different", 1, None)
         json.dumps(asdict(found), allow_nan=False)
 
 
-def test_integers_truth_values_and_other_shapes_are_equal_or_different() -> None:
-    pairs: list[tuple[list[int], list[int]]]
-    pairs = [([3, -2], [3, 5]), ([-(2**63)], [2**63 - 1]), ([True, False], [True, True])]
-    for a, b in pairs:
-        found = compare_arrays(np.array(a), np.array(b))
-        assert (found.kind, found.differing, found.max_ulp) == ("different", 1, None)
-        assert found.values == [str(a[-1]), str(b[-1])]
-        assert compare_arrays(np.array(a), np.array(a)).kind == "equal"
+@pytest.mark.parametrize(
+    ("a", "b"), [([3, -2], [3, 5]), ([-(2**63)], [2**63 - 1]), ([True, False], [True, True])]
+)
+def test_integers_and_truth_values_are_equal_or_different(a: list[int], b: list[int]) -> None:
+    found = compare_arrays(np.array(a), np.array(b))
+    assert (found.kind, found.differing, found.max_ulp) == ("different", 1, None)
+    assert found.values == [str(a[-1]), str(b[-1])]
+    assert compare_arrays(np.array(a), np.array(a)).kind == "equal"
+
+
+def test_other_shapes_and_types_are_different() -> None:
     zeros = np.zeros((2, 3), np.float32)
     for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((2, 3), np.int32)):
-        assert (compare_arrays(zeros, other).kind, compare_arrays(zeros, other).first) == ("different", None)
+        assert compare_arrays(zeros, other).kind == "different"
     assert compare_arrays(np.zeros((0, 3)), np.zeros((0, 3))).kind == "equal"

@@ -23,7 +23,7 @@ from conftest import SHRUNK, git, program, run_train
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun import zoom
 from rltemplate.rerun.commands import compare
-from rltemplate.rerun.operations import ARGUMENTS, COMPUTED
+from rltemplate.rerun.operations import ARGUMENTS, COMPUTED, OTHER_OPERATIONS, LoggedOperation
 from rltemplate.rerun.ulp import LAST_BITS
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import Zoom, report
@@ -47,13 +47,12 @@ FLIP = """\
 
 
 class Runs(NamedTuple):
-    """A repository whose present code is that of `plain`, and runs that were made there."""
+    """A repository whose present code is that of `plain`, and runs that were made there when asked for."""
 
     project: Path
     folder: Path
 
     def make(self, name: str, *words: str, **environment: str) -> Path:
-        """The run of that name, made now if there is none."""
         run_dir = self.folder / name
         if not run_dir.exists():
             words = (*WORDS, *QUIET, *words, f"run_dir={run_dir}")
@@ -74,16 +73,13 @@ class Runs(NamedTuple):
 
     @property
     def plain(self) -> Path:
-        """A run with the present code."""
         return self.make("plain")
 
     @property
     def flipped(self) -> Path:
-        """The same, with one flipped bit."""
         return self.with_other_code("flipped", TRACE, lambda text: text.replace(SEEN, SEEN + FLIP))
 
     def zoom(self, a: Path, b: Path, **options: Any) -> Zoom:
-        """A closer look, within this process."""
         return zoom_in(compare_runs(a, b), project=self.project, **options)
 
 
@@ -100,6 +96,14 @@ def copy_of(run_dir: Path, folder: Path) -> Path:
 
 def commit_of(run_dir: Path) -> str:
     return str(json.loads((run_dir / "record.json").read_text())["git"]["commit"])
+
+
+def operations_of(found: Zoom, kind: str) -> tuple[LoggedOperation, LoggedOperation]:
+    assert found.finding is not None
+    assert found.finding.kind == kind
+    assert found.finding.a is not None
+    assert found.finding.b is not None
+    return found.finding.a, found.finding.b
 
 
 # --- What is found ---------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     bits = [int(np.float32(float.fromhex(digits)).view(np.uint32)) for digits in action["hexes"]]
     assert bits[0] ^ bits[1] == 1
     # What was asked for is kept, the progress is told, and nothing else is left.
-    assert np.load(tmp_path / "kept" / "event" / "b" / "tensors.npz")["3"].shape == (2, 1)
+    assert np.load(tmp_path / "kept" / "event" / "b" / "tensors.npz")["action"].shape == (2, 1)
     assert f"zoom: b again with commit {commit_of(b)[:12]} from step 64, for its steps" in done.stderr
     assert git(runs.project, "worktree", "list").count("\n") == 1
     # torch leaves a folder for what it compiles.
@@ -145,74 +149,51 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL has no other branch")
 def test_other_kernels_are_traced_to_the_product_that_they_computed(runs: Runs) -> None:
     found = runs.zoom(runs.plain, runs.make("kernels", MKL_CBWR="COMPATIBLE"))
-    assert found.finding is not None
-    assert found.finding.kind == COMPUTED
-    operation = found.finding.operation
-    assert operation is not None
-    assert operation.name in ("aten.addmm.default", "aten.mm.default")
-    assert operation.arguments_a == operation.arguments_b
-    assert any(line.startswith(f"{PPO}:") for line in operation.source)
-    assert f"made by {operation.name}: equal inputs, other results" in report(found)
+    a, b = operations_of(found, COMPUTED)
+    assert a.operation in ("aten.addmm.default", "aten.mm.default")
+    assert a.arguments == b.arguments
+    assert any(line.startswith(f"{PPO}:") for line in a.source)
+    assert f"made by {a.operation}: equal inputs, other results" in report(found)
 
 
 @pytest.mark.long
 def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: Runs) -> None:
-    a = runs.plain
-    found = runs.zoom(a, runs.make("gamma", "algo.gamma=0.75"), from_start=True).finding
-    assert found is not None
-    assert found.operation is not None
-    assert found.operation.arguments_a is not None
-    assert found.kind == ARGUMENTS
-    assert found.operation.arguments_b == found.operation.arguments_a.replace("0.95", "0.75")
+    found = runs.zoom(runs.plain, runs.make("gamma", "algo.gamma=0.75"), from_start=True)
+    a, b = operations_of(found, ARGUMENTS)
+    assert b.arguments == a.arguments.replace("0.95", "0.75")
     # The operation runs before the event begins in which its result is traced.
-    assert found.logged_from == "collect"
-    lengths = runs.zoom(a, runs.make("kl", "algo.target_kl=1e-9"))
+    assert found.finding is not None
+    assert found.finding.logged_from == "collect"
+    lengths = runs.zoom(runs.plain, runs.make("kl", "algo.target_kl=1e-9"))
     assert (lengths.event, lengths.items, lengths.finding) == (None, [], None)
-    assert "so it was a condition that differed" in " ".join(report(lengths).split())
+    assert "so it was a condition or a setting that differed" in " ".join(report(lengths).split())
 
 
 @pytest.mark.long
-def test_lines_that_differ_are_named_in_both_codes(runs: Runs, tmp_path: Path) -> None:
-    good = runs.plain
+def test_lines_that_differ_are_named_in_both_codes(runs: Runs) -> None:
     # A comment on top moves all lines.
     broken = runs.with_other_code("broken", PPO, lambda text: "# moved\n" + text.replace(GOOD, BROKEN))
-    found = runs.zoom(good, broken)
+    found = runs.zoom(runs.plain, broken)
     assert (found.event, found.first) == ("targets", "advantage")
-    assert found.finding is not None
-    assert found.finding.kind == "other code"
-    operation = found.finding.operation
-    assert operation is not None
+    a, b = operations_of(found, OTHER_OPERATIONS)
     number = (runs.project / PPO).read_text().splitlines().index(f"    {GOOD}  # (T, N)") + 1
-    assert operation.source[0].startswith(f"{PPO}:{number} in compute_gae: {GOOD}")
-    assert operation.source_b[0].startswith(f"{PPO}:{number + 1} in compute_gae: {BROKEN}")
+    assert a.source[0].startswith(f"{PPO}:{number} in compute_gae: {GOOD}")
+    assert b.source[0].startswith(f"{PPO}:{number + 1} in compute_gae: {BROKEN}")
 
 
 # --- Runs that do not repeat, and what is gone -----------------------------------------------------------
 
 
-def edit_digest(run_dir: Path, item: str) -> None:
-    """Change one digit of an item in the line of iteration 1."""
-    path = run_dir / "trace.jsonl"
-    lines, names = path.read_text().splitlines(), []
-    for i, line in enumerate(lines):
-        values = json.loads(line)
-        if line.startswith('["items","iteration"'):
-            names = values[2]
-        if line.startswith('["iteration",1,'):
-            at, digits = 16 * names.index(item), values[3]
-            values[3] = f"{digits[:at]}{'1' if digits[at] == '0' else '0'}{digits[at + 1 :]}"
-            lines[i] = json.dumps(values, separators=(",", ":"))
-    path.write_text("\n".join(lines) + "\n")
-
-
 @pytest.mark.long
 def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> None:
     a, b = runs.plain, copy_of(runs.plain, tmp_path)
-    edit_digest(b, "reward")
-    said = "b: cannot be run again here: it first differs from its own record in iteration 1, reward"
+    text = (b / "trace.jsonl").read_text()
+    text = re.sub(r'(\["iteration",1,\d+,"\w+)\w{16}"', rf'\g<1>{"0" * 16}"', text)
+    (b / "trace.jsonl").write_text(text)
     with pytest.raises(ConfigError) as error:
         runs.zoom(a, b)
     first, advice = str(error.value).splitlines()
+    said = "b: cannot be run again here: it first differs from its own record in iteration 1, end/"
     assert first.startswith(said)
     assert advice.startswith(f"instead: make diff a={a} b={b} code=full shows what was changed")
     # In a repository without its code.
@@ -223,20 +204,16 @@ def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> No
     assert "so the present code was run" in str(error.value)
 
 
-def test_checkpoints_that_are_gone_or_damaged_are_named(runs: Runs, tmp_path: Path) -> None:
-    gone = copy_of(runs.flipped, tmp_path)
-    shutil.rmtree(gone / "checkpoints")
-    with pytest.raises(ConfigError, match=r"^b: the checkpoints of copy are gone; put .* zoom=start$"):
-        runs.zoom(runs.plain, gone)
-    # One that has been removed in the course of the run is no mistake.
-    (gone / "checkpoints").mkdir()
-    sides = [zoom._Side("a", path, RunRecord.read(path)) for path in (gone, runs.plain)]
-    assert zoom._common_start(sides, 64) is None
-    damaged = copy_of(runs.plain, tmp_path / "damaged")
+def test_a_checkpoint_that_is_damaged_is_named(runs: Runs, tmp_path: Path) -> None:
+    damaged = copy_of(runs.plain, tmp_path)
     (path,) = (damaged / "checkpoints").glob("step_64.pt")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"step_64\.pt is damaged: .*; zoom=start needs no checkpoint"):
         runs.zoom(damaged, runs.flipped)
+    # Only what both have and what lies before the divergence.
+    assert [zoom._common_start([damaged, runs.plain], steps) for steps in (95, 31)] == [64, None]
+    shutil.rmtree(damaged / "checkpoints")
+    assert zoom._common_start([damaged, runs.plain], 95) is None
 
 
 def test_code_of_another_version_is_named(runs: Runs, fork: Path, tmp_path: Path) -> None:
@@ -245,6 +222,7 @@ def test_code_of_another_version_is_named(runs: Runs, fork: Path, tmp_path: Path
     replay = project / "rltemplate" / "rerun" / "replay.py"
     replay.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", replay.read_text()))
     git(project, "commit", "-qam", "another form")
+    head, before = git(project, "rev-parse", "HEAD", "HEAD~1").split()
 
     def taken(**facts: Any) -> tuple[str | None, str | None]:
         record = RunRecord(id="it", status="finished", git=GitRecord(**facts))
@@ -253,12 +231,10 @@ def test_code_of_another_version_is_named(runs: Runs, fork: Path, tmp_path: Path
             zoom._take_code(side, project, stack)
         return side.commit, side.stands_in
 
-    head = git(project, "rev-parse", "HEAD").strip()
     said = f"its code, commit {head[:12]}, is of another version and cannot be zoomed in on"
     assert taken(commit=head) == (None, said)
     assert taken(problem="no git") == (None, "its code was not recorded: no git")
     # A copy from another clone: that was made from a commit as it is, which is here.
-    before = git(project, "rev-parse", "HEAD~1").strip()
     assert taken(commit="d" * 40, base_commit=before, dirty=False) == (before, None)
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import SHRUNK, Configure, small
+from conftest import Configure, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
 from rltemplate.algos.build import build_algorithm
-from rltemplate.analysis.traces import Divergence, first_difference, open_trace
+from rltemplate.analysis.traces import first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import State, entries
 from rltemplate.run.trace import Trace, digest, named_leaves
@@ -38,12 +38,8 @@ def traced(
         trace.end_iteration(algorithm, result.metrics)
     algorithm.close()
     trace.close()
-    assert not fault or trace.fault.done, f"the run never met {fault}"  # type: ignore[attr-defined]
+    assert not fault or trace.done, f"the run never met {fault}"  # type: ignore[attr-defined]
     return folder
-
-
-def divergence(a: Path, b: Path) -> Divergence | None:
-    return first_difference(open_trace(a, ""), open_trace(b, ""))
 
 
 # What can go wrong in a run, as item@iteration:number of its occurrence: in any, and beside it in each.
@@ -78,7 +74,8 @@ def test_one_flipped_bit_is_named_with_iteration_index_and_item(
 ) -> None:
     if algo not in undisturbed:
         undisturbed[algo] = traced(configure, algo, tmp_path / "plain")
-    found = divergence(undisturbed[algo], traced(configure, algo, tmp_path / "flipped", fault=fault))
+    other = traced(configure, algo, tmp_path / "flipped", fault=fault)
+    found = first_difference(open_trace(undisturbed[algo], ""), open_trace(other, ""))
     assert found is not None
     item, _, place = fault.partition("@")
     iteration, _, index = place.partition(":")
@@ -87,20 +84,16 @@ def test_one_flipped_bit_is_named_with_iteration_index_and_item(
         assert found.index == expected
 
 
+@pytest.mark.parametrize("detail", ["iteration", "step"])
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_flip_changes_every_chain_from_then_on_at_both_details(
-    configure: Configure, tmp_path: Path, algo: str
+def test_a_flip_changes_every_chain_from_then_on(
+    configure: Configure, tmp_path: Path, algo: str, detail: str
 ) -> None:
-    for detail in ("iteration", "step"):
-        plain = traced(configure, algo, tmp_path / f"plain-{detail}", detail=detail)
-        fault = traced(configure, algo, tmp_path / f"fault-{detail}", detail=detail, fault="action@2:1")
-        lines = [(folder / "trace.jsonl").read_text().splitlines() for folder in (plain, fault)]
-        chains = [[json.loads(line)[-1] for line in each if line.startswith('["iter')] for each in lines]
-        same = [a == b for a, b in zip(*chains, strict=True)]
-        assert same == [True, True, False, False, False]
-        found = divergence(plain, fault)
-        assert found is not None
-        assert found.iteration == 2
+    plain = traced(configure, algo, tmp_path / "plain", detail=detail)
+    fault = traced(configure, algo, tmp_path / "fault", detail=detail, fault="action@2:1")
+    lines = [(folder / "trace.jsonl").read_text().splitlines() for folder in (plain, fault)]
+    chains = [[json.loads(line)[-1] for line in each if line.startswith('["iter')] for each in lines]
+    assert [a == b for a, b in zip(*chains, strict=True)] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -108,8 +101,7 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     configure: Configure, algo: str
 ) -> None:
     """One entry is flipped between two iterations: its digest differs and no other one."""
-    small_nets = ["algo.hidden_sizes=[8]"] if hasattr(ALGORITHMS[algo].config, "hidden_sizes") else []
-    words = [f"algo={algo}", f"env={ENVS.get(algo, 'Pendulum')}", *SHRUNK[algo], *small_nets]
+    words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, "Pendulum"))
     algorithm, _ = build_algorithm(configure(*words))
     for _ in range(2):
         algorithm.train_iteration()
@@ -148,21 +140,17 @@ class Pair(NamedTuple):
 
 
 def test_results_in_lists_and_tuples_have_names() -> None:
-    """Whatever a function returns is in the trace."""
     one, two, three = torch.zeros(1), torch.ones(1), np.ones(3)
-    found = list(named_leaves((Pair(one, [two, (three,)]), 1.0)))
-    assert [name for name, _ in found] == ["first", "rest", "rest"]
-    assert all(value is given for (_, value), given in zip(found, (one, two, three), strict=True))
+    names, values = zip(*named_leaves((Pair(one, [two, (three,)]), 1.0)), strict=True)
+    assert names == ("first", "rest", "rest")
+    assert list(map(id, values)) == [id(one), id(two), id(three)]
 
 
 def test_digests_see_bits_and_order() -> None:
     value = torch.arange(12, dtype=torch.float32).view(3, 4)
-    swapped = value.clone()
-    swapped[0, 0], swapped[0, 1] = value[0, 1], value[0, 0]
     assert digest(value) == digest(value.clone())
     assert digest(value.T) == digest(value.T.contiguous())
-    assert digest(value) != digest(swapped)
-    assert digest(value) != digest(flipped(value))
+    for other in (value.flip(0), value.T, flipped(value), value[:2]):
+        assert digest(value) != digest(other)
     assert digest(torch.zeros(2)) != digest(-torch.zeros(2))
-    assert digest(torch.zeros(2)) != digest(torch.zeros(3))
     assert digest(np.arange(4)) == digest(torch.arange(4))
