@@ -21,12 +21,12 @@ from rltemplate.analysis import compare
 from rltemplate.config.command_args import few, flag, folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
-from rltemplate.rerun.recorded_run import ITERATION_LINE, Length, RecordedRun, lay_out, read_recorded
+from rltemplate.rerun.recorded_run import ITERATION_LINE, RecordedRun, lay_out, read_recorded
 from rltemplate.run import paths
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import read_metrics
-from rltemplate.run.record import FAILED, RunRecord
+from rltemplate.run.record import FAILED, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
@@ -190,7 +190,9 @@ def _after(path: Path, offset: int, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def _compared(run: RecordedRun, length: Length, again: Path) -> tuple[str, str, compare.Comparison | None]:
+def _compared(
+    run: RecordedRun, length: TraceFacts, again: Path
+) -> tuple[str, str, compare.Comparison | None]:
     """Verdict and headline about the traces, or about their digests where only that of the run is left."""
     recorded = run.length
     if run.traced:
