@@ -113,7 +113,6 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture
 def compared(make_run: MakeRun) -> Compared:
-    """Compare two traces of runs that are equal in everything else."""
     return lambda a, b: compare_runs(make_run("-a", a), make_run("-b", b))
 
 
@@ -133,19 +132,19 @@ def test_equal_traces_are_identical_whatever_their_headers_add(compared: Compare
 
 
 @pytest.mark.parametrize(
-    ("event", "item", "place"),
+    ("name", "number", "iteration", "item", "place"),
     [
-        ("reset 0", "obs", "before the first iteration, reset: obs"),
-        ("start 0 1", "start/streams/action", f"{SECOND}, at its start: start/streams/action"),
-        ("step 2 1", "reward", f"{SECOND}, step 2: reward"),
-        ("targets 0 1", "value", f"{SECOND}, targets 0: value"),
-        ("update 2", "optimizer/nu", f"{FIRST}, update 2: optimizer/nu"),
-        ("iteration 1 1", "return_norm", f"{SECOND}, at its end: return_norm"),
+        ("reset", 0, 0, "obs", "before the first iteration, reset: obs"),
+        ("start", 0, 1, "start/streams/action", f"{SECOND}, at its start: start/streams/action"),
+        ("step", 2, 1, "reward", f"{SECOND}, step 2: reward"),
+        ("targets", 0, 1, "value", f"{SECOND}, targets 0: value"),
+        ("update", 2, 0, "optimizer/nu", f"{FIRST}, update 2: optimizer/nu"),
+        ("iteration", 1, 1, "return_norm", f"{SECOND}, at its end: return_norm"),
     ],
 )
-def test_each_kind_of_event_is_found_and_named(compared: Compared, event: str, item: str, place: str) -> None:
-    name, index, *in_iteration = event.split()
-    number, iteration = int(index), int(in_iteration[0]) if in_iteration else 0
+def test_each_kind_of_event_is_found_and_named(
+    compared: Compared, name: str, number: int, iteration: int, item: str, place: str
+) -> None:
     changed = Written().change(name, number, item, iteration)
     result = compared(Written(), changed)
     at = result.divergence
@@ -165,8 +164,6 @@ def test_the_items_of_the_line_are_told_apart_in_causal_order(compared: Compared
     assert at is not None
     assert (at.item, at.further) == ("noise", ["reward", "next_obs"])
     assert at.equal_before == ["obs", "normalized_obs", "policy"]
-    assert at.a != at.b
-    assert len(at.a) == 16
 
 
 def test_with_one_line_per_iteration_the_place_is_the_iteration(
@@ -193,8 +190,6 @@ def test_a_trace_that_ends_earlier_is_no_divergence_unless_it_differs_before(mak
         assert f"a ends after {ends[0]} iterations ({8 * ends[0]} environment steps), b" in headline(result)
     other = make_run("-other", Written(iterations=2).change("step", 1, "obs"))
     assert compare_runs(other, long).verdict == "diverged"
-    unfinished = make_run("-unfinished", Written(iterations=2).event("start", 0, START_ITEMS))
-    assert compare_runs(short, unfinished).verdict == "shorter"
 
 
 def test_another_event_or_other_items_in_the_same_place(compared: Compared, make_run: MakeRun) -> None:
@@ -215,7 +210,6 @@ def test_another_event_or_other_items_in_the_same_place(compared: Compared, make
 WHOLE = Written().text().encode()
 BAD: dict[str, tuple[Written | bytes | None, str]] = {
     "no trace, on purpose": (None, "has no trace.jsonl; it was made with trace=off"),
-    "no JSON": (b"\xff\xfe hello\n", "is no trace of this version"),
     "another version": (Written(version=2), "is no trace of this version"),
     "cut off": (WHOLE[:-200], "breaks off after 2 iterations"),
     "another algorithm": (Written(algo="sac"), "other algo: the trace of run-1-a has algo ppo, that"),

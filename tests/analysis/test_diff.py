@@ -24,7 +24,6 @@ CONFIG: dict[str, Any] = {
     "algo": PPO,
     "env": {"id": "Hopper-v5", "num_envs": 8, "kwargs": {}},
     "determinism": {"level": "repeat", "products": "plain", "cpu_capability": None},
-    "logger": {"console": True},
     "recipe": "ppo-Hopper",
     "experiment": None,
     "seed": 1,
@@ -38,7 +37,6 @@ CONFIG: dict[str, Any] = {
 RECORD: dict[str, Any] = {
     "schema": 1,
     "status": "finished",
-    "final_metrics": {"eval/return": 100.0},
     "git": {"tree": "1" * 40, "commit": "2" * 40, "base_commit": "3" * 40, "dirty": False},
     "determinism": {"level": "repeat", "settings": {"mkl_branch": "none", "torch_num_threads": 1}},
     "environment": {"OMP_NUM_THREADS": "1"},

@@ -47,8 +47,7 @@ def row(algo: str, steps: int, mean: float, version: str = "v4") -> targets.Refe
     return targets.Reference("Thing", version, algo, steps, mean)
 
 
-@pytest.fixture
-def thing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (
         row(targets.RANDOM, 0, 18.2, "v5"),
         row("ppo", 1_000_000, 2159.0),
@@ -58,10 +57,6 @@ def thing(monkeypatch: pytest.MonkeyPatch) -> None:
         row("sac", 1_000_000, 5000.0),
     )
     monkeypatch.setattr(targets, "references", lambda: rows)
-
-
-@pytest.mark.usefixtures("thing")
-def test_results_at_about_as_many_steps_are_compared() -> None:
     found = standing("ppo", "Thing-v5", 1_001_472, 3175.4)
     assert found is not None
     assert found.text == (
