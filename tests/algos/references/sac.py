@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.nn.utils import vector_to_parameters
 
-from references.surroundings import Copies, Statistics, adam_state, flat, network
+from references.surroundings import Copies, Outcome, Statistics, adam_state, flat, network
 from rltemplate.config.algorithms import SACConfig
 from rltemplate.rng import Streams
 
-
-class Transition(NamedTuple):
-    """One step of one environment, as it was."""
-
-    obs: Tensor  # (O,)
-    action: Tensor  # (A,)
-    reward: float
-    next_obs: Tensor  # (O,) before any reset
-    terminated: bool
+Transition = tuple[Tensor, Tensor, Outcome]  # observation (O,), action (A,) and what followed
 
 
 class Critics(nn.Module):
@@ -42,15 +33,9 @@ class ReferenceSAC:
     """The algorithm over N environments."""
 
     def __init__(
-        self,
-        config: SACConfig,
-        envs: Copies,
-        streams: Streams,
-        total_env_steps: int,
-        actor: Tensor,
-        critics: Tensor,
+        self, config: SACConfig, envs: Copies, streams: Streams, total: int, actor: Tensor, critics: Tensor
     ) -> None:
-        self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
+        self.config, self.envs, self.streams, self.total = config, envs, streams, total
         self.obs = envs.reset()
         obs_size, self.size, hidden = self.obs.shape[1], envs.space.shape[0], config.hidden_sizes  # type: ignore[index]
         self.actor = network([obs_size, *hidden, 2 * self.size], config.activation)
@@ -100,8 +85,7 @@ class ReferenceSAC:
             raw += list(self.obs)
             action = self.explore()
             outcomes = self.envs.step(action)
-            for obs, chosen, one in zip(self.obs, action, outcomes, strict=True):
-                transition = Transition(obs, chosen, one.reward, one.next_obs, one.terminated)
+            for transition in zip(self.obs, action, outcomes, strict=True):
                 self.replay[self.added % config.buffer_size] = transition
                 self.added += 1
             self.obs = torch.stack([one.obs for one in outcomes])
@@ -131,11 +115,10 @@ class ReferenceSAC:
         """One update of the critics, and as many of policy and temperature as are due; their metrics."""
         config, stream = self.config, self.streams.torch("update")
         self.updates += 1
-        places = torch.randint(
-            len(self.replay), (config.batch_size,), generator=self.streams.torch("replay")
-        ).tolist()
-        batch = [self.replay[place] for place in places]
-        obs = self.normalized(torch.stack([one.obs for one in batch]))
+        stream_of_places, size = self.streams.torch("replay"), (config.batch_size,)
+        places = torch.randint(len(self.replay), size, generator=stream_of_places)
+        batch = [self.replay[place] for place in places.tolist()]
+        obs = self.normalized(torch.stack([obs for obs, _, _ in batch]))
         times = config.policy_delay if self.updates % config.policy_delay == 0 else 0
         shape = config.batch_size, self.size
         noises = [torch.randn(shape, generator=stream) for _ in range(times)]
@@ -145,13 +128,16 @@ class ReferenceSAC:
     def update_critics(self, obs: Tensor, batch: list[Transition], noise: Tensor) -> dict[str, float]:
         """Both critics, and then their targets."""
         config = self.config
-        next_obs = self.normalized(torch.stack([one.next_obs for one in batch]))
+        outcomes = [outcome for _, _, outcome in batch]
+        next_obs = self.normalized(torch.stack([one.next_obs for one in outcomes]))
         with torch.no_grad():
             next_action, log_prob = self.sample(next_obs, noise)
             soft = torch.minimum(*self.targets(next_obs, next_action)) - self.log_alpha.exp() * log_prob
-            target = torch.tensor([one.reward for one in batch])
-            target += config.gamma * torch.where(torch.tensor([one.terminated for one in batch]), 0.0, soft)
-        q1, q2 = self.critics(obs, torch.stack([one.action for one in batch]))
+            target = torch.tensor([one.reward for one in outcomes])
+            target += config.gamma * torch.where(
+                torch.tensor([one.terminated for one in outcomes]), 0.0, soft
+            )
+        q1, q2 = self.critics(obs, torch.stack([action for _, action, _ in batch]))
         loss = nn.functional.mse_loss(q1, target) + nn.functional.mse_loss(q2, target)
         self.descend("critic", loss)
         with torch.no_grad():
