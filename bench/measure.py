@@ -184,8 +184,8 @@ def time_to_first_step(work: Work) -> dict[str, float]:
             began = time.perf_counter()
             command = [sys.executable, "scripts/train.py", *words]
             process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        trace = run_dir / paths.TRACE
-        while not (trace.exists() and trace.stat().st_size) and not _ended(process.pid):
+        trace, ended = run_dir / paths.TRACE, os.WEXITED | os.WNOHANG | os.WNOWAIT  # its times stay known
+        while not (trace.exists() and trace.stat().st_size) and not os.waitid(os.P_PID, process.pid, ended):
             time.sleep(0.002)
         wall_s, started = time.perf_counter() - began, trace.exists()
         if started:
@@ -196,8 +196,3 @@ def time_to_first_step(work: Work) -> dict[str, float]:
             raise MeasurementError(f"the command ended before its first step: {lines[-1]}")
         withdraw_run(PROJECT, RunRecord.read(run_dir).git)
     return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}
-
-
-def _ended(pid: int) -> bool:
-    """True if the process is over, whose times can still be asked for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
