@@ -6,14 +6,11 @@ Every secret here is put together while the tests run, so that this file holds n
 from __future__ import annotations
 
 import base64
-import bz2
+import gzip
 import io
 import json
-import lzma
 import os
 import subprocess
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +29,10 @@ GITHUB = "gh" + "p_" + "aB3dE" * 8
 NEW_WANDB = "wandb" + "_v1_" + "aB3dE" * 10
 
 
-def zipped(*files: tuple[str, bytes]) -> bytes:
+def arrays(values: Any, save: Any = np.savez) -> bytes:
+    """A zip file, which is compressed with `np.savez_compressed` only."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files:
-            archive.writestr(name, content)
-    return out.getvalue()
-
-
-def tarred(mode: str, *files: tuple[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return out.getvalue()
-
-
-def arrays(name: str, values: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez(out, **{name: values})
+    save(out, values=values)
     return out.getvalue()
 
 
@@ -63,25 +43,17 @@ def notebook(*lines: str, image: bytes = b"") -> bytes:
 
 
 PLAIN = b"nothing in here\n"
-KEY = ("deep/notes.txt", GITHUB.encode())
 SECRET_TEXTS: dict[str, str] = {
     "login.py": f'import wandb\nwandb.login(key="{HEX}")\n',
-    "login_new.py": f"wandb.login(key='{NEW_WANDB}')\n",
     "environ.py": f'os.environ["WANDB_API_KEY"] = "{HEX}"\n',
-    "api.py": f'api = wandb.Api(api_key="{HEX}")\n',
     "notes.txt": f"first wandb login {HEX}, then train\n",
-    "notes.md": f"    wandb login --relogin {HEX}\n",
-    "run.sh": f"export WANDB_API_KEY={HEX}\n",
     "login_named.py": f'import wandb\n\nkey = "{HEX}"\nwandb.login(key=key)  # do not commit\n',
     "pod.yaml": f"env:\n  - name: WANDB_API_KEY\n    value: {HEX}\n",
     "pod.json": f'{{"name":"WANDB_API_KEY","value":"{HEX}"}}',
     "diary.md": f"My W&B key is {HEX}, and I must not forget it.\n",
-    "asked.log": f"wandb: Paste an API key from your profile and hit enter, or press ctrl+c to quit: {HEX}\n",
     "below.txt": f"# of my account, do not commit: wandb\n\n{HEX}\n",
     "alone.txt": f"{HEX}\n",
     "alone_new": NEW_WANDB,
-    "server.yaml": f"wandb_api_key: {HEX}\n",
-    "job.toml": f'wandb-key = "local-{HEX}"\n',
     "github.py": f"TOKEN = '{GITHUB}'\n",
     "aws.cfg": "AK" + "IA" + "ABCDEFGH12345678",
     "aws_pair.txt": "aws_secret" + "_access_key = " + "a1B2/" * 8,
@@ -108,18 +80,13 @@ SECRET_TEXTS: dict[str, str] = {
 }
 SECRET_FILES: dict[str, bytes] = {
     "login.ipynb": notebook("import wandb", f'wandb.login(key="{HEX}")'),
-    "shell.ipynb": notebook(f"!wandb login {HEX}"),
     "named.ipynb": notebook(f'key = "{HEX}"', "wandb.login(key=key)"),
     "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
-    "code.zip": zipped(("a.txt", PLAIN), KEY),
-    "old.tar.gz": tarred("w:gz", ("a.txt", PLAIN)),
-    "log.txt.bz2": bz2.compress(PLAIN),
-    "log.txt.xz": lzma.compress(PLAIN),
-    "program.pyz": b"#!/usr/bin/env python3\n" + zipped(("__main__.py", GITHUB.encode())),
+    "code.zip": arrays(np.zeros(9), np.savez_compressed),
+    "broken.zip": arrays(np.zeros(9), np.savez_compressed)[:40],
+    "log.txt.gz": gzip.compress(PLAIN),
     "closed.rar": b"Rar!\x1a\x07\x01\0" + PLAIN,
-    "arrays.npz": arrays("text", np.array([f"wandb login {HEX} now"])),
-    "broken.zip": zipped(KEY)[:40],
-    "closed.7z": b"7z\xbc\xaf\x27\x1c" + PLAIN,
+    "arrays.npz": arrays(np.array([f"wandb login {HEX} now"])),
 }
 SECRET_NAMES = (
     *("passwords.md", "token.html", "secrets.sql", ".env-prod", ".docker/config.json", ".my.cnf"),
@@ -128,37 +95,25 @@ SECRET_NAMES = (
 )
 HARMLESS: dict[str, bytes] = {
     "tokenizer.py": b"class Tokenizer:\n    token = 'abc'\n",
-    "token_embedding.py": b"TOKEN = 3\n",
     "secrets_manager.py": b"password = getpass()\n",
     "test_passwords.py": b"assert login(password='example')\n",
     "tokenizer.json": b'{"vocab": {"password": 1}}',
     ".env.example": b"WANDB_API_KEY=your-key\n",
     "ppo.py": (ROOT / "rltemplate" / "algos" / "ppo.py").read_bytes(),
     "requirements.lock": "\n".join(f"p{i}==1.0 --hash=sha256:{HEX}{HEX[:24]}" for i in range(5)).encode(),
-    "requirements.txt": f"wandb @ git+https://github.com/wandb/wandb@{SHA}\n".encode(),
     "poetry.lock": f'[package.source]\nreference = "{SHA}"\nresolved_reference = "{SHA}"\n'.encode(),
     "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
-    "cache.yaml": f"# caches what wandb wrote\nkeyring: {SHA}\nkey-of-commit: {SHA}\n".encode(),
     "config.yaml": f"_wandb:\n  value: {{}}\ngit_commit:\n  desc: null\n  value: {SHA}\n".encode(),
-    "wandb-metadata.json": f'{{"api_key": null, "git": {{"commit": "{SHA}"}}, "program": "wandb"}}'.encode(),
     "log.txt": f"{SHA} wandb key is read from a file\n{SHA} is a fix\n".encode(),
-    ".git-blame-ignore-revs": f"# all files in a new format\n{SHA}\n".encode(),
     "pin.txt": f"# commit of the environment\n'{SHA}'\n".encode(),
-    "rar.txt": b"Rar! says the raven\n",
-    "login.md": b"Run `wandb login` once; wandb.login(key=os.environ['WANDB_API_KEY'])\n",
     "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
     "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
-    "wandb.ipynb": notebook("import wandb", "wandb.login()", "run = wandb.init(project='a')"),
-    "weights.npz": arrays("weights", np.random.default_rng(2).normal(size=(200, 200))),
-    "code.tar": tarred("w", ("a.py", PLAIN), ("COMMIT", SHA.encode())),
+    "weights.npz": arrays(np.random.default_rng(2).normal(size=(200, 200))),
     "noise.bin": np.random.default_rng(3).bytes(300_000),
     "floats.csv": "\n".join(f"{x:.17f}" for x in np.random.default_rng(4).normal(size=5000)).encode(),
     "url.md": b"https://user:password@host/ postgres://user:${PASSWORD}@localhost http://a.b:80/x@y\n",
     "risk.txt": b"risk-aware-exploration-of-the-environment sk-toggleable__content-arrow AKIA hf_hub\n",
-    "certificate.txt": b"-----BEGIN CERTIFICATE-----\nMIIB\n",
     "digest.json": json.dumps({"sha256": HEX + HEX[:24], "md5": HEX[:32], "sha1": SHA}).encode(),
-    "results.jsonl": b'{"api_key": null, "token": "", "eval/return": 1.0}\n',
-    "names.py": b"MultiAgentReplayBuffer.sample.a_function_with_a_long_name_in_it()\n",
 }
 
 
@@ -224,9 +179,7 @@ SECRET_VALUES: tuple[tuple[str, str], ...] = (
     ("+env.kwargs.token", GITHUB),
     ("+env.kwargs.api_key", HEX),
     *((f"+env.kwargs.{name}", RANDOM) for name in ("password", "tokens", "pwd", "db_pass", "access_key")),
-    ("logger.wandb.entity", NEW_WANDB),
     ("logger.wandb.tags", f"[a,{GITHUB}]"),
-    ("runs_dir", f"/tmp/{GITHUB}"),
     ("seed", GITHUB),
     ("nosuch_key", GITHUB),
     ("algo.gamma", f"0.9,{GITHUB}"),
@@ -261,12 +214,11 @@ def test_a_secret_from_a_variable_is_refused_and_not_shown(
     refusal(word)
 
 
-@pytest.mark.parametrize("line", ["note: {}", "seed: {}"])
 def test_a_secret_in_a_file_of_this_machine_is_refused(
-    line: str, tmp_path: Path, fork: Path, train_command: Command
+    tmp_path: Path, fork: Path, train_command: Command
 ) -> None:
     local = fork / "conf" / "local" / "default.yaml"
-    local.write_text("# @package _global_\n" + line.format(GITHUB) + "\n")
+    local.write_text(f"# @package _global_\nnote: {GITHUB}\n")
     try:
         done = train_command()
     finally:
@@ -282,12 +234,9 @@ def test_a_secret_in_a_file_of_this_machine_is_refused(
     [
         "note=a long note, about commit " + SHA + " and why it learns more slowly than the run before it did",
         f"+env.kwargs.commit={SHA}",
-        f"+env.kwargs.digest={HEX}{HEX[:24]}",
         "+env.kwargs.token=blue",
-        "+env.kwargs.num_tokens=1000000000000000",
         "+env.kwargs.bypass=a-way-around-wall-12",
         "+env.kwargs.tokenizer=a_rather_long_name_of_a_tokenizer_2",
-        "+env.kwargs.path=/a/rather/long/path/to/some/data/set_of_2024/with-dashes/file.npz",
         "logger.wandb.project=20241122-seed1-abcdef-and-more-of-it",
     ],
 )
