@@ -377,6 +377,23 @@ def run_facts(run_dir: Path, **known: Any) -> RunFacts:
     return RunFacts(run_dir=run_dir, **{**facts, **known})
 
 
+def feed(sink: Any, first: int, last: int, every: int = 100) -> None:
+    """Steps `first` to `last` of a run: rows in metrics.jsonl and in `sink`, and a video every 400 steps."""
+    metrics = sink.facts.run_dir / paths.METRICS
+    kept = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    metrics.write_text("".join(line for line in kept if json.loads(line)["env_steps"] < first))
+    for at in range(first, last + 1, every):
+        row = {"env_steps": at, "wall_time_s": at / 10, "m": at / 8}
+        with metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        sink.write(row)
+        if at % 400 == 0:
+            video = paths.video_path(sink.facts.run_dir, at)
+            video.parent.mkdir(exist_ok=True)
+            video.write_bytes(b"frames of %d" % at)
+            sink.video(video, at)
+
+
 def unreadable(value: Any) -> Any:
     """The same shapes on a device whose values nobody can read, as those of a GPU without waiting for it."""
     import torch

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-    Colours = NDArray[np.float32]
     Picture = NDArray[np.uint8]
 
 SKY, DARK_TILE, LIGHT_TILE = np.array(
@@ -107,14 +106,17 @@ class RayCaster:
 
     def draw(self) -> Picture:
         """The picture, (size, size, 3)."""
-        count = self._size**2
+        size, count = self._size, self._size**2
         position, axes, tan_half_fov = self.view()
-        rays = pixel_rays(axes, tan_half_fov, self._size)
+        edge = ((np.arange(size) + 0.5) / size * 2 - 1) * tan_half_fov
+        across, down = (part.reshape(-1, 1) for part in np.meshgrid(edge, edge))
+        rays = across * axes[0] - down * axes[1] + axes[2]  # row by row from the upper left
+        rays = np.ascontiguousarray(rays / np.linalg.norm(rays, axis=1, keepdims=True))
         geoms, reach, normals = np.empty(count, np.int32), np.empty(count), np.zeros((count, 3))
         found = (geoms, reach, normals.reshape(-1), count, FAR)
         mujoco.mj_multiRay(self._model, self._data, position, rays.reshape(-1), self._groups, 1, -1, *found)
         hit, colours = geoms >= 0, self._colours[geoms]
-        colours[geoms < 0] = SKY
+        colours[~hit] = SKY
         for plane in self._planes:
             on = geoms == plane
             colours[on] = self._floor(plane, position + rays[on] * reach[on, None])
@@ -127,20 +129,11 @@ class RayCaster:
         sight = 4 * max(self._model.stat.extent, abs(position[2]))
         haze = (1 - np.exp(-((reach[floor] / sight) ** 2))).astype(np.float32)[:, None]
         colours[floor] += (SKY - colours[floor]) * haze
-        picture = np.clip(colours * 255.0 + 0.5, 0, 255).astype(np.uint8)
-        return picture.reshape(self._size, self._size, 3)
+        return np.clip(colours * 255.0 + 0.5, 0, 255).astype(np.uint8).reshape(size, size, 3)
 
-    def _floor(self, plane: Any, points: Floats) -> Colours:
+    def _floor(self, plane: Any, points: Floats) -> Floats:
         """A checkerboard with about eight cells across the scene, of a round length."""
         local = (points - self._data.geom_xpos[plane]) @ self._data.geom_xmat[plane].reshape(3, 3)
         cell = 10 ** (np.round(np.log10(max(self._model.stat.extent, 1e-6) / 8) * 3) / 3)
         odd = np.floor(local[:, :2] / cell).sum(axis=1) % 2
         return np.asarray(np.where(odd[:, None], DARK_TILE, LIGHT_TILE))
-
-
-def pixel_rays(axes: Floats, tan_half_fov: float, size: int) -> Floats:
-    """Unit directions (size * size, 3) through the pixels, row by row from the upper left."""
-    edge = ((np.arange(size) + 0.5) / size * 2 - 1) * tan_half_fov
-    across, down = (part.reshape(-1, 1) for part in np.meshgrid(edge, edge))
-    rays = across * axes[0] - down * axes[1] + axes[2]
-    return np.ascontiguousarray(rays / np.linalg.norm(rays, axis=1, keepdims=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, run_facts
+from conftest import ROOT, feed, run_facts
 
 from rltemplate.run import paths
 from rltemplate.run.sinks.tensorboard import TensorBoardSink
@@ -33,25 +33,9 @@ def texts(folder: Path, tag: str) -> list[tuple[int, str]]:
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in found]
 
 
-STEPS = range(100, 1300, 100)
-VIDEOS = (400, 800, 1200)
-
-
 def train(run_dir: Path, first: int, last: int, resumed_at: int | None = None, every: int = 100) -> None:
-    """Steps `first` to `last` of a run, killed afterwards: rows in metrics.jsonl, in the sink, and videos."""
-    sink = TensorBoardSink(run_facts(run_dir, resumed_at=resumed_at))
-    (run_dir / paths.VIDEOS).mkdir(parents=True, exist_ok=True)
-    metrics = run_dir / paths.METRICS
-    kept = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-    metrics.write_text("".join(line for line in kept if json.loads(line)["env_steps"] < first))
-    for at in range(first, last + 1, every):
-        row = {"env_steps": at, "wall_time_s": at / 10, "m": at / 8}
-        with metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        sink.write(row)
-        if at in VIDEOS:
-            paths.video_path(run_dir, at).touch()
-            sink.video(paths.video_path(run_dir, at), at)
+    """Steps `first` to `last` of a run, killed afterwards."""
+    feed(TensorBoardSink(run_facts(run_dir, resumed_at=resumed_at)), first, last, every)
 
 
 @pytest.mark.parametrize("torn", [0, 7, 10**6], ids=["whole", "torn end", "file lost"])
@@ -64,7 +48,7 @@ def test_a_resumed_run_has_each_row_once_at_its_place_in_time(tmp_path: Path, to
     train(tmp_path, 900, 1200, resumed_at=800)
     metrics = [json.loads(line)["env_steps"] for line in (tmp_path / paths.METRICS).read_text().splitlines()]
     assert scalars(folder) == [(at, at / 8) for at in metrics]
-    assert texts(folder, "video") == [(at, str(paths.video_path(tmp_path, at))) for at in VIDEOS]
+    assert texts(folder, "video") == [(at, str(paths.video_path(tmp_path, at))) for at in (400, 800, 1200)]
     assert [('"gamma": 0.99' in text) for _, text in texts(folder, "config")] == [True]
     times = [event.wall_time for event in events(folder).Scalars("m")]
     assert [round(10 * (each - times[0])) for each in times] == [at - metrics[0] for at in metrics]
@@ -87,7 +71,7 @@ def test_event_files_of_the_user_survive_a_resume(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from conftest import ROOT, run_facts
+from conftest import ROOT, feed, run_facts
 from rltemplate.run.lines import LineFile
 from rltemplate.run.logger import Logger
 from rltemplate.run.sinks.console import ConsoleSink

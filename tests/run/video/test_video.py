@@ -44,8 +44,6 @@ class Toy(gymnasium.Env[Any, Any]):
 
     def step(self, action: int) -> Any:
         self.steps += 1
-        if self.trouble == "step raises" and self.steps == 5:
-            raise ValueError("wheels fell off")
         return np.array([self.steps], np.float32), 1.0, self.steps >= 8, False, {}
 
     def render(self) -> Any:
@@ -96,40 +94,32 @@ HOPPER = np.zeros(3, np.float32)
 
 
 @pytest.mark.parametrize(
-    ("env_id", "action", "every", "renderers", "edge"),
+    ("env_id", "action", "every", "renderer", "edge"),
     [
-        ("LunarLander-v3", 0, 2, None, 600),
-        ("Hopper-v5", HOPPER, 5, ["raycast"], 320),
-        ("Hopper-v5", HOPPER, 5, ["egl"], 320),
+        ("LunarLander-v3", 0, 2, "native", 600),
+        ("Hopper-v5", HOPPER, 5, "raycast", 320),
+        ("Hopper-v5", HOPPER, 5, "egl", 320),
     ],
 )
 def test_an_episode_becomes_a_file_that_browsers_play(
-    env_id: str, action: Any, every: int, renderers: list[str] | None, edge: int, tmp_path: Path
+    env_id: str, action: Any, every: int, renderer: str, edge: int, tmp_path: Path
 ) -> None:
-    steps = 0
-
-    def policy(obs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return action
-
-    videos, notes = recorder(partial(gym_env, env_id), policy, renderers=renderers)
+    asked: list[Any] = []
+    make = partial(gym_env, env_id)
+    videos, notes = recorder(make, lambda obs: asked.append(obs) or action, renderers=[renderer])
     path = tmp_path / "run" / "videos" / "step_5000.mp4"
     recorded = videos.record(path, 5000)
-    if renderers == ["egl"] and recorded is None:
+    if renderer == "egl" and recorded is None:
         pytest.skip("no OpenGL on this machine")
-    assert recorded == path, notes
-    assert notes == []
-    assert videos.renderers == (renderers or ["native"])
+    assert (recorded, notes, videos.renderers) == (path, [], [renderer])
     assert names(path.parent) == ["step_5000.mp4"]
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
-        assert stream.width == edge
-        assert stream.height % 2 == 0
+        assert (stream.width, stream.height % 2) == (edge, 0)
         pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
         seconds = float((stream.duration or 0) * (stream.time_base or 0))
-    assert len(pictures) == 1 + -(-steps // every), "the first, each k-th and the last state"
+    assert len(pictures) == 1 + -(-len(asked) // every), "the first, each k-th and the last state"
     assert seconds == pytest.approx(len(pictures) / 25, abs=1e-3)
     content = path.read_bytes()
     assert 0 < content.index(b"moov") < content.index(b"mdat"), "the index comes first"
@@ -185,7 +175,6 @@ def test_frame_rate_caption_and_odd_sizes(tmp_path: Path) -> None:
         pytest.param("hang", "no answer within 4 s", marks=pytest.mark.long),
         ("raises", "no pixels today"),
         ("float", "float64 (33, 45, 3)"),
-        ("step raises", "wheels fell off"),
     ],
 )
 def test_a_bad_environment_costs_the_videos_and_one_note(trouble: str, reason: str, tmp_path: Path) -> None:
@@ -203,23 +192,18 @@ def test_a_bad_environment_costs_the_videos_and_one_note(trouble: str, reason: s
     assert "\n" not in note
 
 
-def test_opengl_that_crashes_is_replaced_by_the_ray_caster(tmp_path: Path) -> None:
-    limits: Any = {"renderers": ["egl", "raycast"], "size": 64, "max_steps": 10}
-    videos, notes = recorder(bad_hopper, HOPPER, **limits)
-    assert videos.record(tmp_path / "v.mp4", 0) == tmp_path / "v.mp4"
-    assert (videos.renderers, notes) == (["raycast"], [])
-    assert len(frames_of(tmp_path / "v.mp4")) == 3
-
-
-def test_a_machine_without_opengl_gets_the_ray_caster(
+def test_opengl_that_crashes_or_is_missing_is_replaced_by_the_ray_caster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Loaders find no driver through these variables, as on a machine that has none.
+    crashes, _ = recorder(bad_hopper, HOPPER, size=64, max_steps=10)
+    # The loaders find no driver through these variables, as on a machine that has none.
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent.json")
     monkeypatch.setenv("PYOPENGL_PLATFORM", "none")
-    videos, notes = recorder(partial(gym_env, "Hopper-v5"), HOPPER, size=64, max_steps=5)
-    assert videos.record(tmp_path / "v.mp4", 0) is not None
-    assert (videos.renderers, notes) == (["raycast"], [])
+    missing, _ = recorder(partial(gym_env, "Hopper-v5"), HOPPER, size=64, max_steps=10)
+    for videos in (crashes, missing):
+        assert videos.record(tmp_path / "v.mp4", 0) == tmp_path / "v.mp4"
+        assert videos.renderers == ["raycast"]
+        assert len(frames_of(tmp_path / "v.mp4")) == 3
     videos, notes = recorder(partial(gym_env, "Hopper-v5"), HOPPER, renderers=["egl"])
     assert videos.record(tmp_path / "v.mp4", 0) is None
     assert notes[0].startswith("videos are off: egl: ")
@@ -229,22 +213,15 @@ def test_a_folder_that_cannot_be_written_skips_one_video_only(tmp_path: Path) ->
     (tmp_path / "file").write_text("not a folder")
     videos, notes = recorder(Toy)
     assert videos.record(tmp_path / "file" / "v.mp4", 0) is None
-    assert notes
-    assert notes[0].startswith("a video was skipped")
+    assert [note[:19] for note in notes] == ["a video was skipped"]
     assert videos.record(tmp_path / "v.mp4", 0) is not None
 
 
 def test_mistakes_of_the_policy_come_through_and_leave_nothing(tmp_path: Path) -> None:
-    def broken(obs: Any) -> int:
-        if obs[0] >= 4:
-            raise ZeroDivisionError("a bug in the policy")
-        return 0
-
-    videos, notes = recorder(Toy, broken)
-    with pytest.raises(ZeroDivisionError, match="bug in the policy"):
+    videos, notes = recorder(Toy, lambda obs: 1 // int(4 - obs[0]))
+    with pytest.raises(ZeroDivisionError):
         videos.record(tmp_path / "v.mp4", 0)
-    assert names(tmp_path) == []
-    assert notes == []
+    assert (names(tmp_path), notes) == ([], [])
 
 
 KILLED = """
@@ -319,15 +296,13 @@ def test_right_is_right_up_is_up_and_nearer_hides_farther() -> None:
     for place, at in {"1 0 0": (32, 50), "-1 0 0": (32, 13), "0 0 1": (13, 32), "0 0 -1": (50, 32)}.items():
         rows, columns = np.nonzero(red(f"<geom size='0.2' pos='{place}' rgba='1 0 0 1'/>"))
         assert (rows.mean(), columns.mean()) == pytest.approx(at, abs=2)
-    blue = "<geom size='.3' pos='0 1 0' rgba='0 0 1 1'/>"
-    assert red(f"<geom size='0.3' pos='0 -1 0' rgba='1 0 0 1'/>{blue}")[32, 32]
     below, floor = "<geom size='0.3' pos='0 0 -0.5' rgba='1 0 0 1'/>", "<geom type='plane' size='0 0 1'/>"
     assert red(below, elevation=-60).any()
     assert not red(below + floor, elevation=-60).any()
     assert not red("<geom size='0.5' rgba='1 0 0 1' group='4'/>").any(), "a hidden group"
 
 
-@pytest.mark.parametrize("name", ["Hopper", "Humanoid", "Swimmer", "InvertedPendulum", "Pusher"])
+@pytest.mark.parametrize("name", ["Hopper", "Humanoid", "Pusher"])
 def test_every_mujoco_environment_is_seen_whole_and_is_not_changed(name: str) -> None:
     """All that moves is in the picture and not a speck, and looking leaves the simulation as it was."""
     env: Any = gymnasium.make(f"{name}-v5")
