@@ -23,7 +23,7 @@ from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
-from rltemplate.run.git import checkout
+from rltemplate.run.git import snapshot
 from rltemplate.run.influence import package_matters
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
@@ -103,7 +103,7 @@ def checked_out(project: Path, commit: str) -> Iterator[Code]:
     """The code of a commit in a folder of its own while the block runs. Raises GitError."""
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # tracebacks are searched for this name
-        with checkout.worktree(project, commit, scratch / "tree") as tree:
+        with snapshot.worktree(project, commit, scratch / "tree") as tree:
             yield Code(tree, (project, PROJECT), scratch)
 
 

@@ -18,7 +18,7 @@ from rltemplate.config.command_args import few, nearest
 from rltemplate.config.loading import load_config
 from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
-from rltemplate.run.git import checkout
+from rltemplate.run.git import snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run
@@ -86,9 +86,9 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
             why = record.git.problem
             raise ConfigError(f"{record.id}: has no snapshot of its code, so it cannot be made again: {why}")
         name = record.git.commit
-    commit = checkout.find_commit(project, name)
+    commit = snapshot.find_commit(project, name)
     if commit is None:
-        fetch = checkout.fetch_command(record.id)
+        fetch = snapshot.fetch_command(record.id)
         raise ConfigError(
             f"{record.id}: its code, commit {name[:12]}, is not in this repository; "
             f"`{fetch}` brings it from the remote that it was pushed to"
@@ -152,16 +152,16 @@ def _find_ref(text: str, project: Path) -> str:
     problem = f"no such run here, as a folder or a ref; {nearest(wanted, known)}"
     if matches:
         problem = f"in the ids of {len(matches)} refs, the last are {', '.join(matches[-3:])}; "
-    raise ConfigError(f"run={text}: {problem}`{checkout.fetch_command()}` brings runs that were pushed")
+    raise ConfigError(f"run={text}: {problem}`{snapshot.fetch_command()}` brings runs that were pushed")
 
 
 def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
-    files = checkout.read_run_files(project, ref, folder)
+    files = snapshot.read_run_files(project, ref, folder)
     if paths.CONFIG not in files:
         raise ConfigError(f"{ref}: holds the code of a sweep, and no run; give one of its runs")
-    if checkout.OUTCOME not in files:
+    if snapshot.OUTCOME not in files:
         raise ConfigError(f"{ref}: does not say how the run ended; give its folder if it was killed")
-    text = files[checkout.OUTCOME].read_text(encoding="utf-8", errors="replace")
+    text = files[snapshot.OUTCOME].read_text(encoding="utf-8", errors="replace")
     return replace(RunRecord.parse(text, f"{ref}: its outcome"), id=run_id)
 
 

@@ -33,7 +33,7 @@ from rltemplate.rerun.ulp import EQUAL, compare_arrays
 from rltemplate.rerun.zoom_report import Item, Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
-from rltemplate.run.git import changes, checkout
+from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
@@ -159,9 +159,9 @@ def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
     if not names:
         side.stands_in = f"its code was not recorded: {git['problem'] or 'no reason is given'}"
         return
-    commit = next(filter(None, (checkout.find_commit(project, name) for name in names)), None)
+    commit = next(filter(None, (snapshot.find_commit(project, name) for name in names)), None)
     if commit is None:
-        fetch = checkout.fetch_command(side.record.id)
+        fetch = snapshot.fetch_command(side.record.id)
         side.stands_in = f"its code, commit {names[0][:12]}, is not in this repository; `{fetch}` brings it"
         return
     code = stack.enter_context(checked_out(project, commit))

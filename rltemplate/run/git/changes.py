@@ -7,7 +7,7 @@ trees have the same name or the run was made from a commit without changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,20 @@ def text_between(
     return _diff(project, a, b, "-p", "-M", f"--color={'always' if color else 'never'}")
 
 
-def commits(side: Mapping[str, Any]) -> Iterator[str]:
+def commits(side: Mapping[str, Any]) -> list[str]:
     """Names of commits that hold the code of a run; `side` is `git` of its record.
 
     Where nothing was changed and nothing left out, the base commit is the code, and every clone has that.
     """
-    names = [side.get("commit")]
-    if side.get("dirty") is False:
-        names.append(side.get("base_commit"))
+    names = (side.get("commit"), side.get("base_commit") if side.get("dirty") is False else None)
     # A record may come from anywhere, and git would take a word with a dash for an option.
-    yield from (f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}"))
+    return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
 def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any], *words: str) -> str | None:
     """The code of two runs compared, where the repository has both."""
     # `git gc` may take `tree`, which has no ref.
-    names = [[*commits({"commit": side.get("tree")}), *commits(side)] for side in (a, b)]
+    names = [commits({"commit": side.get("tree")}) + commits(side) for side in (a, b)]
     if {*names[0]} & {*names[1]}:
         return ""
     try:

@@ -22,8 +22,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
@@ -33,8 +33,9 @@ from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.paths import METRICS, REF_PREFIX, TRACE
 
 RESERVED = ".rltemplate/run/"  # the folder in a run's commit that is not code
+OUTCOME = "outcome.json"
 CONFIG_PATH = RESERVED + "config.yaml"
-OUTCOME_PATH = RESERVED + "outcome.json"
+OUTCOME_PATH = RESERVED + OUTCOME
 TRACE_PATH = RESERVED + "trace.jsonl"
 METRICS_PATH = RESERVED + "metrics.jsonl"
 ENDED_PATHS = (OUTCOME_PATH, TRACE_PATH, METRICS_PATH)
@@ -43,9 +44,7 @@ MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
 MAX_NAMED = 200  # files listed by name in a record; the count beside them is always exact
 _ADD_LIMIT_S = 600.0  # git takes a hundredth of a second for a new file
-
-_MESSAGE = "Work tree and configuration of a run"
-_OUTCOME_MESSAGE = "Outcome of a run"
+_CHECKOUT_LIMIT_S = 1800.0  # a large tree on a slow disk
 
 
 class SkippedFile(TypedDict):
@@ -161,7 +160,7 @@ def commit_outcome(
             _enter(git, OUTCOME_PATH, git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode()))
             for name, file in (files or {}).items():
                 _enter(git, name, git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute())))
-            git("update-ref", ref, _commit(git, git.line("write-tree"), tip, _OUTCOME_MESSAGE), tip)
+            git("update-ref", ref, _commit(git, git.line("write-tree"), tip, "Outcome of a run"), tip)
     except (GitError, OSError) as error:
         return str(error)
     return None
@@ -179,11 +178,56 @@ def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
     return files, left_out
 
 
+def fetch_command(run: str = "*") -> str:
+    """Git's command that brings the ref of a run, or of all runs, from the remote it was pushed to."""
+    ref = REF_PREFIX + run
+    return f"git fetch origin '{ref}:{ref}'"
+
+
+def find_commit(project: Path, name: str) -> str | None:
+    """The full name of a commit that a ref or a shorter name stands for; None if it is not here.
+
+    Raises GitError, as where there is no repository.
+    """
+    with repository(project) as git:
+        return git.find(f"{name}^{{commit}}") or None
+
+
+def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
+    """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there."""
+    found = {}
+    with repository(project) as git:
+        for path in (CONFIG_PATH, *ENDED_PATHS):
+            if git.find(f"{commit}:{path}"):
+                name = path.removeprefix(RESERVED)
+                found[name] = folder / name
+                found[name].write_bytes(git("cat-file", "blob", f"{commit}:{path}"))
+    return found
+
+
+@contextmanager
+def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
+    """The tree of a commit in `folder`, which must not exist, while the block runs. Raises GitError.
+
+    Yields the project's folder in it, which is not `folder` where the repository is larger than the project.
+    """
+    with repository(project) as git:
+        try:
+            # No hooks run. A worktree of a sparse checkout would be as sparse.
+            words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
+            git("-c", "core.sparseCheckout=false", *words, limit_s=_CHECKOUT_LIMIT_S)
+            yield folder / git.prefix
+        finally:
+            with suppress(GitError):
+                git("worktree", "remove", "--force", "--force", str(folder), limit_s=_CHECKOUT_LIMIT_S)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _enter(git: Git, name: str, blob: str) -> None:
     git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{name}")
 
 
-def _commit(git: Git, tree: str, parent: str | None, message: str = _MESSAGE) -> str:
+def _commit(git: Git, tree: str, parent: str | None, message: str = "Code of a run") -> str:
     """A commit with nothing in it that varies: it has the time of its parent."""
     time = git.line("show", "--no-patch", "--format=%ct", parent) if parent else "0"
     git.env["GIT_AUTHOR_DATE"] = git.env["GIT_COMMITTER_DATE"] = f"@{time} +0000"

@@ -132,7 +132,5 @@ class ConsoleSink:
             parts.append(f"{row['time/steps_per_second']:>7,.0f} steps/s")
         if "eval/return" in row:
             parts.append(f"eval {show_number(row['eval/return']):>8}")
-        return [
-            *parts,
-            *(f"{label} {show_number(row[name]):>8}" for name, label in _SHOWN.items() if name in row),
-        ]
+        parts += [f"{label} {show_number(row[name]):>8}" for name, label in _SHOWN.items() if name in row]
+        return parts

@@ -18,10 +18,8 @@ from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
 
 _INIT_TIMEOUT_S = 4.0
 _FINISH_TIMEOUT_S = 3.5
-# The client keeps its timeouts unless its service process hangs. Then the run waits no longer than this.
-_CLOSE_LIMIT_S = 5.0
-# A run that was asked to end has ten seconds for everything. Its next part uploads what is left.
-_INTERRUPTED_LIMIT_S = 3.0
+_CLOSE_LIMIT_S = 5.0  # for a client whose own process hangs, so that it does not keep its timeouts
+_INTERRUPTED_LIMIT_S = 3.0  # a run that was asked to end has ten seconds for everything
 
 
 class WandbSink(RecordingSink):

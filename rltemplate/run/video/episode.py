@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-MAX_FPS = 30.0
-DEFAULT_FPS = 30.0  # for environments that do not say how fast they run
+MAX_FPS = 30.0  # also the rate of environments that do not say how fast they run
 CAPTION_MIN_PX = 120  # on smaller pictures a caption would not be legible
 
 
@@ -103,7 +102,7 @@ def _even(picture: Any) -> Picture:
 
 def frame_rate(env: Any, wanted: int | None) -> tuple[int, Fraction]:
     """The steps between two recorded frames, and the frames per second with which that is real time."""
-    source = float(env.metadata.get("render_fps") or 1 / getattr(env.unwrapped, "dt", 1 / DEFAULT_FPS))
+    source = float(env.metadata.get("render_fps") or 1 / getattr(env.unwrapped, "dt", 1 / MAX_FPS))
     every = max(1, int(np.ceil(source / MAX_FPS - 1e-9)) if wanted is None else round(source / wanted))
     return every, max(Fraction(source).limit_denominator(100) / every, Fraction(1))
 

@@ -1,9 +1,9 @@
 """One evaluation episode as an H.264 file that a browser plays, recorded without any effect on the run.
 
 This process keeps the policy. A child process, new for each video, keeps the environment, the renderer and
-the encoder (`episode.py`), and asks for one action per observation. So a renderer that aborts, crashes in
-native code or never answers takes only the child with it, no state of a renderer or global generator can
-touch the run, and a video depends on the policy and the seed alone. The price is one to two seconds a video.
+the encoder (`episode.py`), and asks for one action per observation. So a renderer that crashes or never
+answers takes only the child with it, no state of a renderer or global generator can touch the run, and a
+video depends on the policy and the seed alone. The price is one to two seconds a video.
 
 Renderers:
     native             the environment's own `rgb_array` pictures, for all that is not MuJoCo

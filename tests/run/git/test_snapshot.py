@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import git
 
-from rltemplate.run.git import changes, checkout, snapshot
+from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.snapshot import (
     CONFIG_PATH,
     METRICS_PATH,
@@ -165,7 +165,7 @@ def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: P
     assert whole(repo).dirty is True
     expected = files(repo)
     del expected["x.log"]  # ignored
-    with checkout.worktree(repo, REF, tmp_path / "copy") as copy:
+    with snapshot.worktree(repo, REF, tmp_path / "copy") as copy:
         found = files(copy)
     assert found.pop(CONFIG_PATH) == (False, CONFIG.encode())
     assert found == expected
@@ -203,7 +203,7 @@ def test_a_project_below_the_top_of_its_repository_snapshots_all_of_it(repo: Pat
     (repo / "train.py").write_text("changed at the top\n")
     record = record_run(repo / "sub")
     assert stored(repo, record.commit)["train.py"] == b"changed at the top\n"
-    with checkout.worktree(repo / "sub", REF, tmp_path / "copy") as project:
+    with snapshot.worktree(repo / "sub", REF, tmp_path / "copy") as project:
         assert project == tmp_path / "copy" / "sub"
     (repo / "ignored" / "download").mkdir(parents=True)
     assert "ignores this folder" in no_code(record_run(repo / "ignored" / "download", "another"))
@@ -404,7 +404,7 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     assert at(repo, f"{REF}^") == first.commit
     assert (json.loads(git(repo, "show", f"{REF}:{OUTCOME_PATH}")))["status"] == "finished"
     assert state(repo) == before
-    with checkout.worktree(repo, REF, tmp_path / "copy") as copy:
+    with snapshot.worktree(repo, REF, tmp_path / "copy") as copy:
         found = files(copy)
         assert found.pop(TRACE_PATH)[1] == b"a trace\r\n"
         assert found[CONFIG_PATH][1].decode() == CONFIG
