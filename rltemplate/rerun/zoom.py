@@ -155,7 +155,7 @@ def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
 def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
     """Check out the code of a run; where that cannot be run, the present code stands in for it."""
     git = asdict(side.record.git)
-    names = list(changes.commits(git))
+    names = changes.commits(git)
     if not names:
         side.stands_in = f"its code was not recorded: {git['problem'] or 'no reason is given'}"
         return

@@ -170,8 +170,6 @@ def test_nothing_of_this_project_is_taken_for_a_secret() -> None:
         assert (secret_name(name), secret_content(Path(path).read_bytes(), name)) == (None, None), name
 
 
-# --- In values of the configuration ----------------------------------------------------------------------
-
 RANDOM = "h7Kd92lsQ0mZx81bTr4u"
 SECRET_VALUES: tuple[tuple[str, str], ...] = (
     ("note", f"'my W&B key is {HEX}'"),

@@ -90,9 +90,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 HOPPER = np.zeros(3, np.float32)
 
 
-# ---------------------------------------------------------------- real recordings
-
-
 @pytest.mark.parametrize(
     ("env_id", "action", "every", "renderer", "edge"),
     [
@@ -105,8 +102,12 @@ def test_an_episode_becomes_a_file_that_browsers_play(
     env_id: str, action: Any, every: int, renderer: str, edge: int, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
-    make = partial(gym_env, env_id)
-    videos, notes = recorder(make, lambda obs: asked.append(obs) or action, renderers=[renderer])
+
+    def policy(obs: Any) -> Any:
+        asked.append(obs)
+        return action
+
+    videos, notes = recorder(partial(gym_env, env_id), policy, renderers=[renderer])
     path = tmp_path / "run" / "videos" / "step_5000.mp4"
     recorded = videos.record(path, 5000)
     if renderer == "egl" and recorded is None:
@@ -163,9 +164,6 @@ def test_frame_rate_caption_and_odd_sizes(tmp_path: Path) -> None:
     assert last.shape[0] > 200
     assert abs(last[:200].astype(int) - 180).max() < 12, "the caption hides nothing"
     assert last[204:].max() > 150, "and can be read"
-
-
-# ---------------------------------------------------------------- trouble
 
 
 @pytest.mark.parametrize(
@@ -261,9 +259,6 @@ def test_global_generators_are_left_alone(tmp_path: Path) -> None:
     assert random.getstate() != saved[0]
     random.setstate(saved[0])
     np.random.set_state(saved[1])  # noqa: NPY002
-
-
-# ---------------------------------------------------------------- the ray caster and its camera
 
 
 def red(body: str, elevation: float = 0) -> NDArray[np.bool_]:
