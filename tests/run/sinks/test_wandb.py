@@ -24,8 +24,14 @@ from rltemplate.run.sinks.wandb import WandbSink
 
 KEY = "0123456789" * 4  # the form of a key, so that the client takes it
 STEPS = range(100, 1300, 100)
-SETTINGS: dict[str, Any] = {"enabled": True, "project": "test", "entity": None, "group": None, "tags": ["a"]}
-SETTINGS["mode"] = WandbMode.auto
+SETTINGS: dict[str, Any] = {
+    "enabled": True,
+    "mode": "auto",
+    "project": "test",
+    "entity": None,
+    "group": None,
+    "tags": ["a"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -280,10 +286,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from conftest import feed, run_facts
-from rltemplate.config.schema import WandbConfig, WandbMode
+from rltemplate.config.schema import WandbConfig
 from rltemplate.run.sinks.wandb import WandbSink
 known = {"entity": None, "group": None, "tags": []}
-settings = WandbConfig(enabled=True, mode=WandbMode.auto, project="test", **known)
+settings = WandbConfig(enabled=True, mode="auto", project="test", **known)
 feed(WandbSink(run_facts(Path(sys.argv[1])), settings), 100, 1000)
 os.kill(os.getpid(), signal.SIGKILL)
 """
