@@ -20,9 +20,9 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.evaluate import evaluate
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.observers import evaluate
 from rltemplate.train import main, run
 from rltemplate.types import ConfigError, RunError
 

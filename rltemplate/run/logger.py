@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.run.evaluate import episode_means
 from rltemplate.run.lines import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink
 from rltemplate.types import Episode
@@ -149,3 +148,13 @@ def _summary(name: str, values: Sequence[float]) -> float:
     if not all(map(math.isfinite, values)):  # `fsum` raises for inf and -inf together, `max` ignores NaN
         return sum(values)
     return max(values) if name.endswith("_max_error") else math.fsum(values) / len(values)
+
+
+def episode_means(kind: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean return and length under the names that every log uses; nothing without an episode."""
+    if not episodes:
+        return {}
+    return {
+        f"{kind}/return": math.fsum(each.episode_return for each in episodes) / len(episodes),
+        f"{kind}/length": sum(each.length for each in episodes) / len(episodes),
+    }

@@ -7,28 +7,64 @@ an iteration, so that they share one clock.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
 from rltemplate.determinism import switches
+from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state
 from rltemplate.envs.make import make_env
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
-from rltemplate.run.evaluate import episode_means, evaluate
-from rltemplate.run.logger import Logger
+from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.state import first_not_finite
 from rltemplate.run.trace import NO_PAST, OLD_TRACE, Trace
 from rltemplate.run.video.recorder import VideoRecorder
-from rltemplate.types import Algorithm, IterationResult, Probe, RunError
+from rltemplate.types import Algorithm, Episode, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     import numpy as np
+
+# Bound for environments without a time limit of their own, which a good policy might never leave.
+_LONGEST_EPISODE = 10_000
+
+
+def evaluate(
+    make_env: Callable[[], gym.Env[Any, Any]],
+    codec: Codec,
+    act: Callable[[np.ndarray], np.ndarray],
+    seeds: Sequence[int],
+) -> list[Episode]:
+    """One whole episode for each of `seeds`, side by side, with one policy call per step.
+
+    Every episode has an environment of its own, new because of what outlives an episode, such as Box2D's
+    worlds. So the result depends on the policy and the seeds alone.
+    """
+    envs = [make_env() for _ in seeds]
+    try:
+        obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
+        returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
+        running = list(range(len(seeds)))
+        while running:
+            actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
+            still = []
+            for i, action in zip(running, actions, strict=True):
+                obs[i], reward, terminated, truncated, _ = envs[i].step(action)
+                returns[i] += float(reward)
+                lengths[i] += 1
+                if not (terminated or truncated or lengths[i] == _LONGEST_EPISODE):
+                    still.append(i)
+            running = still
+    finally:
+        for env in envs:
+            env.close()
+    return [Episode(*each) for each in zip(returns, lengths, strict=True)]
 
 
 class _CutShort(Exception):

@@ -28,7 +28,8 @@ def main(args: Args) -> int:
 
     from rltemplate.envs.make import exits_are_errors, make_env
     from rltemplate.rng import env_seeds
-    from rltemplate.run.evaluate import episode_means, evaluate
+    from rltemplate.run.logger import episode_means
+    from rltemplate.run.observers import evaluate
     from rltemplate.train import load_policy
 
     config, algorithm, envs = load_policy(run_dir)
