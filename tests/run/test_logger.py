@@ -82,6 +82,10 @@ def test_a_row_holds_the_means_since_the_last_row(tmp_path: Path) -> None:
     assert rows == sink.rows
     assert [row["env_steps"] for row in rows] == [2048, 4096]
     assert {k: v for k, v in rows[0].items() if k not in ("env_steps", "wall_time_s")} == first
+    logger.observe(result(a=math.nan, b=-math.inf, c=1.0))
+    logger.log(6144, {})
+    assert [read(path)[2][name] for name in "abc"] == [None, None, 1.0]
+    assert math.isnan(sink.rows[2]["a"])  # a sink gets the number itself
 
 
 def test_kept_tensors_are_bounded_without_rows(tmp_path: Path) -> None:
@@ -133,15 +137,6 @@ def test_a_logger_resumes_where_another_one_stood(tmp_path: Path) -> None:
     assert whole["wall_time_s"] == 5.0
     for piece in ("pending", "episodes", "wall_time_s", "final_metrics"):
         assert row(split=True, forget=piece) != whole, piece
-
-
-def test_numbers_that_are_not_finite_are_null_in_the_file_and_themselves_in_sinks(tmp_path: Path) -> None:
-    sink, path = Memory(), tmp_path / "m.jsonl"
-    logger = Logger([sink], LineFile(path))
-    logger.observe(result(a=math.nan, b=-math.inf, c=1.0))
-    logger.log(1, {})
-    assert [read(path)[0][name] for name in "abc"] == [None, None, 1.0]
-    assert math.isnan(sink.rows[0]["a"])
 
 
 def test_values_are_read_in_one_transfer_when_a_row_is_due(
