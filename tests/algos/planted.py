@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-SLOW_TO_IMPORT = ["torch._dynamo", "torch.distributions", "gymnasium.envs.mujoco", "hydra.compose", "pytest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -48,7 +46,8 @@ def plant(file: Path, old: str, new: str) -> None:
 def run_tests(folder: Path, tests: Sequence[str]) -> list[Outcome]:
     """Run tests of the copy of the project in `folder`, in a process of their own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*SLOW_TO_IMPORT, "pytest_timeout"])
+    slow = ["torch._dynamo", "torch.distributions", "gymnasium.envs.mujoco", "hydra.compose", "pytest"]
+    context.set_forkserver_preload([*slow, "pytest_timeout"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(folder, list(tests), there))
     process.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -17,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "ATEN_TEST_FAULT"
-TRACE = "rltemplate.run.trace"
 
 
 def flipped(value: Any) -> Any:
@@ -98,10 +96,8 @@ def let_traces_flip(module: ModuleType) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != TRACE:
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "rltemplate.run.trace":
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)

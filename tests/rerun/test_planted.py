@@ -30,8 +30,7 @@ from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.observers import make_trace
 from rltemplate.run.record import RunRecord
 
-WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]"]
-NORMALIZED = ["algo.normalize_obs=true", "algo.normalize_reward=true"]
+WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
 
 
 @contextlib.contextmanager
@@ -127,7 +126,7 @@ def test_what_was_planted_is_named(
 
     monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
     monkeypatch.setattr(Children, "run", run)
-    both = small(planted.algo, *WORDS, *NORMALIZED, *planted.words, env="Pendulum")
+    both = small(planted.algo, *WORDS, "algo.normalize_reward=true", *planted.words, env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
     comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), fault))
     at = comparison.divergence

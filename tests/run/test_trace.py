@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from rltemplate.analysis.traces import first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import State, entries
 from rltemplate.run.trace import Trace, digest, named_leaves
+from rltemplate.types import Episode
 
 ENVS = {"ppo": "Hopper"}  # others on Pendulum
 
@@ -134,15 +134,11 @@ def test_a_flip_is_one_unit_in_the_last_place() -> None:
     assert flipped(np.array([False, True])).tolist() == [True, True]
 
 
-class Pair(NamedTuple):
-    first: torch.Tensor
-    rest: list[Any]
-
-
 def test_results_in_lists_and_tuples_have_names() -> None:
     one, two, three = torch.zeros(1), torch.ones(1), np.ones(3)
-    names, values = zip(*named_leaves((Pair(one, [two, (three,)]), 1.0)), strict=True)
-    assert names == ("first", "rest", "rest")
+    results = Episode(one, [two, (three,)])  # type: ignore[arg-type]
+    names, values = zip(*named_leaves((results, 1.0)), strict=True)
+    assert names == ("episode_return", "length", "length")
     assert list(map(id, values)) == [id(one), id(two), id(three)]
 
 
