@@ -1,6 +1,6 @@
 """Facts about the machine and the installed packages: what a run's numbers and speed may depend on.
 
-Nothing here starts a process, and all of it together takes a few milliseconds.
+Only `compiler_version` starts a process; all else together takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from functools import cache
 from itertools import takewhile
@@ -64,6 +65,14 @@ def package_versions() -> dict[str, str]:
 def cpp_compiler() -> str | None:
     """The C++ compiler that torch's compiler takes (`torch._inductor.config.cpp.cxx`), None without it."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
+
+
+def compiler_version() -> str | None:
+    """The first line of the version that this compiler prints, None without one."""
+    if (compiler := cpp_compiler()) is None:
+        return None
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
 
 
 def cpu_identity() -> tuple[str | None, frozenset[str]]:

@@ -15,6 +15,7 @@ import torch
 
 from rltemplate.determinism import denormals, kernels, libraries
 from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
+from rltemplate.determinism.machine import compiler_version
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def apply(
     # Several threads divide a product as they like, and another kernel computes what lies at the seams.
     libraries.use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
+    if compiles:
+        settings["cpp_compiler"] = compiler_version()
     for name, value in _wanted(switches, num_threads, products, settings).items():
         if value is not None and settings[name] != value:  # null leaves it free
             instead = "start runs with scripts/train.py, which prepares their process, or use "
@@ -65,15 +68,20 @@ def apply(
 
 
 def confirm(settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a setting is no longer what `apply` returned.
+    """Raise `ConfigError` if a setting is no longer what `apply` returned, or if fewer threads compute.
 
     Called after the environments were made, which load libraries of their own.
     """
-    for name, now in read_back().items():
-        if now != settings[name]:
+    wanted, now = dict(settings), read_back()
+    flushed = libraries.in_parallel(denormals.try_to_keep)
+    if flushed is not None:
+        now |= {"parallel_threads": len(flushed), "flush_to_zero": any(flushed)}
+        wanted["parallel_threads"] = wanted["torch_num_threads"]
+    for name, value in now.items():
+        if value != wanted[name]:
             raise ConfigError(
-                f"determinism: {name} should be {settings[name]} and is {now} after the environment was "
-                "made; something in it sets that"
+                f"determinism: {name} should be {wanted[name]} and is {value} after the environment was "
+                "made; something in it, or a variable of OpenMP, sets that"
             )
 
 

@@ -31,7 +31,7 @@ from rltemplate.determinism import switches as determinism
 from rltemplate.types import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 try:
-    settings = determinism.apply(config.determinism, config.num_threads)
+    settings = determinism.apply(config.determinism, config.num_threads, config.compile)
     determinism.confirm(settings)
 except ConfigError as error:
     print(json.dumps({"refused": str(error)}))
@@ -71,9 +71,13 @@ def report(configure: Configure, *overrides: str, script: str = SCRIPT, **variab
     return seen
 
 
-def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(configure: Configure) -> None:
+def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(configure: Configure, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++ (made up) 99.1'\necho 'more of it'\n")
+    compiler.chmod(0o755)
     repeat = report(configure, "determinism=repeat", "num_threads=2")
-    fast = report(configure, "determinism=fast", "num_threads=2")
+    fast = report(configure, "determinism=fast", "num_threads=2", "compile=true", CXX=str(compiler))
+    assert fast["settings"]["cpp_compiler"] == "g++ (made up) 99.1"
     settings = repeat["settings"]
     assert settings["deterministic_algorithms"] is True
     assert settings["torch_num_threads"] == 2
@@ -93,6 +97,8 @@ def test_no_variable_takes_threads_away(configure: Configure) -> None:
     assert limited["settings"]["blas_threads"] == 2
     dynamic = report(configure, "num_threads=2", OMP_DYNAMIC_forced="true")
     assert "openmp_dynamic should be False and is True" in dynamic["refused"]
+    missing = report(configure, "num_threads=2", OMP_THREAD_LIMIT_forced="1")
+    assert "parallel_threads should be 2 and is 1" in missing["refused"]
 
 
 def test_a_switch_that_did_not_take_stops_the_run(
