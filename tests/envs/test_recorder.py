@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,13 +114,16 @@ def restored(state: dict[str, Any], env_id: str = "CartPole-v1", num: int = 2, w
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_another_action_is_noticed(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_action_or_generator_is_noticed(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
     envs = running()
     state = envs.state_dict()
     assert play(restored(state), 75, 50) == play(envs, 75, 50)  # which leaves the state as it was
+    other_kind = copy.deepcopy(state)
+    other_kind["states"][0].update(from_seed=False, generator='{"bit_generator": "MT19937"}')
     state["states"][1]["actions"][-2].bitwise_xor_(1)
-    with pytest.raises(ConfigError, match=r"CartPole-v1 does not repeat itself from its generator state"):
-        restored(state, workers=workers)
+    for wrong in (state, other_kind):
+        with pytest.raises(ConfigError, match=r"CartPole-v1 does not repeat itself from its generator state"):
+            restored(wrong, workers=workers)
     assert capfd.readouterr().err == ""
 
 
