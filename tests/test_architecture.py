@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from conftest import ROOT
+from conftest import ROOT, git
 
 # Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
 AGAINST_THE_ORDER = {
@@ -98,3 +98,29 @@ def test_a_line_that_ties_to_one_machine_is_found() -> None:
     ties += ["--extra-index-url" + " https://example.org", "https://example.org" + "/simple"]
     for line in [*ties, "file://" + "/srv/wheels"]:
         assert tied_to_a_machine({"x.md": f"first\n{line}\n"})[0].startswith("x.md:2: ")
+
+
+def test_changed_files_lead_to_the_tests_that_reach_them(tmp_path: Path) -> None:
+    files = {"low.py": "", "high.py": "from low import *", "a.md": "", "conf.yaml": "", "new.py": ""}
+    files |= {"tests/test_a.py": "def test(): import high", "tests/test_b.py": "import low, json"}
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "tests").mkdir()
+    git(tmp_path, "init", "-q", "-b", "main")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "add", "-A", ":!new.py")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    tests = {
+        "low.py": "ab",
+        "high.py": "a",
+        "tests/test_b.py": "b",
+        "a.md": "",
+        "conf.yaml": "ab",
+        "new.py": "ab",
+    }
+    for name, expected in tests.items():
+        (tmp_path / "new.py").unlink(missing_ok=True)
+        (tmp_path / name).write_text("import re")
+        found = called(sys.executable, "scripts/changed_tests.py", folder=tmp_path).stdout.split()
+        assert found == [f"tests/test_{each}.py" for each in expected], name
+        git(tmp_path, "checkout", "-q", ".")
