@@ -1,7 +1,8 @@
 """Differences between the code of two recorded runs, or between a run's code and the work tree.
 
-The code of a run that was copied from another clone may be unknown here: then the answer is None, unless the
-trees have the same name or the run was made from a commit without changes.
+Nothing is left in the repository, not even an object. The code of a run that was copied from another clone
+may be unknown here: then the answer is None, unless the trees have the same name or the run was made from a
+commit without changes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rltemplate.run.git.command import GitError, as_text, repository
-from rltemplate.run.git.snapshot import RESERVED, take_snapshot
+from rltemplate.run.git.command import Git, GitError, as_text, repository
+from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
 
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
+_NAMES = ("-z", "--name-only", "--no-renames")
 
 
 def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str] | None:
@@ -22,13 +24,14 @@ def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any]) -> 
 
     `a` and `b` are `git` of their records, `project` lies in the repository that is asked. None: unknown.
     """
-    told = _diff(project, a, b, "-z", "--name-only", "--no-renames")
+    told = _diff(project, a, b, *_NAMES)
     return None if told is None else told.split("\0")[:-1]
 
 
 def files_since(project: Path, before: Mapping[str, Any]) -> list[str] | None:
     """Names of the files in which the work tree around `project` is no longer a run's code; None: unknown."""
-    return files_between(project, before, {"tree": take_snapshot(project).tree})
+    told = _diff(project, before, None, *_NAMES)
+    return None if told is None else told.split("\0")[:-1]
 
 
 def text_between(
@@ -48,18 +51,31 @@ def commits(side: Mapping[str, Any]) -> list[str]:
     return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
-def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any], *words: str) -> str | None:
-    """The code of two runs compared, where the repository has both."""
-    # `git gc` may take `tree`, which has no ref.
-    names = [commits({"commit": side.get("tree")}) + commits(side) for side in (a, b)]
-    if {*names[0]} & {*names[1]}:
+def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *words: str) -> str | None:
+    """The code of two runs compared, where the repository has both; `b` is None for the work tree."""
+    if b is not None and {*_objects(a)} & {*_objects(b)}:
         return ""
     try:
-        with repository(project) as git:
-            known = [[git.find(f"{name}^{{tree}}") for name in side] for side in names]
-            found = [next(filter(None, trees), "") for trees in known]
+        with repository(project, aside=True) as git:
+            found = [_tree(git, a), _work_tree(git) if b is None else _tree(git, b)]
             if not all(found):
                 return None
             return as_text(git("diff-tree", *_EXACT, *words, *found, "--", f":(top,exclude){RESERVED}"))
     except (GitError, OSError):
         return None
+
+
+def _objects(side: Mapping[str, Any]) -> list[str]:
+    # `git gc` may take `tree`, which has no ref.
+    return commits({"commit": side.get("tree")}) + commits(side)
+
+
+def _tree(git: Git, side: Mapping[str, Any]) -> str:
+    """The tree of a run's code; empty if the repository does not have it."""
+    return next(filter(None, (git.find(f"{name}^{{tree}}") for name in _objects(side))), "")
+
+
+def _work_tree(git: Git) -> str:
+    found = GitRecord()
+    read_work_tree(git, found)
+    return f"{found.tree}"

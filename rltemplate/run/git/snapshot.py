@@ -94,7 +94,7 @@ def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
     snapshot = GitRecord()
     try:
         with repository(project) as git:
-            _read_work_tree(git, snapshot)
+            read_work_tree(git, snapshot)
             if keep_ref is not None:
                 snapshot.commit = _commit(git, f"{snapshot.tree}", snapshot.base_commit)
                 git("update-ref", REF_PREFIX + keep_ref, snapshot.commit, "")
@@ -235,7 +235,7 @@ def _commit(git: Git, tree: str, parent: str | None, message: str = "Code of a r
     return git.line("commit-tree", tree, *parents, "-m", message)
 
 
-def _read_work_tree(git: Git, found: GitRecord) -> None:
+def read_work_tree(git: Git, found: GitRecord) -> None:
     """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
     found.base_commit = git.find("HEAD^{commit}") or None
     found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
