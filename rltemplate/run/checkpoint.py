@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -122,8 +121,9 @@ def _reading(path: Path) -> Iterator[None]:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Finished checkpoints of a run, the oldest first: the files of their states."""
-    manifests = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
-    return sorted((path.with_suffix(".pt") for path in manifests), key=_steps)
+    found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
+    # A name such as step_best.json is a file of the user.
+    return sorted((path.with_suffix(".pt") for path in found if path.stem[5:].isdigit()), key=_steps)
 
 
 def _steps(checkpoint: Path) -> int:
@@ -161,6 +161,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint.with_suffix(".json")
     with _reading(path):
         digest, _, text = path.read_bytes().partition(b"\n")
+    if digest == b"{":  # as up to version 5
+        raise ConfigError(f"{path} was made by an older version of this code, which can read it")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
     manifest: dict[str, Any] = json.loads(text)
@@ -175,8 +177,6 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     Without `experience` the chunks are not looked at. Only tensors and plain values are accepted. Raises
     Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
-    import torch
-
     manifest = _read_manifest(path)
     for name, digest in {path.name: manifest["state"], **(manifest["chunks"] if experience else {})}.items():
         file = path.with_name(name)
@@ -184,11 +184,21 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
             found = _digest(file)
         if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ConfigError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
-    return Checkpoint(path, state, manifest["config"], manifest["chunks"])
+    return Checkpoint(path, _load(path), manifest["config"], manifest["chunks"])
+
+
+def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
+    import torch
+
+    with _reading(path):
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except OSError:
+            raise
+        except Exception as error:  # torch has no error of its own for content that it does not accept
+            cause = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Damaged(f"{path} is damaged, torch cannot load it: {cause}") from error
+    return state
 
 
 def newest_checkpoint(
@@ -198,15 +208,18 @@ def newest_checkpoint(
 
     `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are.
     """
-    problem = ""
+    problems = list[str]()
     for path in reversed(list_checkpoints(run_dir)):
         try:
-            return load_checkpoint(path, experience)
+            found = load_checkpoint(path, experience)
         except Damaged as error:
-            problem = str(error)
+            problems.append(str(error))
+            continue
+        for problem in problems:
             passed_over(f"{problem}; an older one is taken")
-    if problem:
-        raise ConfigError(f"no checkpoint of {run_dir} is whole: {problem}")
+        return found
+    if problems:
+        raise ConfigError(f"no checkpoint of {run_dir} is whole: {problems[0]}")
     return None
 
 
@@ -215,14 +228,11 @@ def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[d
 
     Raises ConfigError if some transitions are missing.
     """
-    import torch
-
     for name in checkpoint.chunks:
         begin, end = _range(name)
         if begin <= first < min(end, last):
             # Mapped, not read: it is copied once, to where it is wanted.
-            file = checkpoint.path.with_name(name)
-            chunk = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            chunk = _load(checkpoint.path.with_name(name), mmap=True)
             taken = slice(first - begin, min(end, last) - begin)
             yield {key: value[taken] for key, value in chunk.items()}
             first = min(end, last)

@@ -82,10 +82,13 @@ def two_checkpoints(run_dir: Path) -> None:
 
 def test_the_newest_stay_and_come_back_as_they_were(tmp_path: Path) -> None:
     writer = Checkpoints(tmp_path, {"seed": 1}, keep=2)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step_best.json").touch()  # of the user
     for env_steps in (8, 100, 20, 9):
         writer.save(env_steps, state(env_steps), nothing)
     assert steps(tmp_path) == [20, 100]  # by number, and not in the order of their names
-    assert files(tmp_path) == ["step_100.json", "step_100.pt", "step_20.json", "step_20.pt"]
+    ours = ["step_100.json", "step_100.pt", "step_20.json", "step_20.pt"]
+    assert files(tmp_path) == [*ours, "step_best.json"]
     found = newest_checkpoint(tmp_path, print)
     assert found is not None
     assert found.config == {"seed": 1}
@@ -152,7 +155,19 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(
         assert name in line
         damage(tmp_path / "checkpoints" / "step_20.pt")
         with pytest.raises(ConfigError, match=r"no checkpoint of .* is whole"):
-            newest_checkpoint(tmp_path, passed.append)
+            newest_checkpoint(tmp_path, pytest.fail)
+
+
+def test_what_torch_cannot_load_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a trouble of the disk before the digest was taken."""
+    two_checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoint, "_save", lambda file, _: file.write(b"PK\3\4"))
+    Checkpoints(tmp_path, {}, keep=3).save(60, state(60), nothing)
+    passed: list[str] = []
+    found = newest_checkpoint(tmp_path, passed.append)
+    assert found is not None
+    assert found.state["env_steps"] == 40
+    assert "step_60.pt is damaged, torch cannot load it" in passed[0]
 
 
 def test_each_bit_counts(tmp_path: Path) -> None:
@@ -182,7 +197,7 @@ def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     writer = Checkpoints(tmp_path, {}, keep=1)
     path = writer.save(8, {"env_steps": 8, "bad": Harmful(mark)}, nothing)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="torch cannot load it"):
         load_checkpoint(path)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Harmful(mark)))  # the inverse: it would have
@@ -196,6 +211,9 @@ def test_another_format_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest
     Checkpoints(tmp_path, {}, keep=2).save(4, state(4), nothing)
     # Not damaged: its own code can go on there, so no older one is taken.
     with pytest.raises(ConfigError, match="was made by another version of this code"):
+        newest_checkpoint(tmp_path, pytest.fail)
+    list_checkpoints(tmp_path)[-1].with_suffix(".json").write_text('{\n "version": 5\n}\n')
+    with pytest.raises(ConfigError, match="was made by an older version of this code"):
         newest_checkpoint(tmp_path, pytest.fail)
 
 
