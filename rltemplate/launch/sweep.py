@@ -35,7 +35,7 @@ from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.job import PROJECT, Job, new_job, run_folder
-from rltemplate.run.lines import RunLock
+from rltemplate.run.lines import RunLock, to_stderr
 from rltemplate.run.read import leaves
 from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord, utc_now
 from rltemplate.types import BOOKKEEPING_KEYS, STOP_SIGNALS, ConfigError, affects_results
@@ -61,7 +61,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     if plan.resume:
         record = SweepRecord.read(folder)
         if record.status == "finished":
-            print("every job has finished already; nothing is started")
+            _say("every job has finished already; nothing is started")
             _show(record, folder)
             return 0
         _resume(record, folder, plan)
@@ -127,7 +127,7 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     _send(_stop_file(folder, record), signal.SIGTERM)
     record.status, record.end_time, record.versions = "running", None, package_versions()
     record.num_jobs, record.accept = plan.num_jobs, plan.accept
-    print(f"sweep {record.id} goes on", flush=True)
+    _say(f"sweep {record.id} goes on")
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:
@@ -158,7 +158,7 @@ def _fork_launcher(stop: Path) -> int:
     def end_without_supervisor() -> None:
         while os.getppid() == supervisor:
             time.sleep(0.1)
-        print("the sweep has lost its supervisor: its runs are ended", file=sys.stderr)
+        to_stderr("the sweep has lost its supervisor: its runs are ended")
         _send(stop, signal.SIGTERM)
 
     threading.Thread(target=end_without_supervisor, daemon=True).start()
@@ -224,17 +224,25 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
 
 def _show(record: SweepRecord, folder: Path) -> None:
     """Print a line for each job, the reasons of those that failed, and where the record is."""
-    print(f"sweep {record.id}: {record.status}")
+    _say(f"sweep {record.id}: {record.status}")
     for job in record.jobs:
         value = "" if job.final_return is None else f", return {job.final_return:.2f}"
-        print(f"#{job.job} {' '.join(job.overrides)}: {job.status}{value}, {job.run_id or 'no run'}")
+        _say(f"#{job.job} {' '.join(job.overrides)}: {job.status}{value}, {job.run_id or 'no run'}")
         if job.status in ("failed", "refused"):
             log = folder / f"job_{job.job}.log"
             where = log if log.exists() else job.run(folder) or "above"
-            print(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
-    print(folder / paths.SWEEP_INDEX)
+            _say(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
+    _say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
-        print("next: the same command with sweep=resume")
+        _say("next: the same command with sweep=resume")
+
+
+def _say(text: str) -> None:
+    """Print a line. The sweep goes on when its reader has read enough, as in `| head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write(part: SweepRecord | SweepJob, folder: Path) -> None:
@@ -242,7 +250,7 @@ def _write(part: SweepRecord | SweepJob, folder: Path) -> None:
     try:
         part.write(folder)
     except OSError as error:
-        print(f"{folder} cannot be written: {error.strerror}", file=sys.stderr)
+        to_stderr(f"{folder} cannot be written: {error.strerror}")
 
 
 # --- A job, in a process of Hydra's launcher --------------------------------------------------------------
@@ -265,7 +273,7 @@ def run_job(
         job = _find_run(entry, folder, compose(), env_name)
         if job is not None:
             resumed = f", resumed in {job.run_dir}" if job.resume else ""
-            print(f"{title}{resumed}{f', output in {log}' if log else ''}", flush=True)
+            _say(f"{title}{resumed}{f', output in {log}' if log else ''}")
             entry.status = "running"
             _write(entry, folder)
         exit_status = 0 if job is None else _run(job, log, stop)
@@ -276,7 +284,7 @@ def run_job(
         traceback.print_exc()
     finally:
         _close(entry, folder, exit_status)
-    print(f"#{number}: {entry.status}", flush=True)
+    _say(f"#{number}: {entry.status}")
     return entry.final_return
 
 

@@ -166,6 +166,7 @@ class TrainingRun:
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
         job, path = self._job, self._path
+        new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -197,8 +198,9 @@ class TrainingRun:
             for each in path.iterdir():
                 each.unlink()
             self._lock.release()
-            with contextlib.suppress(OSError):
-                os.removedirs(path)  # and folders above, up to one with something in it
+            with contextlib.suppress(OSError):  # another run may be in the same parent folder
+                for folder in new_folders:
+                    folder.rmdir()
             raise RunError(f"{path} cannot be written: {error.strerror}; nothing was begun") from error
         return record
 

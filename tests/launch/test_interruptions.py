@@ -302,6 +302,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_n
 ) -> None:
     """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
     run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    (small_disk / "old").mkdir()
     # Every step in the trace, so that no room that a file system keeps for a file suffices.
     words = [*WORK["ppo"], "trace=step", "logger.tensorboard=false"]
     begun = start("train", *words, f"run_dir={run_dir}")
@@ -323,11 +324,12 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_n
     last = begun.said.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert "No space left on device" in last
-    # A new run gets nothing.
+    # A new run gets nothing, and leaves the folder that was there.
     refs = git(fork, "for-each-ref", "refs/runs")
-    refused = start("train", *words, f"run_dir={small_disk / 'new' / 'run'}", status=1)
+    refused = start("train", *words, f"run_dir={small_disk / 'old' / 'new' / 'run'}", status=1)
     assert "No space left on device; nothing was begun" in refused.said
-    assert {path.name for path in small_disk.iterdir()} == {"ballast", "run"}
+    assert {path.name for path in small_disk.iterdir()} == {"ballast", "run", "old"}
+    assert not list((small_disk / "old").iterdir())
     assert git(fork, "for-each-ref", "refs/runs") == refs
     ballast.unlink()
     start("resume", f"run={run_dir}", status=0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, alive, copy_project, git, until
+from conftest import Start, alive, copy_project, environment, git, program, until
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.launch import process, sweep
@@ -338,6 +338,26 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
     git(fork, "gc", "--quiet", "--prune=now")
     for each in (kept, tree):  # the code of each run can still be had
         assert git(fork, "cat-file", "-t", f"{each}").strip() == "tree"
+
+
+def test_a_reader_that_has_read_enough_ends_no_job(fork: Path, tmp_path: Path) -> None:
+    """As in `make train seed=1,2 | head -0`."""
+    for words in ([], ["sweep=resume"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [*program(fork, "train"), "seed=1,2", "hydra/launcher=joblib", *words]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert statuses(tmp_path) == ["finished", "finished"]
 
 
 # --- One process, many calls -----------------------------------------------------------------------------
