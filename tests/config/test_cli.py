@@ -34,6 +34,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("total-env-steps=1000", ["did you mean total_env_steps?"]),
     ("wandb.project=x", ["did you mean logger.wandb.project?"]),
     ("track=true", ["did you mean logger=wandb?"]),
+    ("num_seeds=5", ["did you mean seed?"]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
     ("env.id=Hopper-v5", ["choose it with env="]),
     ("hydra/launcher=joblib hydra.launcher.njobs=2", ["hydra.launcher.njobs=2: no such key of the chosen"]),
@@ -71,13 +72,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
-    ("hopper", ["hopper: expected key=value"]),
+    ("hopper", ["hopper: expected key=value, did you mean env=Hopper?"]),
     ("seed=1 seed=2", ["seed is given twice"]),
     ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
     ("a;b=3", ["cannot be read as key=value"]),
     # options
     ("--seed=3", ["--seed=3: expected key=value, as in seed=3"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
+    ("--cfg job saac", ["saac: expected key=value, did you mean algo=sac?"]),
 ]
 
 

@@ -28,12 +28,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.cli.overrides import (
     chosen_algorithm,
+    group_names,
     option_names,
     read_overrides,
     wrong_key,
     wrong_value,
 )
-from rltemplate.config.command_args import folder, one_of, parse, readable, rest, word
+from rltemplate.config.command_args import folder, nearest, one_of, parse, readable, rest, word
 from rltemplate.config.loading import CONF, to_config, to_dict
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
@@ -92,9 +93,12 @@ def _plan(argv: Sequence[str]) -> Plan:
     assigned = [text for text in argv if "=" in text and not text.startswith("-")]
     flags = [text for text in argv if text not in assigned]
     shows, multirun = (any(text.startswith(known) for text in flags) for known in (_QUESTIONS, _MULTIRUN))
-    for text in flags:
-        if not shows and text not in _MULTIRUN:
-            raise ConfigError(f"{text}: expected key=value, as in seed=3")
+    for before, text in zip(("", *argv), argv, strict=False):
+        asked = shows and (text.startswith("-") or before.startswith("-"))  # --cfg job
+        if text in flags and text not in _MULTIRUN and not asked:
+            names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
+            hint = nearest(text, names, names) or "as in seed=3"
+            raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
     for text in argv:
         if text.encode(errors="ignore").decode() != text:
             raise ConfigError(f"{text}: is no text, for its bytes are not UTF-8")
