@@ -57,8 +57,8 @@ class Ours:
     """This project, without observers."""
 
     def __init__(self, job: Job) -> None:
-        from rltemplate.algos.build import build_algorithm
         from rltemplate.determinism import switches
+        from rltemplate.train import build_algorithm
 
         self.config = configuration(job)
         level = self.config.determinism

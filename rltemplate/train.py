@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,17 +27,18 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis import targets
 from rltemplate.analysis.journal import write_run
-from rltemplate.config.algorithms import check_buffer
+from rltemplate.config.algorithms import ALGORITHMS, check_buffer
 from rltemplate.config.loading import about_added, complete, from_dict, to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
-from rltemplate.determinism.machine import usable_memory
+from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.envs.make import exits_are_errors
+from rltemplate.envs.make import EnvSpec, exits_are_errors
+from rltemplate.learning.engine import Engine
+from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import to_stderr
@@ -114,6 +116,27 @@ def run(job: Job) -> int:
     if observers.complete:
         return FINISHED
     return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)
+
+
+def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
+    """The algorithm of a configuration and its environments; `ConfigError` if they do not fit each other."""
+    if config.compile and cpp_compiler() is None:
+        raise ConfigError(
+            "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
+        )
+    streams = Streams(config.seed, switches.resolve_device(config.device.name))
+    num_envs = config.env.num_envs
+    spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
+    seeds = env_seeds(config.seed, "env", num_envs)
+    envs = Envs(spec, num_envs, seeds, config.env.num_workers)
+    module, name = ALGORITHMS[config.algo.name].implementation.split(":")
+    implementation = getattr(importlib.import_module(module), name)
+    try:
+        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, Engine(config.compile))
+    except ConfigError:
+        envs.close()
+        raise
+    return algorithm, envs
 
 
 def _standing(config: Config, env_steps: int, value: float) -> str | None:

@@ -15,7 +15,6 @@ import torch
 from conftest import Command, Configure, git, newest_state, rows, run_train, small
 
 from rltemplate.__main__ import main as command
-from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import load_config, to_dict
 from rltemplate.run import paths
@@ -23,7 +22,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
-from rltemplate.train import main, run
+from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 
 TOTAL = {"sac": 240}  # environment steps; others 256

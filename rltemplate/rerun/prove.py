@@ -282,10 +282,10 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError where the run would be refused before its checks.
     """
-    from rltemplate.algos.build import build_algorithm
     from rltemplate.determinism import checks, switches
     from rltemplate.envs.global_rng import seed_global_rng
     from rltemplate.run.training_run import settled, trial
+    from rltemplate.train import build_algorithm
 
     config = from_dict(settled(job).config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)

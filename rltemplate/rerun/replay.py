@@ -178,9 +178,9 @@ def replay(job: Job, request: Request) -> None:
     # These load torch, which a process that only starts this one does not need.
     import torch
 
-    from rltemplate.algos.build import build_algorithm
     from rltemplate.envs.global_rng import seed_global_rng
     from rltemplate.run.continuation import restore
+    from rltemplate.train import build_algorithm
 
     config = from_dict(job.config)
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)

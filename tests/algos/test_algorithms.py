@@ -15,14 +15,13 @@ import torch
 from conftest import ROOT, SHRUNK, Configure, Programs, Scripted, small
 from gymnasium import spaces
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
 from rltemplate.run.state import entries
 from rltemplate.run.trace import Trace
-from rltemplate.train import load_policy
+from rltemplate.train import build_algorithm, load_policy
 from rltemplate.types import Algorithm, ConfigError
 
 ENVS = sorted(path.stem for path in (ROOT / "conf" / "env").glob("[A-Z]*.yaml"))

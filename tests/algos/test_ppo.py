@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, unreadable
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.ppo import PPO, ActorCritic, Minibatch, compute_gae
 from rltemplate.config.schema import Config
 from rltemplate.learning.normalize import Scaling
+from rltemplate.train import build_algorithm
 
 
 def build(config: Config) -> PPO:

@@ -16,12 +16,12 @@ from references.ppo import ReferencePPO
 from references.sac import ReferenceSAC
 from references.surroundings import Copies
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.state import entries
+from rltemplate.train import build_algorithm
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
 BASE = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, Programs, unreadable
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.algos.sac import SAC, Inputs, LearningRates
 from rltemplate.learning.replay_buffer import Batch
+from rltemplate.train import build_algorithm
 
 
 def build(configure: Configure, *overrides: str) -> SAC:

@@ -17,11 +17,11 @@ import torch
 from conftest import ROOT, Configure, small
 from torch import Tensor, nn
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism import kernels
 from rltemplate.determinism.checks import Trial, check_repeats, check_rows
 from rltemplate.learning.networks import mlp
+from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError, ForwardPass
 
 CPU = torch.device("cpu")

@@ -15,7 +15,6 @@ import pytest
 import torch
 from conftest import Configure, small
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
@@ -23,6 +22,7 @@ from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, see
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.trace import Trace
+from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]

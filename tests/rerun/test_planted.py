@@ -15,7 +15,6 @@ import pytest
 import yaml
 from conftest import Configure, small
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
@@ -29,6 +28,7 @@ from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.observers import make_trace
 from rltemplate.run.record import RunRecord
+from rltemplate.train import build_algorithm
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
 

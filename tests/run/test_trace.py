@@ -11,11 +11,11 @@ import torch
 from conftest import Configure, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
-from rltemplate.algos.build import build_algorithm
 from rltemplate.analysis.traces import first_difference, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.state import State, entries
 from rltemplate.run.trace import Trace, digest, named_leaves
+from rltemplate.train import build_algorithm
 from rltemplate.types import Episode
 
 ENVS = {"ppo": "Hopper"}  # others on Pendulum
