@@ -36,7 +36,7 @@ def global_rng_state() -> dict[str, Any]:
 
 
 def restore_global_rng(state: Mapping[str, Any]) -> None:
-    """Go on from there."""
+    """Set all three to the states that `global_rng_state` returned."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     numpy_state = json.loads(state["numpy"])

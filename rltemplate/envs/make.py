@@ -90,7 +90,7 @@ def codec_of(spec: EnvSpec) -> Codec:
 
 
 def check_env(spec: EnvSpec) -> Codec:
-    """The same where nothing is running yet: `ConfigError` whatever the environment raises."""
+    """The codec of an environment that no run uses yet: `ConfigError` whatever the environment raises."""
     try:
         with exits_are_errors():
             return codec_of(spec)

@@ -19,7 +19,7 @@ from rltemplate.launch.command import check_environments
 from rltemplate.types import ConfigError
 
 SHORT = 10_000  # environment steps of each run, where the user names no other number
-# The words in whose place a level has its additions.
+# The words that replace those about a level and its threads in the inverse of its proof.
 WITHOUT = {
     Level.repeat: ("determinism=fast", "num_threads=2"),
     Level.invariant: ("determinism=repeat",),

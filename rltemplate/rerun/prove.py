@@ -98,7 +98,7 @@ class Proof:
         self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS} | _PATIENT
 
     def run(self) -> Certificate:
-        """Do it, write the certificate into the folders of the proof and of its runs, and return it.
+        """Make checks and runs; the certificate, which is written into their folders and that of the proof.
 
         Raises ConfigError, before anything is created, where the run would be refused; Interrupted after a
         signal. The runs made by then stay.

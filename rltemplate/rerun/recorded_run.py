@@ -93,6 +93,7 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
             f"{record.id}: its code, commit {name[:12]}, is not in this repository; "
             f"`{fetch}` brings it from the remote that it was pushed to"
         )
+    raw_config(source / paths.CONFIG)  # refuses a folder without it
     folder = scratch / "recorded" / record.id
     length = lay_out(folder, source, record, source / paths.CONFIG)
     if not (folder / paths.TRACE).exists() and record.trace is not None:

@@ -174,7 +174,7 @@ def _places(trace: str | None) -> list[str]:
 
 
 def replay(job: Job, request: Request) -> None:
-    """Do what is asked. Raises ConfigError where the run cannot be run again here."""
+    """Carry out the request. Raises ConfigError where the run cannot be run again here."""
     # These load torch, which a process that only starts this one does not need.
     import torch
 

@@ -51,7 +51,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Make it again, and print what came out."""
+    """Make the run again, and print the outcome."""
     found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep)
     print(json.dumps(asdict(found)) if args.json else report(found))
     return 0 if found.verdict == IDENTICAL else 1

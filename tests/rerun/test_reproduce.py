@@ -309,6 +309,8 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
     text = config.read_text()
     config.write_text(text.replace("trace: iteration", "trace: 'off'"))
     assert "was made with trace=off" in place.refused(place.run)
+    config.unlink()
+    assert "config.yaml cannot be read: [Errno 2] No such file" in place.refused(place.run)
     config.write_text(text)
     # One that still runs has locked its folder.
     edit_record(run_dir, status="running")
