@@ -105,7 +105,9 @@ def read_metrics(run_dir: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines, start=1):
         if (row := parse_row(line)) is None:
-            raise ConfigError(f"{name}: line {number} is damaged; expected names with numbers")
+            raise ConfigError(
+                f"{name}: line {number} is damaged; expected env_steps and other names with numbers"
+            )
         rows.append({key: math.nan if value is None else value for key, value in row.items()})
     return rows
 
@@ -116,8 +118,8 @@ def parse_row(line: bytes) -> dict[str, float | None] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    whole = isinstance(row, dict) and all(type(value) in (int, float, type(None)) for value in row.values())
-    return row if whole else None
+    whole = isinstance(row, dict) and "env_steps" in row
+    return row if whole and all(type(value) in (int, float, type(None)) for value in row.values()) else None
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -208,7 +208,7 @@ class SweepRecord:
             texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
             values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
             return cls(**values)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{folder / SWEEP_INDEX} is damaged, or of another version: {error}") from None
 
     def write(self, folder: Path) -> None:

@@ -425,6 +425,7 @@ def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
         sweep.run_sweep(plan, [], lambda: None)
     assert list(tmp_path.rglob("*sweep-*")) == []
     assert git(fork, "for-each-ref", "refs/runs") == refs
-    (tmp_path / "sweep.json").write_text('{"jobs_of_old": []}')
-    with pytest.raises(ConfigError, match="of another version"):
-        SweepRecord.read(tmp_path)
+    for text in ('{"jobs_of_old": []}', "[]", "{"):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(ConfigError, match="of another version"):
+            SweepRecord.read(tmp_path)

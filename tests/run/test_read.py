@@ -50,6 +50,7 @@ def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) 
     assert read_metrics(tmp_path) == []  # a run that failed early, or a video before the first row
     (tmp_path / paths.METRICS).write_bytes(rows + b'{"env_st')
     assert repr(read_metrics(tmp_path)) == "[{'env_steps': 1, 'a': nan}, {'env_steps': 2}]"
-    (tmp_path / paths.METRICS).write_bytes(b"\xff\n" + rows)
-    with pytest.raises(ConfigError, match="line 1 is damaged"):
-        read_metrics(tmp_path)
+    for damaged in (b"\xff\n", b'{"a": 1}\n', b'{"env_steps": "1"}\n'):
+        (tmp_path / paths.METRICS).write_bytes(damaged + rows)
+        with pytest.raises(ConfigError, match="line 1 is damaged"):
+            read_metrics(tmp_path)
