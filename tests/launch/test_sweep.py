@@ -326,7 +326,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
         assert f"refs/runs/{folder.name}" in refused
         assert "accept=changes" in refused
         assert sweep_in(tmp_path)[1] == before
-        start("train", *words, f"sweep={folder.name}", "accept=changes", status=0)
+        start("train", *words, "sweep=resume", "accept=changes", status=0)
     finally:
         code.write_text(original)
     record = sweep_in(tmp_path)[1]
