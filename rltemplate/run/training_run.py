@@ -235,8 +235,9 @@ class TrainingRun:
             record.write(self._path)
             files, left_out = ended_files(self._path)
             outcome = record.outcome(left_out)
-            record.outcome_not_recorded = commit_outcome(PROJECT, self._git, outcome, files)
-            if record.outcome_not_recorded is not None:
+            not_recorded = self._git.problem or commit_outcome(PROJECT, self._git, outcome, files)
+            if not_recorded != record.outcome_not_recorded:
+                record.outcome_not_recorded = not_recorded
                 record.write(self._path)
         except OSError as failure:
             problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
