@@ -152,8 +152,6 @@ def ready(fresh: Checkout) -> Checkout:
     return fresh
 
 
-# --- overrides -----------------------------------------------------------------------------------------
-
 # Some would leave a file called 'touched' if anything evaluated them.
 VALUES = [
     *("$HOME $(id) ${HOME} $$ $", "`id`", "it's", 'say "hi"', """a'b"c""", "#a#b", "a;b", "choice(1,2)"),
@@ -291,9 +289,6 @@ def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) 
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert (ready.folder / "saved").exists(), "make went first, or the signal got lost in a shell"
-
-
-# --- set-up --------------------------------------------------------------------------------------------
 
 
 def test_the_first_make_sets_up_and_later_ones_install_what_has_changed(fresh: Checkout) -> None:

@@ -105,9 +105,6 @@ def test_a_baseline_that_failed_and_unknown_code_are_noted(place: Place) -> None
     assert place.check({})[-1] == f"{place.against}nothing else differs"
 
 
-# --- As a user calls it ----------------------------------------------------------------------------------
-
-
 def test_two_changes_start_nothing(place: Place, tmp_path: Path) -> None:
     def contents() -> set[Path]:
         return {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}

@@ -118,8 +118,6 @@ def compared(make_run: MakeRun) -> Compared:
 
 FIRST, SECOND = "in iteration 0 (environment steps 1 to 8)", "in iteration 1 (environment steps 9 to 16)"
 
-# --- The first difference --------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("detail", ["step", "iteration"])
 def test_equal_traces_are_identical_whatever_their_headers_add(compared: Compared, detail: str) -> None:
@@ -205,8 +203,6 @@ def test_another_event_or_other_items_in_the_same_place(compared: Compared, make
     assert headline(result).endswith("only in a: obs; only in b: pixels")
 
 
-# --- Traces that cannot be compared ----------------------------------------------------------------------
-
 WHOLE = Written().text().encode()
 BAD: dict[str, tuple[Written | bytes | None, str]] = {
     "no trace, on purpose": (None, "has no trace.jsonl; it was made with trace=off"),
@@ -243,9 +239,6 @@ def test_a_damaged_line_is_not_taken_for_a_divergence(
     a, b = make_run("-a", Written()), make_run("-b", "".join(lines).encode())
     with pytest.raises(ConfigError, match=f"line {number + 1} of trace.jsonl is damaged"):
         compare_runs(a, b)
-
-
-# --- The command -----------------------------------------------------------------------------------------
 
 
 def test_the_report_begins_and_ends_with_the_verdict(

@@ -191,9 +191,6 @@ def test_which_files_and_packages_can_change_a_run() -> None:
     assert not any(map(package_matters, ("wandb", "opentelemetry-sdk", project, "pytest")))
 
 
-# --- The command, with recorded runs ---------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_the_command_shows_the_changes(
     recorded_run: RecordedRun,

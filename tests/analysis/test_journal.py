@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -54,17 +55,9 @@ def test_a_sweep_tells_each_setting_with_its_interval(tmp_path: Path) -> None:
     jobs.append(SweepJob(job=len(jobs), overrides=[], status="refused"))
     folder = tmp_path / "sweeps" / "s1"
     folder.mkdir(parents=True)
-    record = SweepRecord(
-        id="s1",
-        words=["seed=1,2"],
-        num_jobs=len(jobs),
-        commands=[],
-        start_time="2026-01-01T00:00",
-        versions={},
-        snapshot=GitRecord(),
-        status="failed",
-        jobs=jobs,
-    )
+    facts: dict[str, Any] = {"commands": [], "start_time": "2026-01-01T00:00", "versions": {}, "jobs": jobs}
+    facts |= {"snapshot": GitRecord(), "num_jobs": len(jobs), "status": "failed"}
+    record = SweepRecord(id="s1", words=["seed=1,2"], **facts)
     journal.write_sweep(folder, record, tmp_path, tmp_path)
     assert "sweep `seed=1,2` · failed" in text(tmp_path)
     assert "**Jobs** 4 finished, 1 refused, [s1](sweeps/s1)" in text(tmp_path)

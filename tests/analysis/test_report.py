@@ -94,9 +94,6 @@ def test_runs_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> None
     assert "Runs of seed 2" not in text_of(reported(tmp_path).html)
 
 
-# --- Files ------------------------------------------------------------------------------------------------
-
-
 def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -139,9 +136,6 @@ def test_the_command_puts_the_page_beside_the_runs(
         assert wrong.partition("=")[0] in capsys.readouterr().err
 
 
-# --- Words that are not to be trusted -----------------------------------------------------------------------
-
-
 def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path) -> None:
     write_run(tmp_path, 1, id=EVIL, status=EVIL, error=EVIL, config={"note": EVIL, "algo": {"name": EVIL}})
     write_run(tmp_path, 2, error="\ud800 \x00 \u202e")
@@ -167,8 +161,6 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="none of 1 run folders can be read"):
         reported(tmp_path / "alone")
 
-
-# --- A real browser -----------------------------------------------------------------------------------------
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

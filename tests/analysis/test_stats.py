@@ -70,9 +70,6 @@ def test_no_spread_one_seed_and_no_scores() -> None:
             stats.interval(wrong)
 
 
-# --- Recorded runs ------------------------------------------------------------------------------------------
-
-
 def write_group(root: Path, finals: Sequence[float], tag: str = "", **kinds: Any) -> None:
     for seed, final in enumerate(finals, start=1):
         write_run(root, seed, [0.0, final], tag=tag, **kinds)

@@ -14,12 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, RecordedRun, program
+from conftest import ROOT, RecordedRun, program, until
 
 from rltemplate.__main__ import COMMANDS, main
 from rltemplate.analysis.commands import diff
@@ -34,6 +33,7 @@ RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/
 CALLS: list[tuple[str | list[str], *tuple[str, ...]]] = [
     # training, after its overrides were understood
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
+    ("train env=ALE/Pong-v5", "env=ALE/Pong-v5: "),
     ("train env=Blackjack-v1", "Blackjack-v1 has the observation space Tuple", "Box and Discrete"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2663.6 GiB, and this"),
@@ -101,7 +101,7 @@ def here(recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in (A, B):
         copy = Path(shutil.copytree(run_dir, tmp_path / "runs" / GROUP / name))
         record = (copy / paths.RECORD).read_text()
-        (copy / paths.RECORD).write_text(record.replace(run_dir.name, name).replace('"id": "', '"id": "'))
+        (copy / paths.RECORD).write_text(record.replace(run_dir.name, name))
     (tmp_path / "mine").write_text("mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", not_refused)
@@ -188,18 +188,12 @@ def test_a_damaged_run_is_refused(
         refused(line.split(), (says,), here, capsys, monkeypatch)
 
 
-# --- The other way round ----------------------------------------------------------------------------------
-
-
 def test_a_good_call_is_no_refusal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *A_B.split()]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("identical")
     assert faults(err, ("error",)) == ["0 lines", "does not say: error"]
     assert faults("a\nb\nTraceback", ()) == ["3 lines", "a traceback, or a line that is too long to read"]
-
-
-# --- Words are data -----------------------------------------------------------------------------------------
 
 
 def test_text_stays_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +215,6 @@ def test_a_secret_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", f"a={secret}", "b=x"]) == 2
     assert secret not in capsys.readouterr().err
 
-
-# --- Processes ----------------------------------------------------------------------------------------------
 
 LOADED = """
 import os, sys
@@ -255,9 +247,7 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path) -> None:
     line[1] = f"PYTHONPATH={tmp_path}{os.pathsep}{ROOT}"
     pipe = subprocess.PIPE
     process = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, start_new_session=True)
-    until = time.monotonic() + 30
-    while not (tmp_path / "reached").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    until((tmp_path / "reached").exists)
     process.send_signal(signal.SIGINT)
     assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), 130)
 

@@ -17,10 +17,9 @@ from conftest import ROOT
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate.config.cli.preflight import compose_job, preflight
-from rltemplate.config.loading import CONF
 from rltemplate.types import ConfigError
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
+SCRIPT = ROOT / "scripts" / "train.py"
 
 # The words, and what the answer must contain.
 MISTAKES: list[tuple[str, list[str]]] = [
@@ -216,17 +215,6 @@ def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> Non
     assert config.env.kwargs == {"continuous": False, "gravity": -5}
 
 
-def test_the_recipe_is_named_only_where_there_is_one() -> None:
-    recipes = {path.stem for path in (CONF / "recipe").glob("*.yaml")}
-    for algo in ("ppo", "sac"):
-        for env in ("CartPole", "Hopper-v5", "MountainCarContinuous-v0"):
-            (config,) = preflight([f"algo={algo}", f"env={env}"]).configs
-            name = f"{algo}-{env.removesuffix('-v5')}"
-            assert config.recipe == (name if name in recipes else None)
-    (without,) = preflight(["algo=ppo", "env=Hopper", "recipe=null"]).configs
-    assert without.recipe is None
-
-
 def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HOME": str(cwd)}
     command = [sys.executable, str(script), *words]
@@ -299,11 +287,6 @@ def test_a_run_that_would_learn_nothing_is_noted(words: str, noted: bool) -> Non
     assert [note.startswith(expected) for note in notes] == [True] * noted
 
 
-# --- completion ----------------------------------------------------------------------------------------
-
-BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder in which make and bash find this project, its interpreter and a run."""
@@ -318,7 +301,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@BASH
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_the_words_of_make(project: Path) -> None:
     wanted = {
         "make tr": "train",

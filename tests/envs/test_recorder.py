@@ -93,9 +93,6 @@ def test_a_run_goes_on_bit_for_bit(
         again.close()
 
 
-# --- A piece that is missing or another one ----------------------------------------------------------------
-
-
 def running(env_id: str = "CartPole-v1", num: int = 2, steps: int = 75) -> Envs:
     envs = make(env_id, num)
     envs.reset()
@@ -133,9 +130,6 @@ def test_a_state_of_something_else_is_refused_in_a_line() -> None:
         restored(state, num=3)
     with pytest.raises(ConfigError, match=r"env.id=Acrobot-v1: the checkpoint holds CartPole-v1"):
         restored(state, "Acrobot-v1")
-
-
-# --- Environments that are made in their own ways ----------------------------------------------------------
 
 
 class Walk(gym.Env[np.ndarray, Any]):

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import alive
+from conftest import alive, until
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
@@ -180,9 +180,6 @@ def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pyt
     assert trail(envs, 30) == expected
 
 
-# --- Exceptions --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_exception_arrives_with_traceback_and_place(
     workers: int, build: Build, capfd: pytest.CaptureFixture[str]
@@ -214,9 +211,6 @@ def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> Non
     assert multiprocessing.active_children() == []
 
 
-# --- Processes that die ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("act", "at", "how"),
     [("killed", 4, "killed by signal 9"), ("exits", 0, "exit status 3"), ("exits", -1, "exit status 3")],
@@ -235,9 +229,6 @@ def test_a_worker_that_dies_ends_the_wait(
     assert capfd.readouterr().err == ""
 
 
-# --- Signals, and the end of the process that trains -------------------------------------------------------
-
-
 def test_workers_take_no_notice_of_signals_to_the_run(build: Build) -> None:
     arrived: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: arrived.append(number))
@@ -248,11 +239,15 @@ def test_workers_take_no_notice_of_signals_to_the_run(build: Build) -> None:
         signal.signal(signal.SIGUSR1, before)
     assert signal.SIGUSR1 in arrived  # so they were sent
     envs.reset()
+    bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    bystander.start()
     for process in multiprocessing.active_children():
         assert process.pid is not None
-        for number in SIGNALS:
+        for number in reversed(SIGNALS):
             os.kill(process.pid, number)
     assert len(play(envs, 30)) == 30
+    bystander.join(5)
+    assert bystander.exitcode in [-number for number in SIGNALS]  # so the signals do arrive
 
 
 PROGRAM = """
@@ -285,7 +280,4 @@ def test_no_worker_outlives_a_run_that_is_killed_or_ends_without_closing(act: st
         process.kill()
     assert process.communicate(timeout=10) == ("", "")
     assert process.returncode == (-signal.SIGKILL if act == "sleeps" else 0)
-    end = time.monotonic() + 2
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not any(map(alive, pids))
+    until(lambda: not any(map(alive, pids)), 2)

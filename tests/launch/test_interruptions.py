@@ -80,9 +80,6 @@ def assert_same(run_dir: Path, straight: Path) -> None:
     assert record(run_dir)["trace"] == record(straight)["trace"]
 
 
-# --- Going on --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algo", "damaged"),
     [
@@ -181,9 +178,6 @@ def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path
     assert "total_env_steps: 4800" in (short / paths.CONFIG).read_text()
 
 
-# --- Refusals --------------------------------------------------------------------------------------------
-
-
 def assert_refused(done: Started, message: str) -> None:
     done.end(2)
     assert message in done.said
@@ -271,9 +265,6 @@ def test_a_run_that_is_going_on_is_left_alone(start: Start, tmp_path: Path) -> N
     until(lambda: any(each.process.poll() is not None for each in both))
     (ended,) = [each for each in both if each.process.poll() is not None]
     assert_refused(ended, "in use")
-
-
-# --- Trouble in mid-run ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
-import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, alive, program
+from conftest import SHRUNK, Started, alive
 
 from rltemplate.config.schema import Level
 from rltemplate.determinism.levels import ROW_GROUPS
@@ -102,9 +100,6 @@ def settings_of(run: RunResult, name: str) -> Any:
     return RunRecord.read(Path(run.run_dir)).determinism.settings[name]
 
 
-# --- A level that holds ----------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_proof_that_holds_says_so_with_the_digest_that_all_runs_have(repeat: Certificate) -> None:
     assert (repeat.verdict, repeat.problems) == ("holds", [])
@@ -180,9 +175,6 @@ def test_a_profile_holds_and_not_without_its_switches(prove_it: Prove) -> None:
     assert found.inverse.found["check golden"]
 
 
-# --- A level that does not -------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_one_flipped_bit_in_one_run_breaks_the_proof(prove_it: Prove) -> None:
     found = prove_it("trace=step", run_1={FAULT: "action@1:3"})
@@ -225,9 +217,6 @@ def test_a_check_that_fails_breaks_the_proof_before_any_run(
     # Not stopped at the first: the other check was tried as well.
     assert {name: each["holds"] for name, each in found["checks"].items()} == {"repeats": True, "rows": False}
     assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in found["sentence"]
-
-
-# --- What is refused, and the plan -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,29 +265,17 @@ def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> N
 
 @pytest.mark.long
 def test_a_signal_ends_the_run_and_leaves_what_was_made(project: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*program(project, "prove"), *TINY, "times=2"],
-        cwd=tmp_path,
-        env=os.environ | {ONLY_IN: json.dumps({"run_1": {"WAIT": ""}})},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    waits = json.dumps({"run_1": {"WAIT": ""}})
+    begun = Started(project, tmp_path, tmp_path / "log", "prove", *TINY, "times=2", **{ONLY_IN: waits})
     try:
-        until = time.monotonic() + 120
-        while not (found := list(tmp_path.glob("runs/prove/*/run_1.facts"))):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        begun.until(lambda: any(tmp_path.glob("runs/prove/*/run_1.facts")))
         time.sleep(0.2)  # the file is being written
-        pid = json.loads(found[0].read_text())["pid"]
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        (facts,) = tmp_path.glob("runs/prove/*/run_1.facts")
+        begun.process.send_signal(signal.SIGINT)
+        begun.end(128 + signal.SIGINT)
+        assert not alive(json.loads(facts.read_text())["pid"])
     finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGINT, err
-    assert out.startswith("run_0  digest ")
-    assert err.startswith("interrupted")
-    assert f"what was made until then is in {found[0].parent}" in err
-    assert not alive(pid)
+        begun.kill()
+    assert begun.said.startswith("run_0  digest ")
+    assert "\ninterrupted" in begun.said
+    assert f"what was made until then is in {facts.parent}" in begun.said

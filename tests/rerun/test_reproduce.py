@@ -247,9 +247,6 @@ def test_a_run_that_ends_earlier_this_time_is_no_reproduction(place: Place) -> N
     assert found.kept is not None
 
 
-# --- what cannot be made again ---------------------------------------------------------------------------
-
-
 def resumed_with(**changed: Any) -> dict[str, Any]:
     return {"resumed": [{"env_steps": 128, "interruption": "killed", "changed": changed}]}
 

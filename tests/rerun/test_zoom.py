@@ -96,9 +96,6 @@ def operations_of(found: Zoom, kind: str) -> tuple[LoggedOperation, LoggedOperat
     return found.finding.a, found.finding.b
 
 
-# --- What is found ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: Path) -> None:
     a, b = runs.plain, runs.flipped
@@ -171,9 +168,6 @@ def test_lines_that_differ_are_named_in_both_codes(runs: Runs) -> None:
     assert b.source[0].startswith(f"{PPO}:{number + 1} in compute_gae: {BROKEN}")
 
 
-# --- Runs that do not repeat, and what is gone -----------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> None:
     a, b = runs.plain, Path(shutil.copytree(runs.plain, tmp_path / "copy"))
@@ -226,9 +220,6 @@ def test_code_of_another_version_is_named(runs: Runs, fork: Path, tmp_path: Path
     assert taken(problem="no git") == (None, "its code was not recorded: no git")
     # A copy from another clone: that was made from a commit as it is, which is here.
     assert taken(commit="d" * 40, base_commit=before, dirty=False) == (before, None)
-
-
-# --- What is asked for -----------------------------------------------------------------------------------
 
 
 def test_runs_that_do_not_part_leave_nothing_to_zoom_in_on(

@@ -122,6 +122,12 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
 def hide(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -139,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path, na
         newest_checkpoint(tmp_path, pytest.fail)
 
 
-@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 @FILES
 def test_a_damaged_checkpoint_is_passed_over_and_named(
     tmp_path: Path, damage: Callable[[Path], None], name: str

@@ -108,9 +108,6 @@ def at(repo: Path, name: str) -> str:
     return git(repo, "rev-parse", name).strip()
 
 
-# --- what is in a snapshot ---------------------------------------------------------------------------
-
-
 def test_a_clean_work_tree_is_its_base_commit_and_the_configuration(repo: Path) -> None:
     (repo / "train.py").write_text("put away\n")
     git(repo, "stash", "-q")

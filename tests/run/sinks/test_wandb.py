@@ -23,15 +23,7 @@ from rltemplate.run import paths
 from rltemplate.run.sinks.wandb import WandbSink
 
 KEY = "0123456789" * 4  # the form of a key, so that the client takes it
-STEPS = range(100, 1300, 100)
-SETTINGS: dict[str, Any] = {
-    "enabled": True,
-    "mode": "auto",
-    "project": "test",
-    "entity": None,
-    "group": None,
-    "tags": ["a"],
-}
+SETTINGS: dict[str, Any] = {"mode": "auto", "project": "test", "entity": None, "group": None, "tags": ["a"]}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +44,7 @@ def logged(rows: Iterable[dict[str, Any]]) -> list[tuple[int, bool]]:
     return [(row["env_steps"], "video" in row or "video.path" in row) for row in rows]
 
 
-EVERYTHING = [(at, at % 400 == 0) for at in STEPS]
+EVERYTHING = [(at, at % 400 == 0) for at in range(100, 1300, 100)]
 
 
 class Run:
@@ -61,7 +53,7 @@ class Run:
     def __init__(self, run_dir: Path, resumed_at: int | None = None) -> None:
         self.notes, self.waited = list[str](), 0.0
         facts = run_facts(run_dir, resumed_at=resumed_at, notify=self.notes.append)
-        self.sink = WandbSink(facts, WandbConfig(**SETTINGS))
+        self.sink = WandbSink(facts, WandbConfig(enabled=True, **SETTINGS))
 
     def train(self, first: int, last: int) -> Run:
         start = time.monotonic()

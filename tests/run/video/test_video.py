@@ -17,7 +17,7 @@ import gymnasium
 import mujoco
 import numpy as np
 import pytest
-from conftest import SHRUNK, Command, alive
+from conftest import SHRUNK, Command, alive, until
 from numpy.typing import NDArray
 
 from rltemplate.run.video.mujoco_pictures import RayCaster, choose_camera
@@ -243,10 +243,7 @@ def test_a_run_that_is_killed_leaves_no_half_written_file_and_no_process(tmp_pat
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environ, timeout=60, check=False)
     assert done.returncode == 1
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 20
-    while names(tmp_path / "videos") or alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not names(tmp_path / "videos") and not alive(child), 20)
 
 
 def test_global_generators_are_left_alone(tmp_path: Path) -> None:
