@@ -163,6 +163,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     start("train", "seed=2", status=-signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
     fork: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -193,12 +194,9 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [
-        ("joblib", signal.SIGINT),
-        pytest.param("basic", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("basic", signal.SIGUSR1, marks=pytest.mark.long),
-    ],
+    [("joblib", signal.SIGINT), ("basic", signal.SIGTERM), ("basic", signal.SIGUSR1)],
 )
+@pytest.mark.long
 def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
     start: Start, tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:
@@ -264,10 +262,8 @@ def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
     assert resumes(tmp_path) == [[False, True]] * running + [[False]] * (3 - running)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["basic", *(pytest.param(name, marks=pytest.mark.long) for name in ("joblib", "submitit_local"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     start: Start, tmp_path: Path, launcher: str
 ) -> None:
@@ -344,8 +340,7 @@ def test_a_reader_that_has_read_enough_ends_no_job(fork: Path, tmp_path: Path) -
         reader, writer = os.pipe()
         os.close(reader)
         command = [*program(fork, "train"), "seed=1,2", "hydra/launcher=joblib", *words]
-        pipes = {"stdout": writer, "stderr": subprocess.PIPE}
-        done = subprocess.run(command, cwd=tmp_path, env=environment(), check=False, **pipes)
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, b"")
     assert statuses(tmp_path) == ["finished", "finished"]

@@ -199,9 +199,9 @@ def test_a_ratio_that_is_not_one_breaks_the_level_invariant(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_run_that_fails_is_named_with_its_error(prove_it: Prove) -> None:
-    found = prove_it(run_1={FAULT: "nonsense"})
+    found = prove_it(run_1={FAULT: "action@1:nonsense"})
     assert found.verdict == "broken"
-    assert f"{FAULT}=nonsense: expected ITEM@ITERATION" in found.sentence
+    assert "ValueError: invalid literal for int() with base 10: 'nonsense'" in found.sentence
     assert [bool(run.error) for run in found.runs] == [False, True]
 
 

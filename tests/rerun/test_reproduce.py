@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, git, program, run_train
+from conftest import SHRUNK, Started, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
@@ -323,15 +321,12 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
 @pytest.mark.long
 def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
     before, scratch = place.state(), tmp_path / "scratch"
-    command = [*program(place.clone, "reproduce"), f"run={place.run}"]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not list(scratch.glob("reproduce-*/rerun.log")) and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (128 + signal.SIGTERM, "interrupted, so there is no answer\n")
+    words = ["reproduce", f"run={place.run}"]
+    begun = Started(place.clone, tmp_path, tmp_path / "log", *words, TMPDIR=str(scratch))
+    begun.until(lambda: any(scratch.glob("reproduce-*/rerun.log")))
+    begun.process.send_signal(signal.SIGTERM)
+    begun.end(128 + signal.SIGTERM)
+    assert begun.said == "interrupted, so there is no answer\n"
     assert place.state() == before
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(scratch) not in running
