@@ -40,12 +40,6 @@ EVERYWHERE = {"episode/return", "episode/length", "eval/return", "eval/length"}
 EVERYWHERE |= {"policy/entropy", "loss/policy", "optim/learning_rate"}
 
 
-def only_run(folder: Path) -> Path:
-    """The folder of the one run below `folder`."""
-    (record,) = (folder / "runs").glob(f"*/*/{paths.RECORD}")
-    return record.parent
-
-
 def learned(state: Any) -> list[torch.Tensor]:
     """All tensors of a nested state, in order."""
     if isinstance(state, torch.Tensor):
@@ -65,7 +59,8 @@ def finished(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     done = run_train(fork, folder, *FINISHED)
     assert done.returncode == 0, done.stderr
-    return only_run(folder)
+    (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
+    return record.parent
 
 
 @pytest.mark.parametrize(

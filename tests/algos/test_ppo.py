@@ -9,15 +9,8 @@ import torch
 from conftest import SHRUNK, Configure, unreadable
 
 from rltemplate.algos.ppo import PPO, ActorCritic, Minibatch, compute_gae
-from rltemplate.config.schema import Config
 from rltemplate.learning.normalize import Scaling
 from rltemplate.train import build_algorithm
-
-
-def build(config: Config) -> PPO:
-    algorithm, _ = build_algorithm(config)
-    assert isinstance(algorithm, PPO)
-    return algorithm
 
 
 def column(*values: float) -> torch.Tensor:
@@ -42,7 +35,9 @@ def test_advantages_by_hand_with_a_truncated_and_a_terminated_step() -> None:
 
 
 def pendulum(configure: Configure, *overrides: str) -> PPO:
-    return build(configure("algo=ppo", "env=Pendulum", *SHRUNK["ppo"], *overrides))
+    algorithm, _ = build_algorithm(configure("algo=ppo", "env=Pendulum", *SHRUNK["ppo"], *overrides))
+    assert isinstance(algorithm, PPO)
+    return algorithm
 
 
 def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:

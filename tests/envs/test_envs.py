@@ -16,10 +16,6 @@ from rltemplate.types import ConfigError, Episode
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def scripted(num: int = 2, **kwargs: Any) -> Envs:
-    return Envs(EnvSpec("Scripted-v0", None, kwargs), num, list(range(num)))
-
-
 def codec(obs: spaces.Space[Any] = BOX, action: spaces.Space[Any] = BOX) -> Codec:
     return Codec("Some-v0", obs, action)
 
@@ -72,7 +68,7 @@ def test_spaces_that_do_not_fit_are_refused_in_a_line(
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:
-    envs = scripted(num=2, length=2)
+    envs = Envs(EnvSpec("Scripted-v0", None, {"length": 2}), 2, [0, 1])
     assert envs.reset().tolist() == [[0, 0], [0, 0]]
     first = envs.step(np.zeros((2, 1), np.int64))
     assert first.episodes == []
