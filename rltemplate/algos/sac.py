@@ -14,6 +14,7 @@ environments changes the speed and not the ratio of learning to data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -65,7 +66,6 @@ class TrainState(NamedTuple):
     learned: Learned
     obs_norm: Statistics
     num_updates: int = 0
-    updates_due: float = 0.0
 
 
 class LearningRates(NamedTuple):
@@ -203,13 +203,13 @@ class SAC(StatefulAlgorithm):
 
     def due_inputs(self) -> Iterator[Inputs]:
         """Fresh batches and noise for the updates that are due after the last step."""
-        config, state = self.config, self.state
-        due = state.updates_due
-        if self.env_steps > config.learning_starts:
-            due += config.updates_per_step * self.envs.num_envs
-        number, draw = int(due), self.streams.draw
-        self.state = state._replace(updates_due=due - number, num_updates=state.num_updates + number)
-        for update in range(state.num_updates + 1, state.num_updates + number + 1):
+        config, done, draw = self.config, self.state.num_updates, self.streams.draw
+        num_envs = self.envs.num_envs
+        steps = max(0, self.env_steps // num_envs - config.learning_starts // num_envs)
+        # A sum of fractions would lose updates by rounding, and a product just below a whole number as well.
+        due = math.floor(config.updates_per_step * num_envs * steps + 1e-9)
+        self.state = self.state._replace(num_updates=due)
+        for update in range(done + 1, due + 1):
             batch = self.batch(draw("replay", self.replay.draw, config.batch_size))
             both = update % config.policy_delay == 0
             draws = range(1 + config.policy_delay * both)

@@ -109,7 +109,7 @@ def state_of(algorithm: PPO | SAC) -> dict[str, Any]:
     for part, own in (("actor", "actor"), ("critic", "critic"), ("alpha", "log_alpha")):
         names |= {f"learned/{part}/{each}": f"{part}_adam/{each}" for each in ("mu", "nu", "steps")}
         names[f"learned/{part}/params"] = own
-    left = ("env_steps", "streams", "obs/", "envs", "added", "updates_due")
+    left = ("env_steps", "streams", "obs/", "envs", "added")
     found = {path.removeprefix("/"): torch.as_tensor(x) for path, x in entries(algorithm.state_dict(), "")}
     return {names.get(path, path): value for path, value in found.items() if not f"{path}/".startswith(left)}
 

@@ -93,7 +93,7 @@ DAILY = [  # one of each kind
 OTHERS = [
     *(flip("ppo", text) for text in ("terminated@1:4", "action@1:2", "advantage@1", "params@1:5")),
     *(flip("ppo", text) for text in ("draw/minibatch@1:1", "start/net/steps@1", "start/net/params@0")),
-    *(flip("sac", text) for text in ("next_obs@1:1", "critic/params@1:3", "start/updates_due@2")),
+    *(flip("sac", text) for text in ("next_obs@1:1", "critic/params@1:3", "start/num_updates@2")),
     Planted("ppo", 0, "start/net/mu", "algo.hidden_sizes=[9]"),
     Planted("ppo", 0, "next_obs", "+env.kwargs.g=9.0"),
     Planted("ppo", 0, "mu", "algo.max_grad_norm=0.01"),

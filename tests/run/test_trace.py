@@ -55,7 +55,7 @@ FAULTS = dict.fromkeys(ALGORITHMS, ANY) | {
         *(*ANY, "draw/replay@1:11", "draw/update@2:6", "td_target@3:8", "critic_metrics@1:4"),
         *("critic_gradient@2:20", "critic/mu@1:3", "critic/params@2:9", "target@3:12", "actor_metrics@1:5"),
         *("actor_gradient@2:7", "actor/nu@2:9", "alpha/params@2:11"),
-        *("start/obs_norm/var@1", "start/updates_due@2", "start/learned/target@3", "start/num_updates@1"),
+        *("start/obs_norm/var@1", "start/env_steps@2", "start/learned/target@3", "start/num_updates@1"),
     ],
 }
 # Draws belong to the event of the results that come next.

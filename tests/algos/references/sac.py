@@ -91,7 +91,7 @@ class ReferenceSAC:
             self.obs = torch.stack([one.obs for one in outcomes])
             self.env_steps += num
             if self.env_steps > config.learning_starts:
-                self.due += config.updates_per_step * num
+                self.due = round(self.due + config.updates_per_step * num, 9)
             while self.due >= 1.0:
                 self.due -= 1.0
                 seen += self.update()
