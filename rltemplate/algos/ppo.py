@@ -8,6 +8,7 @@ details of proximal policy optimization"):
   truncation bootstraps with the value of the final obs       PPO.targets
   advantage normalisation per minibatch (7)                   ppo_loss
   clipped policy loss (8), optional value clipping (9)        ppo_loss
+  end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, StatefulAlgorithm.rate
   observation and reward scaling (c7, c8)                     PPO.train_iteration
 What may surprise: observation statistics are frozen during an iteration and merged at its end, so that the
@@ -157,6 +158,11 @@ def compute_gae(
     return torch.stack(advantages[::-1])
 
 
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """Divergence of a policy from the one that acted, 0-d: k3 of Schulman, joschu.net/blog/kl-approx.html."""
+    return (kernels.exp(log_ratio) - 1.0 - log_ratio).mean()
+
+
 def ppo_loss(
     flat: Tensor, net: FlatModule, dist: Categorical | DiagGaussian, config: PPOConfig, mb: Minibatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -180,8 +186,7 @@ def ppo_loss(
         "loss_policy": policy_loss,
         "loss_value": value_loss,
         "policy_entropy": entropy,
-        # The k3 estimator of Schulman, joschu.net/blog/kl-approx.html
-        "policy_approx_kl": (ratio - 1.0 - log_ratio).mean(),
+        "policy_approx_kl": approx_kl(log_ratio),
         "policy_clip_fraction": ((ratio - 1.0).abs() > config.clip_coef).to(ratio.dtype).mean(),
         "policy_first_ratio_max_error": (ratio - 1.0).abs().max(),
     }
@@ -303,9 +308,7 @@ class PPO(StatefulAlgorithm):
     def learn(self, rollout: Rollout, reward: Tensor, rate: Tensor) -> tuple[AdamState, dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
-        params = self.net.call(net.params, rollout.normalized_obs.flatten(0, 1), "policy")
-        log_ratio = self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
-        first_error = (kernels.exp(log_ratio) - 1.0).abs().max()
+        first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
         targets: Targets = self._targets(net.params, rollout, reward)
         explained = 1.0 - targets.advantage.var() / ((targets.advantage + targets.value).var() + 1e-8)
         reports: list[Tensor] = []
@@ -316,8 +319,8 @@ class PPO(StatefulAlgorithm):
             net, seen = self.engine.scan(self._update, net, self.minibatches(rollout, targets, order), rate)
             reports += [report.metrics for report in seen]
             if config.target_kl is not None:
-                recent = Metrics(*torch.stack(reports[-config.num_minibatches :]).unbind(1))
-                if recent.policy_approx_kl.mean().item() > config.target_kl:
+                kl = approx_kl(self.log_ratio(net.params, rollout)).item()
+                if kl > config.target_kl:
                     break
         table = torch.stack(reports)  # (updates, len(Metrics))
         metrics = Metrics(*table.mean(0))
@@ -325,6 +328,11 @@ class PPO(StatefulAlgorithm):
         first_seen = Metrics(*table[0]).policy_first_ratio_max_error
         metrics = metrics._replace(policy_first_ratio_max_error=torch.maximum(first_error, first_seen))
         return net, named(metrics) | {"value/explained_variance": explained}
+
+    def log_ratio(self, flat: Tensor, rollout: Rollout) -> Tensor:
+        """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
+        params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
+        return self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
 
     def minibatches(self, rollout: Rollout, targets: Targets, order: Tensor) -> Iterator[Minibatch]:
         """The samples of a rollout in the order `order` (T * N,), in parts of equal size."""

@@ -157,8 +157,9 @@ class ReferencePPO:
                 rows = order[i * size : (i + 1) * size]
                 parts = (x.flatten()[rows] for x in (old, advantage, ret, value))
                 updates.append(self.update(obs.flatten(0, 1)[rows], action[rows], *parts))
-            recent = [update["policy/approx_kl"] for update in updates[-config.num_minibatches :]]
-            if config.target_kl is not None and sum(recent) / len(recent) > config.target_kl:
+            with torch.no_grad():
+                log_ratio = self.net.log_prob_and_entropy(obs.flatten(0, 1), action)[0] - old
+            if config.target_kl is not None and (log_ratio.exp() - 1.0 - log_ratio).mean() > config.target_kl:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         return {**metrics, "value/explained_variance": explained}
