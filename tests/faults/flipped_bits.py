@@ -55,18 +55,13 @@ def flip_entry(state: Any, path: str) -> bool:
 
 def let_traces_flip(module: ModuleType) -> None:
     """Replace `Trace` by one that flips the item that the environment variable names when it is made."""
-    from rltemplate.types import RunError
-
     trace: Any = module.Trace
 
     class FlippingTrace(trace):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            told = os.environ[VARIABLE]
-            self.item, _, place = told.partition("@")
+            self.item, _, place = os.environ.get(VARIABLE, "").partition("@")
             self.at, _, self.number = place.partition(":")
-            if not self.at:
-                raise RunError(f"{VARIABLE}={told}: expected ITEM@ITERATION")
             self.seen = 0
             self.done = False
 
