@@ -11,7 +11,6 @@ nearly always shows it, and the environment is refused. State that shows in neit
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import deque
@@ -130,10 +129,10 @@ class ActionRecorder:
             self._episodes.clear()
             seed = None
             if generator is not None:
-                # In place, because parts of the environment may hold it too. A state of another kind of
-                # generator is not taken, and the outcome below differs.
-                with contextlib.suppress(AttributeError, TypeError, ValueError):
+                try:  # in place, because parts of the environment may hold it too
                     self.env.unwrapped.np_random.bit_generator.state = json.loads(generator)
+                except (AttributeError, TypeError, ValueError):  # damaged, or of another kind of generator
+                    return False, 0, 0.0
         actions, same, episode_return = iter(recorded["actions"]), True, 0.0
         for length, outcome in zip(recorded["lengths"], recorded["outcomes"], strict=True):
             self.reset(seed)
