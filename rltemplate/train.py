@@ -22,7 +22,7 @@ import dataclasses
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,7 @@ from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.training_run import TrainingRun, check_level, settled
-from rltemplate.types import STOP_SIGNALS, Algorithm, ConfigError, RunError
+from rltemplate.types import Algorithm, ConfigError, RunError, stop_signals
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 # A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition
@@ -58,22 +58,12 @@ class Stop:
         self.signal: int | None = None
         self._since = 0.0
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take signals as requests while the block runs; an ignored signal (nohup) stays ignored."""
-        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._request) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def requested(self) -> bool:
         """True once the run has been asked to end."""
         return self.signal is not None
 
-    def _request(self, number: int, _frame: FrameType | None) -> None:
+    def request(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._since = number, now
@@ -102,7 +92,7 @@ def run(job: Job) -> int:
         facts = check_level(config, settings, algorithm)
 
         # Observe.
-        signals.enter_context(stop.listening())
+        signals.enter_context(stop_signals(stop.request))
         training.begin(algorithm, facts)
         observers = training.observe(algorithm, envs, stop.requested, partial(_standing, config))
 

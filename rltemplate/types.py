@@ -12,9 +12,11 @@ Shape legend, used in trailing comments everywhere:
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 # Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
 # take a job away.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call `handler` for `STOP_SIGNALS` while the block runs; an ignored signal (nohup) stays ignored."""
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
 
 # Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")

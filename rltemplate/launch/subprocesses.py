@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rltemplate.types import STOP_SIGNALS
+from rltemplate.types import stop_signals
 
 REFUSED = 2  # exit status of a child that was asked for what cannot be had
 
@@ -43,16 +43,9 @@ class Children:
     def __init__(self) -> None:
         self._heard: list[int] = []
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Collect signals that ask a process to end while the block runs; ignored signals stay ignored."""
-        numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda n, _: self._heard.append(n)) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """Collect signals that ask a process to end while the block runs."""
+        return stop_signals(lambda number, _: self._heard.append(number))
 
     def check(self) -> None:
         """Raise `Interrupted` if there was a signal."""
