@@ -13,10 +13,8 @@ load falls on all of them. Writes bench.json and bench.md to `out`, also when it
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import math
 import os
 import signal
 import subprocess
@@ -37,6 +35,7 @@ from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.lines import replace_text
 from rltemplate.types import ConfigError
 
+Answer = dict[str, Any]
 ONE = "--one"  # how a process is told to make one measurement
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-rl", "jax", "flax")
 
@@ -44,13 +43,6 @@ PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-r
 def cores() -> list[int]:
     """Cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise ConfigError("expected a number greater than 0")
 
 
 def _several(kind: Kind) -> Kind:
@@ -63,7 +55,7 @@ class Args:
 
     only: Sequence[str] = word(_several(one_of(*PARTS)), PARTS)
     works: Sequence[str] = word(_several(one_of(*WORKS)), tuple(WORKS))
-    seconds: float = word(_seconds, 15.0)
+    seconds: int = word(whole(1), 15)
     repetitions: int = word(whole(1), 3)
     cores: int = word(whole(1, len(cores())), min(2, len(cores())))
     out: Path = word(folder, Path("results"))
@@ -98,9 +90,6 @@ def main(argv: list[str]) -> int:
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
     return 1 if failed else 0
-
-
-Answer = dict[str, Any]
 
 
 def measure_part(
