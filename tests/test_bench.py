@@ -40,16 +40,12 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
 
     measure_part([job(contender="one"), job(contender="two")], 2, run, measured, failed)
     assert [each["job"]["contender"] for each in measured] == ["one", "one"]
-    assert len(failed) == 2
-    assert "does other work" in failed[0]
-    assert "128" in failed[0]
+    assert ["does other work" in text and "128" in text for text in failed] == [True] * 2
 
 
 def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     contender = build(job(overrides=("determinism=fast",)))
-    result = rate(contender, job(seconds=0.2), 0.0, {})
-    assert result["steps_per_s"] > 100
-    assert result["peak_bytes"] > 1e8
+    assert rate(contender, job(seconds=0.2), 0.0, {})["steps_per_s"] > 100
     facts = contender.facts()
     assert (facts["num_envs"], facts["batch_size"], facts["dtype"]) == (8, 64, "float32")
     # Two networks of 64-64 on four numbers: one with two outputs, one with one.
@@ -58,9 +54,6 @@ def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.Monke
     with pytest.raises(MeasurementError, match="updates per environment step were counted instead of"):
         rate(contender, job(seconds=0.1), 0.0, {})
     contender.close()
-    sac = build(job(work="sac-Hopper", overrides=("determinism=fast",)))
-    assert (sac.updates(), sac.facts()["updates_per_step"]) == (0.0, 1.0)
-    sac.close()
 
 
 @pytest.mark.skipif(
@@ -75,17 +68,19 @@ def test_peers_do_the_same_work(work: str) -> None:
 
 
 def test_tables_compare_within_a_repetition() -> None:
-    def measured(contender: str, *rates: float) -> list[dict[str, Any]]:
-        named = {"part": "peers", "work": "sac-Hopper", "contender": contender}
-        results = [{"steps_per_s": rate, "first_s": 2.0, "peak_bytes": 4e8} for rate in rates]
-        return [{"job": named, "repetition": i, "result": result} for i, result in enumerate(results)]
-
-    # The machine was twice as fast in the second repetition.
-    every = [*measured("SBX", 100, 200, 100), *measured("rltemplate, eager", 150, 300)]
-    text = tables.document(every, {"peers": "made so"})
+    measured = [
+        {
+            "job": {"part": "peers", "work": "sac-Hopper", "contender": contender},
+            "repetition": i,
+            "result": {"steps_per_s": rate, "first_s": 2.0, "peak_bytes": 4e8},
+        }
+        # The machine was twice as fast in the second repetition.
+        for contender, rates in {"SBX": (100, 200, 100), "rltemplate, eager": (150, 300)}.items()
+        for i, rate in enumerate(rates)
+    ]
+    text = tables.document(measured, {"peers": "made so"})
     assert "| SAC Hopper | rltemplate, eager | 225 (150 to 300) |  | 1.50 | 2.0 | 400 |" in text
     assert "| SAC Hopper | SBX | 100 (100 to 200) |  | 1.00 |" in text
-    assert "made so" in text
 
 
 @pytest.mark.long
@@ -93,13 +88,11 @@ def test_tables_compare_within_a_repetition() -> None:
 def test_a_part_is_measured_and_written(part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [f"only={part}", "works=ppo-CartPole,ppo-Hopper", "seconds=1", "repetitions=1"]
     assert main([*words, f"out={tmp_path}"]) == 0, capfd.readouterr().err
-    text = (tmp_path / "bench.md").read_text()
-    assert f"## {part}" in text
-    assert "| PPO Hopper |" in text
+    assert "| PPO Hopper |" in (tmp_path / "bench.md").read_text().partition(f"## {part}")[2]
     for each in json.loads((tmp_path / "bench.json").read_text())["measurements"] if part == "time" else []:
         shares = [each["result"][name] for name in ("environments", "updates", "rest")]
+        assert min(shares) > 0.0
         assert sum(shares) == pytest.approx(1.0)
-        assert all(0.0 < share < 1.0 for share in shares)
     assert main(["only=peer", f"out={tmp_path / 'no'}"]) == 2
     assert "did you mean peers?" in capfd.readouterr().err
     assert not (tmp_path / "no").exists()

@@ -26,13 +26,8 @@ class ToyConfig(AlgoConfig):
 ALGORITHMS["toy"] = Entry(ToyConfig, "rltemplate.algos.toy:Toy")
 '''
 # With a test for every algorithm.
-GENERIC = [
-    "algos/test_algorithms",
-    "determinism/test_checks",
-    "config/test_config",
-    "launch/test_interruptions",
-]
-GENERIC += ["launch/test_resume", "run/test_trace", "test_train"]
+GENERIC = "algos/test_algorithms determinism/test_checks config/test_config launch/test_interruptions"
+GENERIC += " launch/test_resume run/test_trace test_train"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +54,7 @@ def outcome_of(folder: Path, file: str, which: str) -> subprocess.CompletedProce
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("file", GENERIC)
+@pytest.mark.parametrize("file", GENERIC.split())
 def test_tests_apply_to_a_new_algorithm_unasked(with_toy: Path, file: str) -> None:
     done = outcome_of(with_toy, file, "toy")
     assert done.returncode == 0, done.stdout[-8000:]
@@ -70,19 +65,15 @@ def test_tests_apply_to_a_new_algorithm_unasked(with_toy: Path, file: str) -> No
 def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     code = with_toy / "rltemplate" / "algos" / "toy.py"
     right = code.read_text()
-    try:
-        hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
-        code.write_text(right.replace("*data, rate)", f"*data, rate * ({hidden}))"))
-        done = outcome_of(with_toy, "launch/test_resume", "toy and changes_no_bit")
-    finally:
-        code.write_text(right)
-    assert done.returncode == 1, done.stdout[-8000:]
-    assert re.match(r"[2-9] failed", done.stdout.splitlines()[-1])
+    hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
+    code.write_text(right.replace("*data, rate)", f"*data, rate * ({hidden}))"))
+    done = outcome_of(with_toy, "launch/test_resume", "toy and changes_no_bit")
+    code.write_text(right)
+    assert re.match(r"[2-9] failed", done.stdout.splitlines()[-1]), done.stdout[-8000:]
 
 
 @pytest.mark.long
 def test_the_new_algorithm_learns(with_toy: Path, tmp_path: Path) -> None:
-    """Or it would not show that one can be added."""
     words = ["algo=toy", "env=CartPole", "algo.num_steps=200", "total_env_steps=60000", "video_every=0"]
     done = run_train(with_toy, tmp_path, *words, "logger=none", "run_dir=run")
     assert done.returncode == 0, done.stderr

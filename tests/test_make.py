@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import ROOT, until
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -30,17 +29,15 @@ TOOLS = (
     "awk cat chmod cksum cp cut dirname env find flock git grep make mkdir mv printf readlink rm sed sh "
     "sleep tail test touch xargs"
 )
-PROGRAM = (
-    "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH'), os.getcwd()]))\n"
-)
+PROGRAM = "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
 # An interpreter as far as the set-up can tell: it answers the probe, makes a .venv with itself as its
 # interpreter, and its pip does what the test asks for, leaving one line per call in 'calls'.
 INTERPRETER = """#!/bin/sh
 case "$1 $2" in
-    "-c "*ensurepip*) printf '%s\\n' '{version} {fits} {complete}' "$0" ;;
+    "-c "*ensurepip*) printf '%s\\n' '{answer}' "$0" ;;
     "-c "*) exit 0 ;;
-    "-m venv") echo "venv {version}" >>calls; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
-    "-m pip") echo "pip $*" >>calls; . ./pip ;;
+    "-m venv") echo "venv by {answer}" >>calls; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+    "-m pip") echo pip >>calls; . ./pip ;;
     *) echo "$@" ;;
 esac
 """
@@ -57,11 +54,8 @@ class Checkout:
     folder: Path
     bin: Path
 
-    def add_interpreter(
-        self, name: str, version: str = "3.11.9", fits: str = "fits", complete: str = "complete"
-    ) -> Path:
-        text = INTERPRETER.format(version=version, fits=fits, complete=complete)
-        return executable(self.bin / name, text)
+    def add_interpreter(self, name: str, answer: str = "3.11.9 fits complete") -> Path:
+        return executable(self.bin / name, INTERPRETER.format(answer=answer))
 
     def pip_does(self, script: str) -> None:
         (self.folder / "pip").write_text(script + "\n")
@@ -79,30 +73,30 @@ class Checkout:
             start_new_session=True,
         )
 
-    def make(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def make(self, *words: str, status: int = 0, **environment: str) -> tuple[str, str]:
+        """What make writes to standard output and standard error."""
         process = self.start(*words, **environment)
         out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        assert process.returncode == status, out + err
+        return out, err
 
     def calls(self) -> list[str]:
-        """The first word of each call of an interpreter."""
-        path = self.folder / "calls"
-        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+        """The calls of interpreters that make .venv or install, since the last look."""
+        lines = (self.folder / "calls").read_text().splitlines()
+        (self.folder / "calls").unlink()
+        return lines
 
     def arguments(self, *words: str, **environment: str) -> list[str]:
         """What the program behind the target gets."""
-        done = self.make(*words, **environment)
-        assert done.returncode == 0, done.stderr
-        received: list[str] = json.loads(done.stdout.splitlines()[-1])[0]
+        received: list[str] = json.loads(self.make(*words, status=0, **environment)[0].splitlines()[-1])[0]
         return received
 
     def fails(self, *words: str) -> str:
         """The message of a set-up that stops before anything is run or called complete."""
-        done = self.make(*words)
-        assert (done.returncode, (self.folder / ".venv" / ".installed").exists()) == (2, False)
-        assert "Traceback" not in done.stderr
-        assert "scripts/train.py" not in done.stdout
-        return done.stderr
+        out, err = self.make(*words, status=2)
+        assert not (self.folder / ".venv" / ".installed").exists()
+        assert "scripts/train.py" not in out
+        return err
 
     def change_lock(self, text: str, after_s: float) -> None:
         """Add to the lock; file times are only as fine as the kernel's clock, and tests are faster."""
@@ -155,18 +149,13 @@ def ready(fresh: Checkout) -> Checkout:
 # Some would leave a file called 'touched' if anything evaluated them.
 VALUES = [
     *("$HOME $(id) ${HOME} $$ $", "`id`", "it's", 'say "hi"', """a'b"c""", "#a#b", "a;b", "choice(1,2)"),
-    *("range(1,5)", "[256,256]", "{a: 1, b: {c: 2}}", "~", "*", "?", "a&b&&c", "a|b>c<d", "a\\b\\", "%s%"),
+    *("[256,256]", "{a: 1, b: {c: 2}}", "~", "*", "?", "a&b&&c", "a|b>c<d", "a\\b\\", "%s%"),
     *("a=b:=c", "a  b ", "a\tb", "!!", "", "üλ", "$(shell touch touched)", "${shell touch touched}"),
     *("$(shell touch touched", "$x$@$$(touch touched)", "`touch touched`", "';touch touched;'"),
     *('";touch touched;"$(touch touched)', "#$(touch touched)"),
 ]
 TYPED = ["+env.kwargs.x=1", "++a.b=2", "~a.c=3", "hydra/launcher=joblib", "algo@x=ppo", "algo.lr=3e-4"]
-TYPED += [
-    "+algo.it's=1",
-    "~a/b,c(d=2",
-    "path=/nowhere",
-    *(f"x.k{i}={value}" for i, value in enumerate(VALUES)),
-]
+TYPED += ["+algo.it's=1", "~a/b,c(d=2", "path=/nowhere", *(f"x.k{i}={v}" for i, v in enumerate(VALUES))]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -179,8 +168,8 @@ def test_any_word_arrives_as_it_was_typed_in_one_order_and_is_not_evaluated(
         assert sorted(arrived) == sorted(TYPED)
         assert arrived == ready.arguments(target, *reversed(TYPED))
     else:
-        ready.make(target, *TYPED)
-    ready.make(target, "ARGS=" + " ".join(VALUES))
+        ready.start(target, *TYPED).communicate(timeout=60)
+    ready.start(target, "ARGS=" + " ".join(VALUES)).communicate(timeout=60)
     assert not ready.touched
 
 
@@ -191,40 +180,27 @@ def test_what_is_evaluated_is_noticed(ready: Checkout) -> None:
 
 
 FLAGS = """-k 'a or (b and not c)' tests/x.py::y[1-a] * ~ $HOME $(id) `id` ${x ; # > < & "it's" \\$"""
-SPLIT = [
-    *("-k", "a or (b and not c)", "tests/x.py::y[1-a]", "*", "~", "$HOME", "$(id)", "`id`"),
-    *("${x", ";", "#", ">", "<", "&", "it's", "$"),
-]
+SPLIT = ["-k", "a or (b and not c)", *FLAGS.split("' ")[1].split()[:-2], "it's", "$"]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_words_go_in_and_arguments_come_out(ready: Checkout) -> None:
+    inherited = {"env": "CartPole", "seed": "3", "json": "1", "ARGS": "--bad", "algo": "ppo"}
+    for words, expected in (
         (["train", "env=Hopper"], ["env=Hopper"]),  # only the command line makes overrides
-        (["evaluate", "run=a"], ["run=a"]),
-        (["-e", "train"], []),
         (["evaluate", "run=a", "json=1"], ["run=a", "--json"]),  # composes no configuration
         (["evaluate", "run=a", "json=0"], ["run=a"]),
         (["train", "json=1"], ["json=1"]),
         (["train", "PYTHON=$(shell touch touched)", "algo=sac"], ["algo=sac"]),  # upper case stays with make
         (["train", "algo=sac", f"ARGS={FLAGS}"], ["algo=sac", *SPLIT]),
-    ],
-)
-def test_words_go_in_and_arguments_come_out(ready: Checkout, words: list[str], expected: list[str]) -> None:
-    inherited = {"env": "CartPole", "seed": "3", "json": "1", "ARGS": "--bad", "algo": "ppo"}
-    assert ready.arguments(*words, **({} if "-e" in words else inherited)) == expected
+    ):
+        assert ready.arguments(*words, **inherited) == expected
     assert not ready.touched
 
 
 def test_a_program_gets_this_checkout_and_no_overrides_by_the_environment(ready: Checkout) -> None:
-    (ready.folder / "inner.mk").write_text("$(info seed=$(seed) flags=$(MAKEOVERRIDES))\nall: ; @:\n")
-    environment = f"{{'PATH': {str(ready.bin)!r}, **{{k: v for k, v in os.environ.items() if k[0] == 'M'}}}}"
-    code = f"import os, subprocess\nsubprocess.run(['make', '-f', 'inner.mk'], env={environment}, check=True)"
-    ready.program("train", code)
-    done = ready.make("train", "seed=3", "-j2")
-    assert "seed= flags=\n" in done.stdout + "\n", done.stdout + done.stderr
-    done = ready.make("evaluate", "a=1", PYTHONPATH="/else")
-    assert json.loads(done.stdout) == [["a=1"], f"{ready.folder}:/else", str(ready.folder)]
+    seen = json.loads(ready.make("train", "seed=3", "-j2", PYTHONPATH="/else")[0])[1]
+    assert seen["PYTHONPATH"] == f"{ready.folder}:/else"
+    assert not {"seed", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES"} & {*seen}
 
 
 @pytest.mark.parametrize(
@@ -232,49 +208,42 @@ def test_a_program_gets_this_checkout_and_no_overrides_by_the_environment(ready:
     [
         (["train", "x=a\nb"], "line break"),
         (["train", "seed:=3"], "Write seed=... instead of seed:=..."),
-        (["train", "sac"], "No such target: sac"),
         (["train", "algo", "=", "sac"], "empty variable name"),
+        (["train", "sac"], "No such target: sac"),
         (["test", "k=record"], "'test' takes no overrides, but got: k"),
-        (["clean", "runs=all"], "'clean' takes no overrides"),
         (["nonsense"], "No rule to make target 'nonsense'"),
         (["train", "ARGS=-k 'a"], "unmatched single quote"),
         *(
             (["train", f"{name}=$(shell touch touched)"], f"Not known here: {name}. An environment variable")
-            for name in ("SHELL", ".SHELLFLAGS", "RUN", "MAKEFLAGS")
+            for name in ("SHELL", ".SHELLFLAGS", "RUN")
         ),
     ],
 )
 def test_what_cannot_be_meant_stops_before_anything_runs(
     ready: Checkout, words: list[str], message: str
 ) -> None:
-    done = ready.make(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    out, err = ready.make(*words, status=2)
+    assert (out, message in err) == ("", True), err
     assert not ready.touched
 
 
 def test_help_and_dry_runs_set_nothing_up(fresh: Checkout) -> None:
-    done = fresh.make()
-    assert (done.returncode, done.stdout) == (0, fresh.make("help").stdout)
     helped = re.findall(r"^([a-z-]+):.* ## ", MAKEFILE, re.MULTILINE)
-    assert re.findall(r"^  ([a-z-]+) +\S", done.stdout, re.MULTILINE) == helped != []
-    done = fresh.make("-n", "train", "algo=sac", "name=it's")
-    assert done.stdout.rstrip().endswith("scripts/train.py 'algo=sac' 'name=it'\\''s'")
+    assert re.findall(r"^  ([a-z-]+) +\S", fresh.make()[0], re.MULTILINE) == helped != []
+    shown, _ = fresh.make("-n", "train", "algo=sac", "name=it's")
+    assert shown.rstrip().endswith("scripts/train.py 'algo=sac' 'name=it'\\''s'")
     assert not (fresh.folder / ".venv").exists()
 
 
-@pytest.mark.parametrize("target", ["compare", "prove", "reproduce", "train"])
+@pytest.mark.parametrize("target", ["compare", "train"])
 def test_an_answer_is_the_last_word_and_its_status_is_that_of_make(ready: Checkout, target: str) -> None:
     """A program whose status 1 is no answer has failed, which make says in one line after its own message."""
     for status, noise in {0: [], 1: ["make"] * (target == "train"), 2: ["make"], 130: ["make"]}.items():
         ready.program(target, f"import sys\nprint('different', sys.argv[1:])\nsys.exit({status})\n")
-        done = ready.make("-j2", target, "a=it's")
-        assert done.stdout == """different ["a=it's"]\n"""
-        assert done.returncode == (2 if noise else status)
-        assert [line.partition(":")[0] for line in done.stderr.splitlines()] == noise
-    assert "different" not in ready.make("-n", target).stdout
-    ready.program(target, "raise SystemExit(1)\n")
-    assert "Error 1\n" in ready.make(target, "evaluate").stderr, "make is silent where all goals answer"
+        out, err = ready.make("-j2", target, "a=it's", status=2 if noise else status)
+        assert out == """different ["a=it's"]\n"""
+        assert [line.partition(":")[0] for line in err.splitlines()] == noise
+    assert "different" not in ready.make("-n", target)[0]
 
 
 def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) -> None:
@@ -293,108 +262,78 @@ def test_a_signal_to_make_reaches_the_program_which_may_finish(ready: Checkout) 
 
 def test_the_first_make_sets_up_and_later_ones_install_what_has_changed(fresh: Checkout) -> None:
     fresh.add_interpreter("python3")
-    fresh.pip_does('echo "$PIP_REQUIRE_VIRTUALENV $PIP_USER" >seen')
-    (fresh.bin / "git").unlink(missing_ok=True)
-    first = fresh.make("train", "seed=1", PIP_USER="1")
-    assert "installing the locked dependencies" in first.stderr
-    assert "git was not found" in first.stderr
-    assert (fresh.folder / "seen").read_text() == "1 0\n"  # outside of an environment pip refuses
-    assert first.stdout.strip() == "scripts/train.py seed=1"
-    assert fresh.make("compare").stdout.strip() == "-m rltemplate compare"
-    assert fresh.make("-j4", "train", "seed=2").stderr == ""
+    out, err = fresh.make("train", "seed=1")
+    assert "installing the locked dependencies" in err
+    assert out.strip() == "scripts/train.py seed=1"
+    assert fresh.make("-j4", "train", "seed=2")[1] == ""
     fresh.change_lock("", 2)
-    assert "installing" not in fresh.make("install").stderr  # touched, and still the same
+    assert "installing" not in fresh.make("install")[1]  # touched, and still the same
     fresh.change_lock("more==1\n", 4)
-    assert "installing" in fresh.make("install").stderr
-    assert fresh.calls() == ["venv", "pip", "pip"]
+    assert "installing" in fresh.make("install")[1]
+    assert fresh.calls() == ["venv by 3.11.9 fits complete", "pip", "pip"]
     python = fresh.folder / ".venv" / "bin" / "python"
     python.unlink()
     python.symlink_to("/gone/python3.11")
-    assert fresh.make("train").returncode == 0
-    assert fresh.calls()[3:] == ["venv", "pip"]
+    fresh.make("train")
+    assert len(fresh.calls()) == 2
     fresh.change_lock("more==2\n", 6)
     fresh.pip_does("echo ERROR: it is wrong >&2; exit 1")
     for _ in range(2):
-        message = fresh.fails("train")
-        assert "ERROR: it is wrong" in message
-        assert "pip install -r requirements.lock" in message
+        assert "ERROR: it is wrong" in fresh.fails("train")
     fresh.pip_does(":")
-    assert fresh.make("train").returncode == 0
+    fresh.make("train")
 
 
 def test_the_first_complete_interpreter_that_fits_is_found_by_calling_it(fresh: Checkout) -> None:
-    message = fresh.fails("train")
-    assert "Python 3.11, 3.12 or 3.13 is needed" in message
-    assert "apt install python3 python3-venv" in message
-    fresh.add_interpreter("python3", "3.14.0", fits="other")
-    executable(fresh.bin / "python3.12", "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n")
+    assert "Python 3.11, 3.12 or 3.13 is needed" in fresh.fails("train")
+    fresh.add_interpreter("python3", "3.14.0 other complete")
+    executable(fresh.bin / "python3.12", "#!/bin/sh\nexit 127\n")
     assert "found: python3 (3.14.0), python3.12 (does not start)." in fresh.fails("train")
-    assert "/nowhere/python" in fresh.fails("train", "PYTHON=/nowhere/python")
-    fresh.add_interpreter("python3.11", complete="bare")
+    fresh.add_interpreter("python3.11", "3.11.9 fits bare")
     assert "apt install python3.11-venv" in fresh.fails("train")
-    fresh.add_interpreter("python3.13", "3.13.1")
-    other = fresh.add_interpreter("my own", "3.12.4")
-    assert fresh.make("install").returncode == 0
+    fresh.add_interpreter("python3.13", "3.13.1 fits complete")
+    other = fresh.add_interpreter("my own", "3.12.4 fits complete")
+    fresh.make("install")
+    assert fresh.calls() == ["venv by 3.13.1 fits complete", "pip"]
     shutil.rmtree(fresh.folder / ".venv")
-    assert fresh.make("install", f"PYTHON={other}").returncode == 0
-    called = (fresh.folder / "calls").read_text().splitlines()
-    assert (called[0], called[2]) == ("venv 3.13.1", "venv 3.12.4")
+    fresh.make("install", f"PYTHON={other}")
+    assert fresh.calls() == ["venv by 3.12.4 fits complete", "pip"]
 
 
 def test_an_install_that_was_ended_is_made_anew_and_another_make_waits_for_it(fresh: Checkout) -> None:
     fresh.add_interpreter("python3")
     reached, installed = fresh.folder / "reached", fresh.folder / ".venv" / ".installed"
-    half = fresh.folder / ".venv" / "half a package"
-    for number in (signal.SIGKILL, signal.SIGINT):
-        fresh.pip_does("touch reached; exec sleep 30")
-        process = fresh.start("install")
-        until(reached.exists)
-        os.killpg(process.pid, number)
-        _, message = process.communicate(timeout=30)
-        assert number == signal.SIGKILL or "interrupted" in message
-        assert not installed.exists()
-        reached.unlink()
-    half.touch()
+    fresh.pip_does("touch reached; exec sleep 30")
+    process = fresh.start("install")
+    until(reached.exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert not installed.exists()
+    reached.unlink()
+    (half := fresh.folder / ".venv" / "half a package").touch()
     fresh.pip_does("touch reached; sleep 0.5")
     first = fresh.start("install")
     until(reached.exists)
-    second = fresh.make("install")
-    assert (first.wait(), second.returncode, "waiting" in second.stderr) == (0, 0, True)
-    assert fresh.calls() == ["venv", "pip"] * 3
-    assert (installed.exists(), half.exists()) == (True, False)
-
-
-def test_a_linked_interpreter_that_is_no_environment_is_never_installed_into(fresh: Checkout) -> None:
-    """Without pyvenv.cfg beside it, a link in .venv/bin leads pip to the interpreter behind it: here a real
-    one, behind a wrapper that cannot run pip.
-    """
-    pip = 'case "$1 $2" in "-m pip") echo pip >>calls; exit 0 ;; esac'
-    text = f'#!/bin/sh\n{pip}\nexec "{sys.executable}" -I "$@"\n'
-    wrapper = executable(fresh.bin.parent / "outside" / "python", text)
-    (fresh.folder / ".venv" / "bin").mkdir(parents=True)
-    (fresh.folder / ".venv" / "bin" / "python").symlink_to(wrapper)
-    assert fresh.make("install").returncode == 2
-    assert fresh.calls() == []
+    assert "waiting" in fresh.make("install")[1]
+    assert (first.wait(), installed.exists(), half.exists()) == (0, True, False)
+    assert len(fresh.calls()) == 4
 
 
 def test_clean_keeps_runs_and_the_environment(ready: Checkout) -> None:
     kept, gone = ["runs/a/__pycache__", ".venv/lib/__pycache__"], ["build", "scripts/__pycache__"]
     for name in kept + gone:
         (ready.folder / name).mkdir(parents=True)
-    assert ready.make("clean").returncode == 0
+    ready.make("clean")
     assert [name for name in kept + gone if (ready.folder / name).exists()] == kept
 
 
 def test_hooks_and_the_lock_fulfil_the_project() -> None:
     lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pinned = [line.split("==") for line in lines if line and not line.startswith("#")]
-    lock = {canonicalize_name(name): version for name, version in pinned}
+    lock = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
         required = Requirement(text)
         assert required.specifier.contains(lock[canonicalize_name(required.name)], prereleases=True), text
-    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert [repo["repo"] for repo in repos] == ["local"]
-    pins = [pin for hook in repos[0]["hooks"] for pin in hook.get("additional_dependencies", [])]
-    assert pins
-    assert [pin for pin in pins if pin.partition("==")[2] != lock.get(pin.partition("==")[0])] == []
+    pins = re.findall(r'"([a-z]+==.*)"', (ROOT / ".pre-commit-config.yaml").read_text())
+    assert {*pins} <= {*lines}
+    assert len(pins) > 2

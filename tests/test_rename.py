@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,71 +28,54 @@ def rename(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "scripts/rename.py", *words)
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """The least that can be renamed."""
-    folder = tmp_path / "small"
-    (folder / "scripts").mkdir(parents=True)
-    (folder / "tiny").mkdir()
-    shutil.copy(ROOT / "scripts" / "rename.py", folder / "scripts")
-    (folder / "scripts" / "train.py").write_text("import tiny\nprint(tiny.NAME)\n")
-    (folder / "tiny" / "__init__.py").write_text('TINY_HOME = "tiny_home"\nother = "destiny tinyest Tiny"\n')
-    (folder / "pyproject.toml").write_text('[project]\nname = "tiny"\n')
-    (folder / "LICENSE").write_text("Copyright the tiny authors\n")
-    (folder / "tiny.md").write_text("about tiny.\n")
-    (folder / "picture").write_bytes(b"tiny \xff\x00")
-    (folder / "link").symlink_to("tiny.md")
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "start")
-    return folder
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with some files of a user's, all committed."""
+    copy = tmp_path_factory.mktemp("clone") / "copy"
+    copy_project(copy)
+    (copy / f"{OLD}.md").write_text(f"about {OLD}, x{OLD} and {OLD.upper()}_HOME\n")
+    (copy / "picture").write_bytes(f"{OLD} \xff\0".encode("latin1"))
+    (copy / "link").symlink_to("README.md")
+    git(copy, "add", "-A")
+    git(copy, "commit", "-q", "-m", "files of a user")
+    return copy
 
 
-def test_a_renamed_fork_works_and_can_be_renamed_again(tmp_path: Path) -> None:
-    fork = tmp_path / "fork"
-    copy_project(fork)
-    done = rename(fork, f"name={NEW}")
-    assert done.returncode == 0, done.stderr
-    assert not (fork / OLD).exists()
-    git(fork, "add", "-A")
-    names = git(fork, "ls-files").splitlines()
-    texts = {name: (fork / name).read_text("utf-8", errors="replace").lower() for name in names}
-    assert {name for name, text in texts.items() if OLD in text.replace(NEW, "")} <= {"LICENSE"}
-    assert NEW in tomllib.loads((fork / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
-    assert python(fork, "-m", "compileall", "-q", NEW, "scripts", "tests").returncode == 0
-    assert python(fork, "-m", NEW, "help").stdout.startswith(f"usage: python -m {NEW} COMMAND")
-    again = rename(fork, "name=other_name", "force=true")
-    assert again.returncode == 0, again.stderr
-    assert (fork / "other_name" / "__init__.py").is_file()
-
-
-def test_names_within_names_and_file_names_change_and_strangers_do_not(small: Path) -> None:
-    (small / "notes.txt").write_text("tiny\n")
-    refused = rename(small, "name=large")
-    assert (refused.returncode, "force=true" in refused.stderr) == (2, True)
-    assert rename(small, "name=large", "force=true").returncode == 0
-    code = (small / "large" / "__init__.py").read_text()
-    assert code == 'LARGE_HOME = "large_home"\nother = "destiny tinyest Tiny"\n'
-    assert (small / "large.md").read_text() == "about large.\n"
-    assert (small / "notes.txt").read_text() == "large\n"
-    assert (small / "picture").read_bytes() == b"tiny \xff\x00"
-    assert (small / "LICENSE").read_text() == "Copyright the tiny authors\n"
-
-
-def test_bad_words_are_refused_and_nothing_changes(small: Path) -> None:
+def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
     for words, message in {
         "name=Odd-Name": "for example name=odd_name",
         "name=class": "a word of the Python language",
         "name=random": "standard library",
         "name=numpy": "installed package 'numpy'",
         "name=train": "is taken",
-        "name=tiny": "called tiny already",
+        f"name={OLD}": f"called {OLD} already",
         "name=" + "a" * 300: "300 characters long; at most 60",
         "name=": "Usage: make rename",
         "name=one name=two": "'name=two' is not understood a second time",
         "name=fine force=maybe": "expected true or false",
     }.items():
-        done = rename(small, *words.split())
+        done = rename(clone, *words.split())
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
         assert len(done.stderr.splitlines()) == 1
-    assert git(small, "status", "--porcelain") == ""
+    assert git(clone, "status", "--porcelain") == ""
+
+
+def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
+    licence = (clone / "LICENSE").read_text()
+    done = rename(clone, f"name={NEW}")
+    assert done.returncode == 0, done.stderr
+    assert not (clone / OLD).exists()
+    assert (clone / f"{NEW}.md").read_text() == f"about {NEW}, x{OLD} and {NEW.upper()}_HOME\n"
+    assert (clone / "picture").read_bytes() == f"{OLD} \xff\0".encode("latin1")
+    assert (clone / "LICENSE").read_text() == licence
+    names = set(git(clone, "ls-files", "-co", "--exclude-standard").splitlines()) - {"LICENSE", f"{NEW}.md"}
+    files = [clone / name for name in names if (clone / name).is_file() and name != "picture"]
+    texts = {path: path.read_text("utf-8", errors="replace").lower() for path in files}
+    assert [path for path, text in texts.items() if OLD in text.replace(NEW, "")] == []
+    assert NEW in tomllib.loads((clone / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    assert python(clone, "-m", "compileall", "-q", NEW, "scripts", "tests").returncode == 0
+    assert python(clone, "-m", NEW, "help").stdout.startswith(f"usage: python -m {NEW} COMMAND")
+    refused = rename(clone, "name=other_name")
+    assert (refused.returncode, "force=true" in refused.stderr) == (2, True)
+    assert rename(clone, "name=other_name", "force=true").returncode == 0
+    assert (clone / "other_name" / "__init__.py").is_file()

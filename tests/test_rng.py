@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rltemplate.rng import Streams, env_seeds, seed_sequence
+from rltemplate.rng import Streams, env_seeds
 
 
 def draw(streams: Streams, name: str) -> list[float]:
@@ -18,17 +18,10 @@ def test_streams_of_one_seed_repeat_and_differ_by_name_and_leave_global_generato
     draw(again, "evaluation")  # moves no other stream
     assert first == draw(again, "action")
     assert first not in (draw(Streams(7), "replay"), draw(Streams(8), "action"))
-    env_seeds(1, "env", 3)
-    assert torch.equal(torch.random.get_rng_state(), torch_before)
-    assert str(np.random.get_state()) == numpy_before  # noqa: NPY002
-
-
-def test_neither_adjacent_seeds_nor_similar_names_are_related() -> None:
     seeds = [seed for run in range(200) for seed in env_seeds(run, "env", 8)]
     assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert env_seeds(0, "env", 2) == seeds[:2]
-    assert len({str(seed_sequence(1, name).generate_state(4)) for name in ("a", "aa", "a\0")}) == 3
+    assert torch.equal(torch.random.get_rng_state(), torch_before)
+    assert str(np.random.get_state()) == numpy_before  # noqa: NPY002
 
 
 def test_saved_streams_continue_where_they_were() -> None:
@@ -36,9 +29,8 @@ def test_saved_streams_continue_where_they_were() -> None:
     draw(streams, "action")
     state = streams.state_dict()
     expected = draw(streams, "action")
-    in_use, untouched = Streams(99), Streams(99)
+    in_use = Streams(99)
     draw(in_use, "action")
-    for again in (in_use, untouched):
+    for again in (in_use, Streams(99)):
         again.load_state_dict(state)
-        assert again.state_dict().keys() == {"action"}
         assert draw(again, "action") == expected
