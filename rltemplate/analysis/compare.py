@@ -67,7 +67,8 @@ def compare_runs(a: Path, b: Path) -> Comparison:
                 f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
             )
     at, found = first_difference(trace_a, trace_b), diff_runs(*runs)
-    verdict = DIVERGED if at is not None else IDENTICAL if trace_a.lines == trace_b.lines else SHORTER
+    same_length = len(trace_a.lines) == len(trace_b.lines)
+    verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
     advice = [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a, b))]
     side_a, side_b = (
         Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
@@ -115,7 +116,7 @@ def _place(at: Divergence, detail: str) -> str:
         return iteration if detail != traces.STEP_DETAIL else f"{iteration}, at its end"
     if at.event == "start":
         return f"{iteration}, at its start"
-    return f"{iteration}, {at.event}{'' if at.index is None else f' {at.index:,}'}"
+    return f"{iteration}, {at.event} {at.index:,}"
 
 
 def _item(at: Divergence) -> str:

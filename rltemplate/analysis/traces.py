@@ -1,14 +1,13 @@
 """The first line in which two traces differ, and the first item in it.
 
-A trace lists fingerprints in causal order, so its first difference is where the runs diverged. It may have
-hundreds of megabytes: it is read line by line, and only the lines that locate the difference are parsed.
+A trace lists fingerprints in causal order, so its first difference is where the runs diverged.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,8 @@ OTHER_ENV_STEPS = "env_steps"  # an iteration took another number of environment
 OTHER_CHAIN = "chain"  # the digest of everything before, though everything before is equal
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
-_ITERATION_LINE, _ITEMS_LINE = b'["iteration",', b'["items",'
+ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
+Names = dict[str, list[str]]  # of the items of each event
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Divergence:
     """The first difference between two traces.
 
     `line` counts from 1, `iteration` from 0. `env_steps_after` is None if neither trace completes the
-    iteration. `index` is the number of the event in the iteration, from 0; None for a line that names items.
-    `item` is the first to differ, by name or one of NOT_FINGERPRINTS. `further` items of the line differ too,
-    the items in `equal_before` do not. `a` and `b` are the fingerprints, or descriptions.
+    iteration. `index` is the number of the event in the iteration, from 0. `item` is the first to differ, by
+    name or one of NOT_FINGERPRINTS. `further` items of the line differ too, the items in `equal_before` do
+    not. `a` and `b` are the fingerprints, or descriptions.
     """
 
     line: int
@@ -46,7 +46,7 @@ class Divergence:
     env_steps_before: int
     env_steps_after: int | None
     event: str
-    index: int | None
+    index: int
     item: str
     further: list[str]
     equal_before: list[str]
@@ -56,48 +56,40 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A complete trace file, of which `reach` is the number of complete iterations and environment steps."""
+    """A trace without a torn end: the facts of its first line, and the lines after that."""
 
     run: str
-    path: Path
     detail: str
     digest: str
     algo: str
-    lines: int
-    reach: tuple[int, int]
+    lines: list[bytes]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The number of complete iterations, and the environment steps that they took."""
+        return _reach(reversed(self.lines))
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A parsed line: names of items or their fingerprints, with `env_steps` at the end of an iteration."""
+class Event:
+    """The event of a line, with its values by item in causal order."""
 
-    event: str
-    index: int | None = None
-    digits: str = ""
-    names: tuple[str, ...] = ()
-    env_steps: int | None = None
-    chain: str = ""
+    name: str
+    index: int
+    values: dict[str, str]
 
     def __str__(self) -> str:
-        if self.index is None:
-            return f"a list of the items of {self.event}"
-        return f"{'the end of ' * (self.event == ITERATION)}{self.event} {self.index}"
+        return f"{'the end of ' * (self.name == ITERATION)}{self.name} {self.index}"
 
 
 def open_trace(run_dir: Path, when_missing: str) -> Trace:
-    """Check the first and the last line of the trace in `run_dir`, and find its reach.
+    """Read the trace in `run_dir`.
 
     Raises ConfigError in one line if it is missing (the message ends with `when_missing`) or incomplete.
     """
-    run, path = run_dir.name, run_dir / TRACE
-    ended = line = b""
-    number = 1
+    run = run_dir.name
     try:
-        with path.open("rb") as file:
-            first = file.readline()
-            for number, line in enumerate(file, start=2):  # noqa: B007
-                if line.startswith(_ITERATION_LINE) and line.endswith(b"\n"):
-                    ended = line
+        first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b""]
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
     except OSError as error:
@@ -105,23 +97,33 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
     try:
         head = json.loads(first)
         known = (head["format"], head["version"]) == (FORMAT, VERSION)
-        detail, digest, algo = (str(head[key]) for key in ("detail", "digest", "algo"))
+        trace = Trace(run, str(head["detail"]), str(head["digest"]), str(head["algo"]), lines)
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
-    reach = _reach(ended)
-    if line and not (line.endswith(b"\n") and _parse(line)):
-        raise ConfigError(f"{run}: {TRACE} breaks off after {reach[0]} iterations; was the run cut off?")
-    return Trace(run, path, detail, digest, algo, number, reach)
+    if lines and not lines[-1].endswith(b"]\n"):
+        raise ConfigError(f"{run}: {TRACE} breaks off after {trace.reach[0]} iterations; was it cut off?")
+    return trace
 
 
-def _reach(line: bytes) -> tuple[int, int]:
-    """Reach of a trace whose last complete iteration ends with this line; an empty line means none."""
-    ended = _parse(line)
-    if ended is None or ended.index is None or ended.env_steps is None:
-        return 0, 0
-    return ended.index + 1, ended.env_steps
+def names_in(lines: Iterable[bytes]) -> dict[str, list[str]]:
+    """The names of the items of each event, as they are at the end of these lines."""
+    listed = (json.loads(line) for line in lines if line.startswith(ITEMS_LINE))
+    return {event: names for _, event, names in listed}
+
+
+def parse_event(line: bytes, names: Names) -> Event:
+    """The event in a line that names no items. Raises ValueError or KeyError if the line is damaged."""
+    event, index, *steps, digits = json.loads(line)[: 4 if line.startswith(ITERATION_LINE) else 3]
+    items = names[event]
+    if len(digits) != DIGITS * len(items) or len(steps) != (event == ITERATION):
+        raise ValueError(f"not as many fingerprints as items of {event}")
+    values = {item: digits[i * DIGITS : (i + 1) * DIGITS] for i, item in enumerate(items)}
+    if event == ITERATION:
+        start = {item: values.pop(item) for item in items if item.startswith(f"{START}/")}
+        values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: json.loads(line)[4]}
+    return Event(event, index, values)
 
 
 def first_difference(a: Trace, b: Trace) -> Divergence | None:
@@ -129,34 +131,26 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
 
     Raises ConfigError if a line at the difference is damaged.
     """
-    names: dict[str, tuple[str, ...]] = {}
-    ended = b""
-    with a.path.open("rb") as lines_a, b.path.open("rb") as lines_b:
-        next(lines_a)
-        next(lines_b)
-        for number, (line_a, line_b) in enumerate(zip(lines_a, lines_b, strict=False), start=2):  # noqa: B007
-            if line_a != line_b:
-                break
-            if line_a.startswith(_ITERATION_LINE):
-                ended = line_a
-            elif line_a.startswith(_ITEMS_LINE) and (items := _parse(line_a)):
-                names[items.event] = items.names
-        else:
-            return None
-        following = itertools.chain([line_a, line_b], lines_a, lines_b)
-        _, after = _reach(next((line for line in following if line.startswith(_ITERATION_LINE)), b""))
-    one, other = _parse(line_a), _parse(line_b)
-    differences = one and other and _differing(one, other, names)
-    if not one or not other or not differences:
-        raise ConfigError(f"line {number} of {TRACE} is damaged in {a.run} or in {b.run}")
-    iteration, before = _reach(ended)
-    (item, *further), equal, value_a, value_b = differences
+    pairs = enumerate(zip(a.lines, b.lines, strict=False))
+    number = next((number for number, (one, other) in pairs if one != other), None)
+    if number is None:
+        return None
+    equal_lines = a.lines[:number]
+    iteration, before = _reach(reversed(equal_lines))
+    try:
+        names = names_in(equal_lines)
+        one, other = (_event_from(trace.lines[number : number + 2], names) for trace in (a, b))
+        (item, *further), equal, value_a, value_b = _differing(one, other)
+    except (ValueError, TypeError, KeyError, IndexError):
+        damaged = f"line {number + 2} of {TRACE} is damaged in {a.run} or in {b.run}"
+        raise ConfigError(damaged) from None
+    after = _reach(a.lines[number:])[1] or _reach(b.lines[number:])[1]
     return Divergence(
-        line=number,
+        line=number + 2,
         iteration=iteration,
         env_steps_before=before,
         env_steps_after=after or None,
-        event=one.event,
+        event=one.name,
         index=one.index,
         item=item,
         further=[name for name in further if name not in NOT_FINGERPRINTS],
@@ -166,50 +160,38 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
     )
 
 
-def _differing(
-    one: _Line, other: _Line, names: Mapping[str, tuple[str, ...]]
-) -> tuple[list[str], list[str], str, str] | None:
-    """Items that differ, items that are equal before the first of them, and its values; None: damaged."""
-    listed = bool(one.names or other.names)
-    if one.event != other.event or (one.index != other.index and not listed):
+def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
+    """The number of iterations and environment steps at the first end of an iteration in these lines."""
+    ends = (line for line in lines if line.startswith(ITERATION_LINE) and line.endswith(b"]\n"))
+    try:
+        _, number, env_steps = json.loads(next(ends, b"[0, -1, 0]"))[:3]
+    except ValueError:  # a damaged line
+        return 0, 0
+    return number + 1, env_steps
+
+
+def _event_from(lines: Sequence[bytes], names: Names) -> Event:
+    """The event in the first line, or in the second where the first names its items."""
+    listed = lines[0].startswith(ITEMS_LINE)
+    return parse_event(lines[listed], {**names, **names_in(lines[:listed])})
+
+
+def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str]:
+    """Items that differ, items that are equal before the first of them, and its values."""
+    if (one.name, one.index) != (other.name, other.index):
         return [OTHER_EVENT], [], str(one), str(other)
-    if listed:
-        items_a, items_b = (line.names or names.get(line.event, ()) for line in (one, other))
+    if list(one.values) != list(other.values):
         only_a, only_b = (
             ", ".join(name for name in mine if name not in theirs) or "nothing that the other lacks"
-            for mine, theirs in ((items_a, items_b), (items_b, items_a))
+            for mine, theirs in ((one.values, other.values), (other.values, one.values))
         )
         return [OTHER_ITEMS], [], only_a, only_b
-    values_a, values_b = (_values(line, names.get(line.event, ())) for line in (one, other))
-    differing = [name for name in values_a if values_b and values_a[name] != values_b[name]]
-    if not differing:  # the same values in another spelling, or too few digits
-        return None
-    first = differing[0]
-    equal = itertools.takewhile(lambda name: name != first, values_a)
-    return differing, [name for name in equal if name != OTHER_ENV_STEPS], values_a[first], values_b[first]
-
-
-def _values(line: _Line, items: tuple[str, ...]) -> dict[str, str]:
-    """Values of a line by item, in causal order; none if they are not as many as the items."""
-    if len(line.digits) != DIGITS * len(items):
-        return {}
-    values = {name: line.digits[i * DIGITS : (i + 1) * DIGITS] for i, name in enumerate(items)}
-    if line.env_steps is None:
-        return values
-    start = {name: values.pop(name) for name in items if name.startswith(f"{START}/")}
-    return start | {OTHER_ENV_STEPS: f"{line.env_steps:,}"} | values | {OTHER_CHAIN: line.chain}
-
-
-def _parse(line: bytes) -> _Line | None:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    match values:
-        case ["items", str(event), [*names]]:
-            return _Line(event, names=tuple(map(str, names)))
-        case ["iteration", int(index), int(env_steps), str(digits), str(chain)]:
-            return _Line(ITERATION, index, digits, env_steps=env_steps, chain=chain)
-        case [str(event), int(index), str(digits)] if event != ITERATION:
-            return _Line(event, index, digits)
-    return None
+    differing = [name for name in one.values if one.values[name] != other.values[name]]
+    first = differing[0]  # IndexError: the same values in another spelling
+    equal = itertools.takewhile(lambda name: name != first, one.values)
+    return (
+        differing,
+        [name for name in equal if name != OTHER_ENV_STEPS],
+        one.values[first],
+        other.values[first],
+    )

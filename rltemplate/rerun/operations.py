@@ -12,8 +12,7 @@ ARGUMENTS = "arguments"  # an operation was called with other numbers or shapes
 DRAWN = "drawn"  # a random stream gave other numbers
 OUTSIDE = "outside"  # no operation made it of equal inputs
 OTHER_OPERATIONS = "other operations"  # the runs did not carry out the same ones
-UNSEEN = "unseen"  # it was made where operations are not logged
-BETWEEN = "between"  # it was changed after one iteration had ended and before the next began
+BETWEEN = "between"  # it was made before the first iteration or between two, where nothing is logged
 
 # Results of these are whatever was in memory.
 _UNWRITTEN = ("empty", "new_empty", "resize_")

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import load_config, to_dict
 from rltemplate.config.recorded import raw_config
 from rltemplate.launch.subprocesses import Children, last_words
-from rltemplate.rerun.operations import BETWEEN, UNSEEN, Finding, LoggedOperation, how_made
+from rltemplate.rerun.operations import BETWEEN, Finding, LoggedOperation, how_made
 from rltemplate.rerun.recorded_code import Code, checked_out
 from rltemplate.rerun.replay import FORM, OPERATIONS, RESULTS, TENSORS, Request
-from rltemplate.rerun.ulp import EQUAL, compare_arrays
-from rltemplate.rerun.zoom_report import Item, Zoom, place_name
+from rltemplate.rerun.ulp import ArrayDifference, compare_arrays
+from rltemplate.rerun.zoom_report import Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git import changes, snapshot
@@ -43,19 +43,18 @@ from rltemplate.types import ConfigError
 Say = Callable[[str], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Side:
-    """A run, and the code to run it again with; `stands_in` says why that is the present code."""
+    """A run, and the code to run it again with; the present code where no commit was recorded."""
 
     name: str
     run_dir: Path
     record: RunRecord
-    commit: str | None = None
-    code: Code = field(default_factory=Code)
-    stands_in: str | None = None
+    commit: str | None
+    code: Code
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Work:
     """The processes of one zoom; `start` is the checkpoint that both runs go on from, in steps."""
 
@@ -89,19 +88,13 @@ class _Work:
             problem = last_words(log, status) if status else None
             problem = problem or _not_repeated(side.run_dir, folder, self.iteration)
             if problem is not None:
-                raise ConfigError(self._problem(side, problem))
+                problem += "" if self.start is None else "; zoom=start needs no checkpoint"
+                raise ConfigError(
+                    f"{side.name}: cannot be run again here with {code}: {problem}\ninstead: "
+                    f"{diff_command(*(each.run_dir for each in self.sides))} shows what was changed, and "
+                    "trace=step says more"
+                )
         return folders
-
-    def _problem(self, side: _Side, problem: str) -> str:
-        if self.start is not None:
-            problem += "; zoom=start needs no checkpoint"
-        if side.stands_in is not None:
-            problem += f"; {side.stands_in}, so the present code was run"
-        shown_by = diff_command(*(each.run_dir for each in self.sides))
-        return (
-            f"{side.name}: cannot be run again here: {problem}\n"
-            f"instead: {shown_by} shows what was changed, and trace=step says more"
-        )
 
 
 def zoom_in(
@@ -119,26 +112,22 @@ def zoom_in(
     repository that holds the recorded code. Raises ConfigError where nothing can be found out, and
     Interrupted after a signal.
     """
-    at = comparison.divergence
+    at, children = comparison.divergence, Children()
     if at is None:
         raise ConfigError("the traces do not part, so there is nothing to zoom in on")
-    children = Children()
-    with ExitStack() as stack:
-        stack.enter_context(children.listening())
+    with children.listening(), ExitStack() as stack:
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
-        sides = [_Side(name, path, RunRecord.read(path)) for name, path in zip("ab", dirs, strict=True)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         if keep is not None:
             make_folder("keep", keep)
             folder = keep.absolute()
             if any(folder.iterdir()):
                 raise ConfigError(f"keep={keep}: is not empty; expected a new folder")
-        for side in sides:
-            try:
-                _take_code(side, project, stack)
-            except GitError as error:
-                children.check()  # Ctrl-C reaches git as well
-                side.stands_in = str(error)
+        try:
+            sides = [_side(*named, project, stack) for named in zip("ab", dirs, strict=True)]
+        except GitError as error:
+            children.check()  # Ctrl-C reaches git as well
+            raise ConfigError(str(error)) from error
         start = None if from_start else _common_start(dirs, at.env_steps_before)
         result = Zoom(sides[0].commit, sides[1].commit, start, at.iteration)
         result.kept = None if keep is None else str(folder)
@@ -152,93 +141,82 @@ def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
     return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 
 
-def _take_code(side: _Side, project: Path, stack: ExitStack) -> None:
-    """Check out the code of a run; where that cannot be run, the present code stands in for it."""
-    git = asdict(side.record.git)
-    names = changes.commits(git)
+def _side(name: str, run_dir: Path, project: Path, stack: ExitStack) -> _Side:
+    """A run with its code checked out. Raises ConfigError where its recorded code cannot be run."""
+    record = RunRecord.read(run_dir)
+    names = changes.commits(asdict(record.git))
     if not names:
-        side.stands_in = f"its code was not recorded: {git['problem'] or 'no reason is given'}"
-        return
-    commit = next(filter(None, (snapshot.find_commit(project, name) for name in names)), None)
+        return _Side(name, run_dir, record, None, Code())
+    commit = next(filter(None, (snapshot.find_commit(project, each) for each in names)), None)
     if commit is None:
-        fetch = snapshot.fetch_command(side.record.id)
-        side.stands_in = f"its code, commit {names[0][:12]}, is not in this repository; `{fetch}` brings it"
-        return
+        fetch = snapshot.fetch_command(record.id)
+        missing = f"commit {names[0][:12]}, is not in this repository; `{fetch}` brings it"
+        raise ConfigError(f"{name}: its code, {missing}")
     code = stack.enter_context(checked_out(project, commit))
     sources = [path.read_text("utf-8") for path in code.project.glob("*/rerun/replay.py")]
-    if any(re.search(rf"(?m)^FORM = {FORM}$", source) for source in sources):
-        side.commit, side.code = commit, code
-    else:
-        side.stands_in = f"its code, commit {commit[:12]}, is of another version and cannot be zoomed in on"
+    if not any(re.search(rf"(?m)^FORM = {FORM}$", source) for source in sources):
+        other = "is of another version and cannot be zoomed in on; make compare in a worktree of it can"
+        raise ConfigError(f"{name}: its code, commit {commit[:12]}, {other}")
+    return _Side(name, run_dir, record, commit, code)
 
 
 def _look(work: _Work, result: Zoom) -> None:
     """Both passes; what they find goes into `result`."""
-    steps = work.run_again("its steps and updates")
-    at = traces.first_difference(*(traces.open_trace(folder, "") for folder in steps))
+    steps = [traces.open_trace(folder, "") for folder in work.run_again("its steps and updates")]
+    at = traces.first_difference(*steps)
     if at is None or at.item in traces.NOT_FINGERPRINTS:
         sides = "" if at is None else f" (a: {at.a}; b: {at.b})"
-        result.notes.append(
+        result.note = (
             f"The runs did different things next{sides}. "
             "All items before are equal, so it was a condition or a setting that differed, and no number."
         )
         return
-    since = _event_before(steps[0] / paths.TRACE, at.line)
-    result.event, result.index = at.event, 0 if at.event == RESULTS else at.index or 0
+    before = [line for line in steps[0].lines[: at.line - 2] if not line.startswith(traces.ITEMS_LINE)]
+    event, index, *_ = json.loads(before[-1]) if before else (RESULTS, 0)
+    since = None if event == RESULTS else (event, index)
+    result.event, result.index = at.event, 0 if at.event == RESULTS else at.index
     here = place_name(result.event, result.index)
-    folders = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
-    result.items = list(_compared(*folders))
-    result.first = next((item.name for item in result.items if item.difference.kind != EQUAL), None)
+    a, b = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
+    result.items = _compared(a, b)
+    result.first = next((name for name, found in result.items.items() if found.differing != 0), None)
     if result.first is None:
-        result.notes.append("No tensor that both runs have there differs.")
+        result.note = "No tensor that both runs have there differs."
     elif at.event == START:
-        result.finding = Finding(kind=BETWEEN if at.iteration > 0 else UNSEEN)
+        result.finding = Finding(kind=BETWEEN)
     else:
-        a, b = (_operations_before(result.first, folder) for folder in folders)
-        result.finding = how_made(a, b, place_name(*since) if since else here)
-
-
-# --- Traces and tensors of what was run again ------------------------------------------------------------
+        ours, theirs = (_operations_before(result.first, folder) for folder in (a, b))
+        result.finding = how_made(ours, theirs, place_name(*since) if since else here)
 
 
 def _not_repeated(recorded: Path, again: Path, last: int) -> str | None:
     """The first difference of a recorded trace and a new one up to iteration `last`; None if none."""
-    known = dict(_iterations(recorded / paths.TRACE, last))
-    for number, items in _iterations(again / paths.TRACE, last):
+    known, found = (_iterations(folder, last) for folder in (recorded, again))
+    for number, items in found.items():
         for name, value in items.items():
             # Which items a line has depends on the detail of the trace.
-            if known.get(number, {}).get(name, value) != value:
+            if name != traces.OTHER_CHAIN and known.get(number, {}).get(name, value) != value:
                 return f"it first differs from its own record in iteration {number:,}, {name}"
     return None
 
 
-def _iterations(trace: Path, last: int) -> Iterator[tuple[int, dict[str, str]]]:
-    """Number and digests by item of the iterations of a trace."""
-    names: list[str] = []
-    with trace.open("rb") as lines:
-        for line in lines:
-            if line.startswith(b'["items","iteration",'):
-                names = json.loads(line)[2]
-            elif line.startswith(b'["iteration",'):
-                _, number, _, digits, _ = json.loads(line)
-                cut = range(0, len(digits), traces.DIGITS)
-                yield number, dict(zip(names, (digits[i : i + traces.DIGITS] for i in cut), strict=True))
-                if number >= last:
-                    return
+def _iterations(run_dir: Path, last: int) -> dict[int, dict[str, str]]:
+    """Digests by item of the iterations up to `last`."""
+    names: traces.Names = {}
+    found = {}
+    for line in traces.open_trace(run_dir, "").lines:
+        if line.startswith(traces.ITEMS_LINE):
+            names |= traces.names_in([line])
+        elif line.startswith(traces.ITERATION_LINE):
+            event = traces.parse_event(line, names)
+            if event.index > last:
+                break
+            found[event.index] = event.values
+    return found
 
 
-def _event_before(trace: Path, line: int) -> tuple[str, int] | None:
-    """The event before the one in a line, which counts from 1, if its iteration has any."""
-    lines = trace.read_text(encoding="utf-8").splitlines()[1 : line - 1]
-    events = [json.loads(text) for text in lines if not text.startswith('["items",')]
-    return (events[-1][0], events[-1][1]) if events and events[-1][0] != RESULTS else None
-
-
-def _compared(a: Path, b: Path) -> Iterator[Item]:
+def _compared(a: Path, b: Path) -> dict[str, ArrayDifference]:
     with np.load(a / TENSORS) as ours, np.load(b / TENSORS) as theirs:
-        for name in ours.files:
-            if name in theirs:
-                yield Item(name, compare_arrays(ours[name], theirs[name]))
+        return {name: compare_arrays(ours[name], theirs[name]) for name in ours.files if name in theirs}
 
 
 def _operations_before(item: str, folder: Path) -> list[LoggedOperation]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rltemplate.rerun import operations
 from rltemplate.rerun.operations import Finding, LoggedOperation
 from rltemplate.rerun.replay import RESULTS
-from rltemplate.rerun.ulp import EQUAL, ArrayDifference
+from rltemplate.rerun.ulp import ArrayDifference
 
 _WIDTH = 110
 # By kind of finding; the names of the operations of a and b, and the first item that differs.
@@ -20,17 +20,9 @@ _CAUSES = {
     operations.OTHER_OPERATIONS: "the runs carried out other operations: a went on with {a}, b with {b}",
     operations.OUTSIDE: "made by no operation of torch that was logged: {item} came from elsewhere, such as "
     "the environment or numpy, or the code took other tensors; first seen by {a}",
-    operations.UNSEEN: "made before operations can be logged, while networks and streams were built",
-    operations.BETWEEN: "changed between two iterations: the one before ended with equal state",
+    operations.BETWEEN: "made where operations are not logged: while networks and streams were built, or "
+    "between two iterations",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One item of the event."""
-
-    name: str
-    difference: ArrayDifference
 
 
 @dataclass(slots=True)
@@ -40,8 +32,8 @@ class Zoom:
     The runs were run with the code of their commits, None for the present code, and went on after
     `from_env_steps` environment steps, where both have a checkpoint; None stands for the beginning. They part
     in `event` number `index` of `iteration`; `event` is None where there is no event that both have. `items`
-    are all of the event, in causal order, and `first` is the first that differs. `notes` are sentences about
-    limits. `kept` is the folder with tensors and operations, if they are kept.
+    are all of the event, in causal order, and `first` is the first that differs. `note` says what is missing.
+    `kept` is the folder with tensors and operations, if they are kept.
     """
 
     commit_a: str | None
@@ -50,10 +42,10 @@ class Zoom:
     iteration: int
     event: str | None = None
     index: int = 0
-    items: list[Item] = field(default_factory=list)
+    items: dict[str, ArrayDifference] = field(default_factory=dict)
     first: str | None = None
     finding: Finding | None = None
-    notes: list[str] = field(default_factory=list)
+    note: str | None = None
     kept: str | None = None
 
 
@@ -69,50 +61,43 @@ def report(zoom: Zoom) -> str:
     verdict = f"iteration {zoom.iteration:,}"
     if zoom.event is not None:
         verdict += f", {place_name(zoom.event, zoom.index)}"
-    for item in zoom.items:
-        if item.name == zoom.first:
-            verdict += f": {item.name}, {_words(item.difference)}"
+    if zoom.first is not None:
+        verdict += f": {zoom.first}, {_words(zoom.items[zoom.first])}"
     start = "the beginning"
     if zoom.from_env_steps is not None:
         start = f"the checkpoint after {zoom.from_env_steps:,} environment steps"
     lines = [f"zoom: {verdict}", ""]
     lines.append(f"  both runs were run again from {start}, and repeated their own records")
-    codes = ["the present code" if each is None else each[:12] for each in (zoom.commit_a, zoom.commit_b)]
-    lines.append(f"  code   {codes[0] if codes[0] == codes[1] else f'a {codes[0]}, b {codes[1]}'}")
-    if equal := [item.name for item in zoom.items if item.difference.kind == EQUAL]:
+    a, b = ("the present code" if each is None else each[:12] for each in (zoom.commit_a, zoom.commit_b))
+    lines.append(f"  code   {a if a == b else f'a {a}, b {b}'}")
+    if equal := [name for name, found in zoom.items.items() if found.differing == 0]:
         lines += _wrapped(", ".join(equal), "  equal  ")
-    for item in zoom.items:
-        if item.difference.kind != EQUAL:
-            lines += _item(item, closely=item.name == zoom.first)
+    for name, found in zoom.items.items():
+        if found.differing == 0:
+            continue
+        lines += _wrapped(_words(found), f"  {name}  {found.dtypes[0]} {found.shapes[0]}: ")
+        if name == zoom.first and found.values is not None and found.hexes is not None:
+            lines.append(f"    first at {found.first}")
+            width = max(map(len, found.values))
+            sides = zip("ab", found.values, found.hexes, strict=True)
+            lines += [f"      {side}  {value:{width}}  {digits}" for side, value, digits in sides]
     if zoom.finding is not None:
         lines += ["", *_finding(zoom.finding, zoom.first or "")]
-    for note in zoom.notes:
-        lines += ["", *_wrapped(note, "  ")]
+    if zoom.note is not None:
+        lines += ["", *_wrapped(zoom.note, "  ")]
     if zoom.kept is not None:
         lines += ["", f"  tensors and operations are in {zoom.kept}"]
     return "\n".join(lines)
 
 
-def _item(item: Item, closely: bool) -> Iterator[str]:
-    found = item.difference
-    yield from _wrapped(_words(found), f"  {item.name}  {found.dtypes[0]} {found.shapes[0]}: ")
-    if closely and found.values is not None and found.hexes is not None:
-        yield f"    first at {found.first}"
-        width = max(map(len, found.values))
-        for name, value, digits in zip("ab", found.values, found.hexes, strict=True):
-            yield f"      {name}  {value:{width}}  {digits}"
-
-
 def _words(found: ArrayDifference) -> str:
     """A difference in one line."""
-    for name, (a, b) in (("shape", found.shapes), ("type", found.dtypes)):
-        if a != b:
-            return f"another {name}: a {a}, b {b}"
-    plural, share = "" if found.size == 1 else "s", 100 * found.differing / max(1, found.size)
-    words = [f"{found.differing:,} of {found.size:,} element{plural} ({share:.3g} %)", found.kind]
-    if found.max_ulp is not None:
-        words += [f"{found.max_ulp:,} ULP, median {found.median_ulp:,.6g}, scaled {found.max_scaled:,.3g}"]
-    return ", ".join(words)
+    if found.differing is None:
+        both = zip(found.dtypes, found.shapes, strict=True)
+        return "another shape or type: a {}, b {}".format(*(f"{dtype} {shape}" for dtype, shape in both))
+    share = 100 * found.differing / max(1, found.size)
+    text = f"{found.differing:,} of {found.size:,} element{'s' * (found.size != 1)} ({share:.3g} %)"
+    return text if found.max_ulp is None else f"{text}, {found.max_ulp:,} ULP, median {found.median_ulp:,.6g}"
 
 
 def _finding(finding: Finding, item: str) -> Iterator[str]:

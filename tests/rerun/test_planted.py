@@ -22,7 +22,7 @@ from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import Children
 from rltemplate.rerun import replay
-from rltemplate.rerun.operations import BETWEEN, UNSEEN
+from rltemplate.rerun.operations import BETWEEN
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE
@@ -141,4 +141,4 @@ def test_what_was_planted_is_named(
     assert (found.iteration, found.first) == (planted.iteration, planted.item)
     if planted.item.startswith("start/"):
         assert found.finding is not None
-        assert found.finding.kind == (BETWEEN if planted.iteration else UNSEEN)
+        assert found.finding.kind == BETWEEN
