@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,24 +15,19 @@ import pytest
 from conftest import ROOT
 from hydra.plugins.sweeper import Sweeper
 
+from rltemplate.config.algorithms import check_actions
 from rltemplate.config.cli.preflight import compose_job, preflight
+from rltemplate.envs.codec import Codec
+from rltemplate.envs.make import EnvSpec, check_env
 from rltemplate.types import ConfigError
-
-SCRIPT = ROOT / "scripts" / "train.py"
 
 # The words, and what the answer must contain.
 MISTAKES: list[tuple[str, list[str]]] = [
     # keys
-    (
-        "learning_rate=1e-3",
-        ["learning_rate=1e-3: no such key; did you mean algo.learning_rate? allowed: algo, debug, "],
-    ),
+    ("learning_rate=1e-3", ["no such key; did you mean algo.learning_rate? allowed: algo, debug, "]),
     ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
     ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env: num_envs, num_workers"]),
-    ("total-env-steps=1000", ["did you mean total_env_steps?"]),
-    ("wandb.project=x", ["did you mean logger.wandb.project?"]),
     ("track=true", ["did you mean logger=wandb?"]),
-    ("num_seeds=5", ["did you mean seed?"]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
     ("env.id=Hopper-v5", ["choose it with env="]),
     ("hydra/launcher=joblib hydra.launcher.njobs=2", ["hydra.launcher.njobs=2: no such key of the chosen"]),
@@ -51,18 +45,17 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=1,x", ["seed=x: expected a whole number", "in the job seed=x"]),
     ("seed=interval(0,1)", ["is no list of values"]),
     ("seed=${nothing}", ["seed: Interpolation key 'nothing' not found"]),
-    ("total_env_steps=1e6", ["total_env_steps=1e6: expected a whole number, as 1000000"]),
-    ("algo.learning_rate=abc", ["algo.learning_rate=abc: expected a number"]),
     ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
     ("algo.normalize_obs=maybe", ["expected true or false"]),
     ("algo.hidden_sizes=64", ["expected a list, as [64,64]"]),
     ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one", "[64,64]"]),
-    ("algo.activation=rleu", ["did you mean relu?", "allowed: tanh, relu, elu"]),
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :4096:8, :16:8, null"]),
     ("logger.wandb=true", ["logger.wandb.enabled"]),
     ("env.kwargs=3", ["env.kwargs.name=value"]),
-    ("algo.num_minibatches=7", ["does not divide", "nearest that does: 8"]),
-    ("algo.num_minibatches=7 seed=1,2", ["does not divide", "in the job algo.num_minibatches=7 seed=1)"]),
+    (
+        "algo.num_minibatches=7 seed=1,2",
+        ["nearest that does: 8", "in the job algo.num_minibatches=7 seed=1)"],
+    ),
     ("runs_dir=", ["runs_dir=: expected the name of a folder"]),
     ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out
@@ -75,10 +68,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=1 seed=2", ["seed is given twice"]),
     ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
     ("a;b=3", ["cannot be read as key=value"]),
-    # options
     ("--seed=3", ["--seed=3: expected key=value, as in seed=3"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
-    ("--cfg job saac", ["saac: expected key=value, did you mean algo=sac?"]),
 ]
 
 
@@ -97,31 +88,24 @@ def test_a_mistake_is_explained(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "num_jobs"),
-    [
-        (["seed=1,2,3"], 3),
-        (["seed=choice(1,2)", "algo=ppo,sac"], 4),
-        (["env=glob(*Walker*)"], 2),
-        (["algo.hidden_sizes=[64,64],[32]"], 2),
-        (["debug=fast,null"], 2),
-        (["-m"], 1),
-    ],
-)
-def test_lists_of_values_make_a_sweep(words: list[str], num_jobs: int) -> None:
-    plan = preflight(words)
-    assert plan.sweep
-    assert plan.num_jobs == num_jobs
-    assert set(plan.argv) & {"-m", "--multirun"}
+def test_lists_of_values_make_a_sweep() -> None:
+    for words, num_jobs in {
+        "seed=1,2,3": 3,
+        "seed=choice(1,2) algo=ppo,sac": 4,
+        "env=glob(*Walker*)": 2,
+        "algo.hidden_sizes=[64,64],[32]": 2,
+        "-m": 1,
+    }.items():
+        plan = preflight(words.split())
+        assert (plan.sweep, plan.num_jobs) == (True, num_jobs)
+        assert set(plan.argv) & {"-m", "--multirun"}
 
 
 @pytest.mark.parametrize(
     "note",
     [
-        "a larger clip, as in the paper",
-        'it\'s "so" [x] {y} (z) a=b $HOME \\ end\\',
+        'it\'s "so", [x] {y} (z) a=b $HOME \\ end\\',
         "range(1,3), ünï",
-        '"these" are as good as "those"',
         "'one', 'two'",
         r"costs ${x}, ${seed}, ${oc.env:HOME}, \${y} and ${z",
     ],
@@ -156,24 +140,17 @@ def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: py
     assert len(composed) == 2
 
 
-@pytest.mark.parametrize(
-    ("word", "hydra", "env_id"),
-    [
-        ("env=Hopper", "env=Hopper", "Hopper-v5"),
-        ("env=Hopper-v5", "env=Hopper", "Hopper-v5"),
-        ("env='Hopper-v5'", "env=Hopper", "Hopper-v5"),
-        ("env=Hopper-v4", "env=Hopper-v4", "Hopper-v4"),
-        ("env=LunarLander-v3", "env=LunarLander", "LunarLander-v3"),
-        ("env=MountainCarContinuous-v0", "env=MountainCarContinuous-v0", "MountainCarContinuous-v0"),
-        ("env=gymnasium:MountainCarContinuous-v0",) * 2 + ("gymnasium:MountainCarContinuous-v0",),
-    ],
-)
-def test_an_id_of_a_file_is_the_file_and_others_need_none(word: str, hydra: str, env_id: str) -> None:
-    plan = preflight([word])
-    (config,) = plan.configs
-    assert plan.argv == [hydra]
-    assert config.env.id == env_id
-    assert config.env.kwargs == {}
+def test_an_id_of_a_file_is_the_file_and_others_need_none() -> None:
+    for word, (hydra, env_id) in {
+        "env=Hopper": ("env=Hopper", "Hopper-v5"),
+        "env='Hopper-v5'": ("env=Hopper", "Hopper-v5"),
+        "env=Hopper-v4": ("env=Hopper-v4", "Hopper-v4"),
+        "env=LunarLander-v3": ("env=LunarLander", "LunarLander-v3"),
+        "env=gymnasium:Taxi-v4": ("env=gymnasium:Taxi-v4", "gymnasium:Taxi-v4"),
+    }.items():
+        plan = preflight([word])
+        assert plan.argv == [hydra]
+        assert [(config.env.id, config.env.kwargs) for config in plan.configs] == [(env_id, {})]
 
 
 def test_an_id_that_somebody_has_registered_is_found() -> None:
@@ -193,18 +170,16 @@ def test_an_id_that_somebody_has_registered_is_found() -> None:
         (SystemExit(0), ".*test_cli.py, line [0-9]+, ended the process, status 0$"),
     ],
 )
-def test_an_environment_that_fails_when_it_is_made_is_refused(failure: BaseException, says: str) -> None:
-    from rltemplate.envs.make import EnvSpec, check_env
-
+def test_an_environment_that_fails_when_it_is_made_is_refused(
+    failure: BaseException, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(**_: object) -> gymnasium.Env[np.ndarray, np.ndarray]:
         raise failure
 
-    gymnasium.register("Failing-v0", make)
-    try:
-        with pytest.raises(ConfigError, match=f"env.id=Failing-v0: cannot be made, {says}"):
-            check_env(EnvSpec("Failing-v0", None, {}))
-    finally:
-        del gymnasium.registry["Failing-v0"]
+    spec = gymnasium.envs.registration.EnvSpec("Failing-v0", make)
+    monkeypatch.setitem(gymnasium.registry, "Failing-v0", spec)
+    with pytest.raises(ConfigError, match=f"env.id=Failing-v0: cannot be made, {says}"):
+        check_env(EnvSpec("Failing-v0", None, {}))
 
 
 @pytest.mark.parametrize(
@@ -215,52 +190,40 @@ def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> Non
     assert config.env.kwargs == {"continuous": False, "gravity": -5}
 
 
-def run(words: list[str], cwd: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HOME": str(cwd)}
-    command = [sys.executable, str(script), *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+def run(words: list[str], cwd: Path, project: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(project / "scripts" / "train.py"), *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
     copy, head = tmp_path / "copy", "# @package _global_\n"
     shutil.copytree(fork, copy)
     for text, expected in {
-        f"{head}total_env_step: 9": ["total_env_step: no such key", "did you mean total_env_steps?"],
-        f"{head}algo: {{clip_coef: 0.1}}": ["algo.clip_coef: algo=sac has no such key, algo=ppo has"],
-        f"{head}num_threads: many": ["num_threads: Value 'many'", "could not be converted to Integer"],
-        f"{head}device: gpu": ["device: Invalid value 'gpu', expected one of [cpu, cuda, auto]"],
-        f"{head}runs_dir: [1, 2]": ["runs_dir: Cannot convert"],
-        f"{head}recipe: ppo-Hopper": ["recipe=ppo-Hopper in a file has no effect; list it below 'defaults:'"],
-        "gamma: 0.9": ["mine.yaml: its first line has to be '# @package _global_'"],
+        f"{head}total_env_step: 9": "total_env_step: no such key; did you mean total_env_steps?",
+        f"{head}algo: {{clip_coef: 0.1}}": "algo.clip_coef: algo=sac has no such key, algo=ppo has",
+        f"{head}device: gpu": "device: Invalid value 'gpu', expected one of [cpu, cuda, auto]",
+        f"{head}recipe: ppo-Hopper": "recipe=ppo-Hopper in a file has no effect; list it below 'defaults:'",
+        "gamma: 0.9": "mine.yaml: its first line has to be '# @package _global_'",
     }.items():
         (copy / "conf" / "experiment" / "mine.yaml").write_text(f"{text}\n")
-        done = run(["algo=sac", "env=Pendulum", "experiment=mine"], tmp_path, copy / "scripts" / "train.py")
-        assert done.returncode == 2
-        assert all(each in done.stderr for each in expected), done.stderr
+        done = run(["algo=sac", "env=Pendulum", "experiment=mine"], tmp_path, copy)
+        assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
         assert len(done.stderr.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == [copy]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--help"], "Configuration groups"),
-        (["--cfg", "job", "algo=sac", "seed=7"], "seed: 7"),
-        (["--info", "defaults"], "_self_"),
-        (["--version"], "Hydra"),
-    ],
-)
-def test_questions_are_answered_without_a_trace(words: list[str], expected: str, tmp_path: Path) -> None:
-    done = run(words, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert expected in done.stdout
-    assert list(tmp_path.iterdir()) == []
+def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
+    for words, expected in {
+        "--help": "Configuration groups",
+        "--cfg job algo=sac seed=7": "seed: 7",
+        "--info defaults": "_self_",
+    }.items():
+        done = run(words.split(), tmp_path)
+        assert (done.returncode, expected in done.stdout) == (0, True), done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_algorithm_refuses_actions_that_it_cannot_choose() -> None:
-    from rltemplate.config.algorithms import check_actions
-    from rltemplate.envs.codec import Codec
-
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     box, discrete = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
     with pytest.raises(ConfigError, match=r"with finite bounds"):
@@ -270,50 +233,35 @@ def test_an_algorithm_refuses_actions_that_it_cannot_choose() -> None:
         check_actions("ppo", Codec("x", box, space))
 
 
-@pytest.mark.parametrize(
-    ("words", "noted"),
-    [
-        ("algo=sac total_env_steps=5000", True),
-        ("algo=sac total_env_steps=4999 env.num_envs=300", False),  # ends at 5100, after the first updates
-        ("algo=sac total_env_steps=5001", False),
-        ("algo=sac debug=fast", False),
-        ("algo=ppo total_env_steps=10", False),
-    ],
-)
-def test_a_run_that_would_learn_nothing_is_noted(words: str, noted: bool) -> None:
-    (config,) = preflight([*words.split(), "env=Hopper"]).configs
-    notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
-    expected = "algo.learning_starts=5000 is not below total_env_steps=5000: this run collects random actions"
-    assert [note.startswith(expected) for note in notes] == [True] * noted
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A folder in which make and bash find this project, its interpreter and a run."""
-    for name in ("Makefile", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    for run in ("an-id", "$(touch touched)"):
-        (tmp_path / "runs" / "ppo-CartPole" / run).mkdir(parents=True)
-    return tmp_path
+def test_a_run_that_would_learn_nothing_is_noted() -> None:
+    for words, noted in {
+        "total_env_steps=5000": True,
+        "total_env_steps=4999 env.num_envs=300": False,  # ends at 5100, after the first updates
+        "total_env_steps=5001": False,
+    }.items():
+        (config,) = preflight(["algo=sac", "env=Hopper", *words.split()]).configs
+        notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
+        assert ["collects random actions" in note for note in notes] == [True] * noted
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_the_words_of_make(project: Path) -> None:
+def test_bash_completes_the_words_of_make(tmp_path: Path) -> None:
+    for name in ("Makefile", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    python = tmp_path / ".venv" / "bin" / "python"
+    for folder in (python.parent, tmp_path / "runs/ppo-CartPole/an-id", tmp_path / "runs/a/$(touch touched)"):
+        folder.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     wanted = {
         "make tr": "train",
         "make train algo=s": "sac",
         "make train algo=sac algo.ac": "algo.activation= algo.actor_learning_rate=",
         "make evaluate run=": "$(touch touched) an-id",
-        "make lint x": "",
     }
-    script = "source scripts/completion.bash\n" + "".join(
-        f"COMP_LINE='{line}' COMP_POINT={len(line)}; _rltemplate_make; echo \"${{COMPREPLY[*]}}\"\n"
-        for line in wanted
-    )
-    done = subprocess.run(["bash", "--norc"], input=script, cwd=project, capture_output=True, text=True)
+    script = "source scripts/completion.bash\n"
+    for line in wanted:
+        script += f"COMP_LINE='{line}' COMP_POINT={len(line)}; _rltemplate_make; echo \"${{COMPREPLY[*]}}\"\n"
+    done = subprocess.run(["bash", "--norc"], input=script, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines() == list(wanted.values()), done.stderr
-    assert not (project / "touched").exists()
+    assert not (tmp_path / "touched").exists()

@@ -20,7 +20,6 @@ from rltemplate.config.algorithms import ALGORITHMS, PPOConfig, number
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import (
     CONF,
-    about_added,
     complete,
     from_dict,
     load_config,
@@ -32,7 +31,6 @@ from rltemplate.config.schema import Config, Level
 from rltemplate.types import ConfigError
 
 FILES = sorted(CONF.rglob("*.yaml"))
-SHARED = [path for path in FILES if path.relative_to(CONF) != Path("local/default.yaml")]
 ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]
 RECIPES = [
     path.stem for path in FILES if path.parent.name == "recipe" and path.stem.partition("-")[0] in ALGORITHMS
@@ -87,34 +85,29 @@ EXPLAINED_TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("path", SHARED, ids=[str(path.relative_to(CONF)) for path in SHARED])
-def test_every_value_is_explained_where_it_is_set(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    group = path.relative_to(CONF).parts[0]
-    assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(group, set())
-    assert text.lstrip().startswith("#"), "the file does not say what it is"
-
-
-def test_a_missing_explanation_is_found() -> None:
+def test_every_value_is_explained_where_it_is_set() -> None:
+    for path in FILES:
+        name, text = path.relative_to(CONF), path.read_text(encoding="utf-8")
+        if name != Path("local/default.yaml"):
+            assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(name.parts[0], set()), name
+            assert text.lstrip().startswith("#"), f"{name} does not say what it is"
     assert unexplained("a: 1 # one\nb: 2\nc:\n  d: 3\n  e: '#4' # four\n") == ["b", "d"]
-    assert unexplained("a: '#1'\n") == ["a"]
-
-
-def set_keys(node: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in node.items():
-        if isinstance(value, dict) and value and key != "kwargs":
-            yield from set_keys(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 def keys_set_by(name: str) -> list[str]:
     """Dotted keys to which a file of conf/ gives a value, where they end up."""
-    path = CONF / f"{name}.yaml"
-    text = path.read_text(encoding="utf-8")
+
+    def keys(node: Any, prefix: str) -> Iterator[str]:
+        for key, value in node.items():
+            if isinstance(value, dict) and value and key != "kwargs":
+                yield from keys(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key
+
+    text = (CONF / f"{name}.yaml").read_text(encoding="utf-8")
     content = {k: v for k, v in yaml.safe_load(text).items() if k not in ("defaults", "hydra")}
     rooted = "@package _global_" in text or "/" not in name
-    return list(set_keys(content, "" if rooted else f"{name.partition('/')[0]}."))
+    return list(keys(content, "" if rooted else f"{name.partition('/')[0]}."))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -125,69 +118,40 @@ def test_every_key_has_exactly_one_default(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_all_pairs_compose(algo: str) -> None:
+def test_all_pairs_compose_and_their_debugging_runs_are_short_and_learn(algo: str) -> None:
+    assert {f"{algo}-{env}" for env in ENVS} >= {name for name in RECIPES if name.startswith(f"{algo}-")}
     for env in ENVS:
         config = compose(f"algo={algo}", f"env={env}")
         assert config.algo.name == algo
         assert config.recipe == (f"{algo}-{env}" if f"{algo}-{env}" in RECIPES else None)
-
-
-def test_recipes_change_something_for_an_existing_pair() -> None:
-    for recipe in RECIPES:
-        words = [f"{key}={name}" for key, name in zip(("algo", "env"), recipe.split("-"), strict=True)]
-        without = to_dict(compose(*words, "recipe=null"))
-        assert to_dict(compose(*words)) != without | {"recipe": recipe}
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_debugging_runs_are_short_and_learn(algo: str) -> None:
-    for env in ENVS:
         config = compose(f"algo={algo}", f"env={env}", "debug=fast")
-        assert config.total_env_steps <= 5000
-        assert 0 < config.log_every <= config.total_env_steps / 2
-        assert 0 < config.eval_every <= config.total_env_steps
-        assert 0 < config.video_every <= config.total_env_steps
+        total = config.total_env_steps
+        assert total <= 5000
+        assert min(config.log_every, config.eval_every, config.video_every) > 0
+        assert max(2 * config.log_every, config.eval_every, config.video_every) <= total
         # What comes before the first update, in environment steps, by key.
         before = {"learning_starts": 1, "num_steps": config.env.num_envs}
-        steps = [
-            each * getattr(config.algo, key) for key, each in before.items() if hasattr(config.algo, key)
-        ]
-        assert max(steps, default=0) <= config.total_env_steps / 2
-        assert list(config.algo.notes(config.env.num_envs, config.total_env_steps)) == []
+        assert all(2 * each * getattr(config.algo, key, 0) <= total for key, each in before.items())
+        assert list(config.algo.notes(config.env.num_envs, total)) == []
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_key_refuses_a_value_of_another_type(algo: str) -> None:
+def test_every_key_refuses_a_value_of_another_type_and_some_a_value_out_of_range(algo: str) -> None:
     values = to_dict(compose(f"algo={algo}"))
+    wrong: list[tuple[str, Any]] = [("algo.hidden_sizes", [64, 0]), ("env.num_workers", 9), ("algo.new", 1)]
     for key, hint in leaves(from_dict(values)):
         is_text = hint is str or (str in get_args(hint) and get_origin(hint) not in (list, dict))
-        wrong: Any = ["a", "list"] if is_text else "neither a number nor a name"
-        with pytest.raises(ConfigError):
-            from_dict(with_value(values, key, wrong))
+        wrong.append((key, ["a", "list"] if is_text else "neither a number nor a name"))
         if NoneType not in get_args(hint):
-            with pytest.raises(ConfigError):
-                from_dict(with_value(values, key, None))
+            wrong.append((key, None))
+    for key, value in wrong:
+        with pytest.raises(ConfigError):
+            from_dict(with_value(values, key, value))
 
 
 def with_value(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     head, _, rest = key.partition(".")
     return {**values, head: with_value(values[head], rest, value) if rest else value}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("algo.hidden_sizes", [64, 0]),
-        ("determinism.cublas_workspace", ":8:8"),
-        ("algo.num_minibatches", 7),
-        ("algo.name", "scc"),
-        ("env.num_workers", 9),
-        ("algo.unknown", 1),
-    ],
-)
-def test_a_recorded_configuration_is_checked_like_a_new_one(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError):
-        from_dict(with_value(to_dict(compose()), key, value))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -202,31 +166,21 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     assert load_config(path) != config
 
 
-@pytest.mark.parametrize(
-    "text", ["${oc.env:SECRET}", r"\${oc.env:SECRET}", r"a\\${b", "${x", r"ends with \\", "1e3"]
-)
-def test_a_recorded_text_stays_what_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "the value of a variable")
-    values = to_dict(compose())
-    values["note"] = values["logger"]["wandb"]["project"] = text
-    values["logger"]["wandb"]["tags"] = [text]
-    values["env"]["kwargs"] = {"name": text, "more": [text, {"deep": text}]}
-    config = from_dict(values)
-    assert to_dict(config) == values
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(path) == config
-
-
-def test_a_variable_in_a_recorded_number_is_refused_without_its_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_text_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "71")
     path = tmp_path / "config.yaml"
+    for text in ("${oc.env:SECRET}", r"\${oc.env:SECRET}", r"a\\${b", "${x", r"ends with \\", "1e3"):
+        values = to_dict(compose())
+        values["note"] = values["logger"]["wandb"]["project"] = text
+        values["logger"]["wandb"]["tags"] = [text]
+        values["env"]["kwargs"] = {"name": text, "more": [text, {"deep": text}]}
+        config = from_dict(values)
+        assert to_dict(config) == values
+        path.write_text(to_yaml(config), encoding="utf-8")
+        assert load_config(path) == config
     path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^seed: ") as refused:
+    with pytest.raises(ConfigError, match=r"^seed: (?!.*71)"):  # nor is the variable's value shown
         load_config(path)
-    assert "71" not in str(refused.value)
 
 
 def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +197,7 @@ def test_an_experiment_comes_on_top_of_the_recipe_of_the_pair() -> None:
     assert to_dict(both.algo) == to_dict(recipe.algo)
     assert both.total_env_steps != recipe.total_env_steps
     alone = compose("env=CartPole", "experiment=seven-runs", "recipe=null")
-    assert (alone.recipe, alone.experiment) == (None, "seven-runs")
+    assert alone.recipe is None
     assert to_dict(alone.algo) != to_dict(recipe.algo)
     # An experiment may take the place of the recipe as well, unless the command names one.
     stories = ["env=Pendulum", "experiment=batch-sizes"]
@@ -284,39 +238,31 @@ def test_a_key_that_came_afterwards_takes_the_value_of_conf(
     with (conf / "algo" / "ppo.yaml").open("a") as file:
         file.write("  aux_coef: 0.25\n")
     monkeypatch.setattr("rltemplate.config.loading.CONF", conf)
-    entry = dataclasses.replace(ALGORITHMS["ppo"], config=WithAux)
-    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    monkeypatch.setitem(ALGORITHMS, "ppo", dataclasses.replace(ALGORITHMS["ppo"], config=WithAux))
     config, added = load_recorded(path)
-    assert added == {"algo.aux_coef": 0.25}
-    assert isinstance(config.algo, WithAux)
-    assert config.algo.aux_coef == 0.25
-    told = about_added("a-run", added)
-    assert told == "a-run was recorded without keys that exist now; it takes algo.aux_coef=0.25, as in conf/"
+    assert (added, to_dict(config)["algo"]["aux_coef"]) == ({"algo.aux_coef": 0.25}, 0.25)
     # Once it is written down, nothing has to be added, and what a process is told must be whole.
-    whole = to_dict(config)
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_recorded(path) == (config, {})
+    whole = to_dict(config)
     del whole["algo"]["aux_coef"]
     with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
         from_dict(whole)
 
 
-@pytest.mark.parametrize("level", [level.name for level in Level])
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_key_could_have_come_afterwards(algo: str, level: str) -> None:
-    now = compose(f"algo={algo}", f"determinism={level}", "recipe=null")
-    values = to_dict(now)
-    kept = {key: values[key] for key in ("env", "seed", "total_env_steps")}
-    bare = {"algo": {"name": algo}, "determinism": {"level": level}, "logger": {"wandb": {}}}
-    config, added = complete({**kept, **bare})
-    assert config == now
-    assert len(added) > 30
-
-
-@pytest.mark.parametrize("key", ["env.id", "determinism.level", "seed", "total_env_steps"])
-def test_a_configuration_without_what_every_run_has_is_damaged(key: str) -> None:
-    values = to_dict(compose())
-    group, _, name = key.rpartition(".")
-    del (values[group] if group else values)[name]
-    with pytest.raises(ConfigError, match=f"^no value for {re.escape(key)}:"):
-        complete(values)
+def test_every_key_could_have_come_afterwards_but_those_of_every_run(algo: str) -> None:
+    for level in Level:
+        now = compose(f"algo={algo}", f"determinism={level.name}", "recipe=null")
+        values = to_dict(now)
+        kept = {key: values[key] for key in ("env", "seed", "total_env_steps")}
+        bare = {"algo": {"name": algo}, "determinism": {"level": level.name}, "logger": {"wandb": {}}}
+        config, added = complete({**kept, **bare})
+        assert config == now
+        assert len(added) > 30
+    for key in ("env.id", "determinism.level", "seed", "total_env_steps"):
+        values = to_dict(compose(f"algo={algo}"))
+        group, _, name = key.rpartition(".")
+        del (values[group] if group else values)[name]
+        with pytest.raises(ConfigError, match=f"^no value for {re.escape(key)}:"):
+            complete(values)
