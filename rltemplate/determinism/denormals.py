@@ -18,18 +18,13 @@ def flushed() -> bool:
     return not _SMALLEST * 0.5 > 0.0
 
 
-def try_to_keep() -> bool:
-    """Switch flushing off in this thread; True if it flushes all the same."""
+def keep() -> None:
+    """Switch flushing off after anything that may have loaded a library; `ConfigError` if it stays on."""
     if flushed():
         import torch  # hardly ever needed, and too long for a check of the configuration
 
         torch.set_flush_denormal(False)
-    return flushed()
-
-
-def keep() -> None:
-    """Switch flushing off after anything that may have loaded a library; `ConfigError` if it stays on."""
-    if try_to_keep():
+    if flushed():
         raise ConfigError(
             "a library flushes denormal numbers to zero, and that cannot be switched off here; look for one "
             "that was linked with -ffast-math, among LD_PRELOAD and what the environment loads"

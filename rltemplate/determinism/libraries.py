@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,25 +41,6 @@ def use_blas_threads(number: int) -> None:
     library = _openblas()
     if library is not None:
         library.scipy_openblas_set_num_threads64_(number)
-
-
-def in_parallel(work: Callable[[], bool]) -> list[bool] | None:
-    """Results of `work` in each thread of a parallel region of torch's OpenMP; None without GNU's OpenMP.
-
-    Starts the threads: a process that is forked afterwards must not use torch with more than one.
-    """
-    region = _of_torch("GOMP_parallel")
-    if region is None:
-        return None
-    found: dict[int, bool] = {}
-
-    def note(_: object) -> None:
-        found[threading.get_native_id()] = work()
-
-    region.restype = None
-    # As many threads as OpenMP gives, whatever was asked for.
-    region(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(note), None, 0, 0)
-    return list(found.values())
 
 
 @cache

@@ -68,20 +68,15 @@ def apply(
 
 
 def confirm(settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a setting is no longer what `apply` returned, or if fewer threads compute.
+    """Raise `ConfigError` if a setting is no longer what `apply` returned.
 
     Called after the environments were made, which load libraries of their own.
     """
-    wanted, now = dict(settings), read_back()
-    flushed = libraries.in_parallel(denormals.try_to_keep)
-    if flushed is not None:
-        now |= {"parallel_threads": len(flushed), "flush_to_zero": any(flushed)}
-        wanted["parallel_threads"] = wanted["torch_num_threads"]
-    for name, value in now.items():
-        if value != wanted[name]:
+    for name, value in read_back().items():
+        if value != settings[name]:
             raise ConfigError(
-                f"determinism: {name} should be {wanted[name]} and is {value} after the environment was "
-                "made; something in it, or a variable of OpenMP, sets that"
+                f"determinism: {name} should be {settings[name]} and is {value} after the environment was "
+                "made; something in it sets that"
             )
 
 
