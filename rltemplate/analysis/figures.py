@@ -1,13 +1,13 @@
-"""The figures of a report: lines in panels, which Plotly draws in the page and matplotlib in files.
+"""The figures of a report: lines in panels, drawn by matplotlib for the page and for files alike.
 
-Matplotlib writes PNG and SVG because Plotly needs a browser to do so. Colours are those of Okabe and Ito
-(2008, Color Universal Design), which people with any common colour blindness tell apart.
+Colours are those of Okabe and Ito (2008, Color Universal Design), which people with any common colour
+blindness tell apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,16 +44,6 @@ class Chart(NamedTuple):
     key: str
     caption: str
     panels: list[Panel]
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of panels."""
-        return -(-len(self.panels) // _COLUMNS)
-
-    @property
-    def height(self) -> int:
-        """In pixels."""
-        return 400 if len(self.panels) == 1 else 200 * self.rows + 60
 
 
 def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
@@ -121,67 +111,37 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
     return levels
 
 
-def as_plotly(chart: Chart) -> Any:
-    """The chart as a figure of Plotly."""
-    from plotly.subplots import make_subplots
+def svg(chart: Chart) -> bytes:
+    """The chart as an SVG; equal charts give equal bytes with the same matplotlib."""
+    import matplotlib as mpl
 
-    titles = [_plain(panel.title) for panel in chart.panels]
-    spacing = {"vertical_spacing": 0.3 / chart.rows, "horizontal_spacing": 0.06}
-    figure = make_subplots(chart.rows, min(_COLUMNS, len(titles)), subplot_titles=titles, **spacing)
-    for number, panel in enumerate(chart.panels):
-        at: Any = {"row": number // _COLUMNS + 1, "col": number % _COLUMNS + 1}
-        for line in panel.lines:
-            steps, values = map(list, zip(*line.points, strict=True))
-            if line.band:
-                lows, highs = map(list, zip(*line.band, strict=True))
-                look = {"fill": "toself", "fillcolor": line.color, "opacity": 0.16, "line": {"width": 0}}
-                ends = {"x": steps + steps[::-1], "y": highs + lows[::-1]}
-                figure.add_scatter(**ends, **look, hoverinfo="skip", showlegend=False, **at)
-            figure.add_scatter(
-                x=steps,
-                y=values,
-                name=_plain(line.name),
-                mode="lines" if len(steps) > 1 else "markers",
-                line={"color": line.color, "width": 2.5 if line.band else 1},
-                showlegend=len(titles) == 1,
-                hovertemplate=f"%{{x:,}} steps: %{{y:.5~g}}<extra>{_plain(line.name)}</extra>",
-                **at,
-            )
-        # Plotly draws no rectangle into a panel without lines, so the levels come last.
-        for name, (low, high) in panel.levels.items():
-            note = {"annotation_text": name, "annotation_position": "top left", "layer": "below"}
-            look = {"fillcolor": _GREY, "opacity": 0.15, "line": {"width": 1, "color": _GREY}}
-            figure.add_hrect(low, high, **look, **note, **at)
-    margin = {"l": 60, "r": 15, "t": 40, "b": 40}
-    figure.update_layout(height=chart.height, margin=margin, template="plotly_white")
-    figure.update_annotations(font_size=11)
-    figure.update_xaxes(tickformat="~s")
-    return figure
+    file = BytesIO()
+    with mpl.rc_context(_STYLE):
+        _drawn(chart).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
 
 
 def write(charts: Iterable[Chart], folder: Path) -> None:
-    """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and `<key>.svg`.
-
-    Equal charts give equal bytes with the same matplotlib.
-    """
+    """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and `<key>.svg`."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
-        for chart in charts:
-            page = _as_matplotlib(chart)
-            page.savefig(folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
-            page.savefig(folder / f"{chart.key}.svg", metadata={"Date": None, "Creator": None})
+    for chart in charts:
+        (folder / f"{chart.key}.svg").write_bytes(svg(chart))
+        with mpl.rc_context(_STYLE):
+            _drawn(chart).savefig(folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
 
 
-def _as_matplotlib(chart: Chart) -> Any:
+def _drawn(chart: Chart) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    columns = min(_COLUMNS, len(chart.panels))
-    figure = Figure(figsize=(9, chart.height / 100), layout="constrained")
+    count = len(chart.panels)
+    rows, columns = -(-count // _COLUMNS), min(_COLUMNS, count)
+    figure = Figure(figsize=(11, 4 if count == 1 else 1.9 * rows))
+    figure.subplots_adjust(wspace=0.3, hspace=0.45)
     for number, panel in enumerate(chart.panels, start=1):
-        axes = figure.add_subplot(chart.rows, columns, number)
-        axes.set_title(panel.title, fontsize=8, parse_math=False)
+        axes = figure.add_subplot(rows, columns, number)
+        axes.set_title(_plain(panel.title), fontsize=8, parse_math=False)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         for name, (low, high) in panel.levels.items():
             axes.axhspan(low, high, color=_GREY, alpha=0.15)
@@ -192,13 +152,13 @@ def _as_matplotlib(chart: Chart) -> Any:
                 lows, highs = zip(*line.band, strict=True)
                 axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
             width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 else "o"
-            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name)
-    if len(chart.panels) == 1 and chart.panels[0].lines:
+            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=_plain(line.name))
+    if count == 1 and chart.panels[0].lines:
         for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
             text.set_parse_math(False)
     return figure
 
 
 def _plain(text: str) -> str:
-    """Text in which Plotly finds no HTML."""
-    return escape("".join(letter if letter.isprintable() else " " for letter in text), quote=False)
+    """Text without letters that no font has."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

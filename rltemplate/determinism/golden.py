@@ -100,41 +100,31 @@ def _denormals() -> Results:
 
 
 def _libm() -> Results:
-    functions: tuple[Callable[[float], float], ...] = (
-        *(math.sin, math.cos, math.tan, math.exp),
-        lambda v: math.log(abs(v) + 1e-3),
-        lambda v: math.pow(abs(v) + 0.1, 1.3),
-        lambda v: math.atan2(v, 0.7),
-        lambda v: math.acos(v / 7.0),
-        lambda v: math.asin(v / 7.0),
-        *(math.cbrt, math.tanh),
-        lambda v: math.log1p(abs(v)),
-    )
     numbers = _numbers(500, -6.0, 6.0).tolist()
-    return (np.array([function(v) for v in numbers]) for function in functions)
+    for function in (math.sin, math.cos, math.tan, math.exp, math.cbrt, math.tanh):
+        yield np.array([function(v) for v in numbers])
+    yield np.array(
+        [(math.log(abs(v) + 1e-3), math.pow(abs(v) + 0.1, 1.3), math.log1p(abs(v))) for v in numbers]
+    )
+    yield np.array([(math.atan2(v, 0.7), math.acos(v / 7.0), math.asin(v / 7.0)) for v in numbers])
 
 
-def _numpy_functions() -> Results:
+def _numpy() -> Results:
+    """Elementary functions, sums and norms, and random numbers."""
     for kind in (np.float32, np.float64):
         x = _numbers(1000, -6.0, 6.0).astype(kind)
         yield from (np.sin(x), np.cos(x), np.exp(x), np.tanh(x), np.log(np.abs(x) + kind(0.01)))
         yield from (np.sqrt(np.abs(x)), np.clip(x, -1, 1), np.square(x))
-
-
-def _numpy_sums() -> Results:
-    for kind in (np.float32, np.float64):
         x = _numbers(64 * 256, -1.0, 1.0).astype(kind).reshape(64, 256)
         yield from (x.sum(), x.sum(0), x.sum(1), x.mean(0), x.var(0), x[:17].sum(1), x[:, :17].sum(0))
         yield from (np.linalg.norm(x[0, :3]), np.linalg.norm(x[0]), x[0] @ x[1], np.cumsum(x[0]))
-
-
-def _numpy_draws() -> Results:
     generator = np.random.Generator(np.random.Philox(20))
     yield from (generator.standard_normal(100), generator.random(100), generator.uniform(-0.1, 0.1, 17))
     yield from (generator.integers(7, size=100), generator.permutation(50), generator.exponential(size=20))
 
 
-def _torch_functions() -> Results:
+def _torch() -> Results:
+    """Elementary functions with their gradients, sums and variances, and random numbers."""
     for double in (False, True):
         x = _tensor(37, 18, double=double, low=-6.0, high=6.0)
         yield from (torch.log1p(x.abs()), torch.expm1(x), torch.pow(0.9, x.abs()), x.square(), 1.0 / x)
@@ -143,21 +133,14 @@ def _torch_functions() -> Results:
             leaf = x.clone().requires_grad_()
             value = F.log_softmax(leaf, -1)[:, 3].sum() + torch.log1p(leaf.abs()).sum()
             yield from torch.autograd.grad(value + torch.expm1(leaf).mean(), leaf)
-
-
-def _torch_sums() -> Results:
-    for double in (False, True):
         for shape in ((64, 17), (256, 12), (2048, 8)):
             x = _tensor(*shape, double=double)
             yield from (x.sum(), x.sum(0), x.sum(1), x.mean(), x.mean(0), x.var(), x.std(), x.var(0))
             yield from (x.square().sum(-1), x.cumsum(0), x.max(), x.min(0).values, (x * x).mean(1))
-
-
-def _torch_draws() -> Results:
     generator = torch.Generator().manual_seed(20)
     for size in (3, 15, 16, 24, 1000):
-        yield torch.randn(size, generator=generator)
-        yield torch.randn(size, generator=generator, dtype=torch.float64)
+        for dtype in (torch.float32, torch.float64):
+            yield torch.randn(size, generator=generator, dtype=dtype)
         yield torch.rand(size, generator=generator)
         yield torch.empty(size).uniform_(-0.3, 0.3, generator=generator)
         yield torch.randint(1000, (size,), generator=generator)
@@ -176,9 +159,13 @@ def _elementary(name: str) -> Results:
             yield from torch.autograd.grad(function(leaf).sum(), leaf)
 
 
-def _products(*shapes: tuple[int, int, int], double: bool = False) -> Results:
-    """Forward and backward of a linear layer: rows, inputs, outputs."""
-    for rows, size_in, size_out in shapes:
+def _products() -> Results:
+    """Forward and backward of linear layers of common and of uneven sizes: rows, inputs, outputs."""
+    shapes = [(8, 4, 64), (64, 11, 64), (64, 64, 64), (64, 64, 3), (64, 64, 1), (1, 64, 64)]
+    shapes += [(256, 17, 256), (256, 256, 256), (256, 256, 12), (256, 256, 1), (1, 256, 256)]
+    shapes += [(700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)]
+    exact = [(64, 64, 64), (7, 11, 3), (64, 64, 1)]  # in float64
+    for (rows, size_in, size_out), double in zip(shapes + exact, [False] * 15 + [True] * 3, strict=True):
         layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
         layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
         layer.bias.data.copy_(_tensor(size_out, double=double))
@@ -240,21 +227,10 @@ def _physics() -> Results:
 PARTS: Mapping[str, Callable[[], Results]] = {
     "denormals": _denormals,
     "libm": _libm,
-    "numpy_functions": _numpy_functions,
-    "numpy_sums": _numpy_sums,
-    "numpy_draws": _numpy_draws,
-    "torch_functions": _torch_functions,
-    "torch_sums": _torch_sums,
-    "torch_draws": _torch_draws,
+    "numpy": _numpy,
+    "torch": _torch,
     **{name: partial(_elementary, name) for name in ("exp", "log", "sqrt", "tanh")},
-    "products_small": partial(
-        _products, (8, 4, 64), (64, 11, 64), (64, 64, 64), (64, 64, 3), (64, 64, 1), (1, 64, 64)
-    ),
-    "products_large": partial(
-        _products, (256, 17, 256), (256, 256, 256), (256, 256, 12), (256, 256, 1), (1, 256, 256)
-    ),
-    "products_uneven": partial(_products, (700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)),
-    "products_float64": partial(_products, (64, 64, 64), (7, 11, 3), (64, 64, 1), double=True),
+    "products": _products,
     "update": _update,
     "physics": _physics,
 }

@@ -1,7 +1,7 @@
 """A run that is to be made again, laid out from its folder or, without one, from its ref.
 
-A ref `refs/runs/<id>` holds the code, and beside it configuration, outcome, metrics and trace, unless the
-trace is too long. A killed run may have been writing: its last whole iteration is the end that counts.
+A ref `refs/runs/<id>` holds the code, and beside it configuration, outcome, metrics and trace. A killed run
+may have been writing: its last whole iteration is the end that counts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from rltemplate.run.read import find_run
 from rltemplate.run.record import FINISHED, RUNNING, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
-ITERATION_LINE = b'["iteration",'  # the start of the line that ends an iteration of a trace
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A recorded run. `folder` has copies of its files; the trace is missing where a ref has only its digest.
+    """A recorded run. `folder` has copies of its files, `place` is its own folder or its ref.
 
-    `place` is its own folder or its ref, `notes` are sentences about what may prevent an identical run.
+    `notes` are sentences about what may prevent an identical run.
     """
 
     record: RunRecord
@@ -53,15 +51,10 @@ class RecordedRun:
         return "killed" if self.record.status == RUNNING else self.record.status
 
     @property
-    def traced(self) -> bool:
-        """True if there is a trace, and not only its digest."""
-        return (self.folder / paths.TRACE).exists()
-
-    @property
     def config(self) -> dict[str, Any]:
         """The recorded configuration; in the place of `device=auto` the device that computed."""
         config = raw_config(self.folder / paths.CONFIG)
-        if config.get("device") == "auto" and self.traced:
+        if config.get("device") == "auto":
             on_cpu = traces.open_trace(self.folder, "").digest == "xxh3_64"
             config["device"] = "cpu" if on_cpu else "cuda"
         return config
@@ -96,8 +89,6 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
     raw_config(source / paths.CONFIG)  # refuses a folder without it
     folder = scratch / "recorded" / record.id
     length = lay_out(folder, source, record, source / paths.CONFIG)
-    if not (folder / paths.TRACE).exists() and record.trace is not None:
-        length = record.trace
     if (source / paths.METRICS).exists():
         shutil.copy(source / paths.METRICS, folder)
     run = RecordedRun(record=record, commit=commit, place=place, folder=folder, length=length)
@@ -120,8 +111,8 @@ def lay_out(
             if not line.endswith(b"\n") or done == most:
                 break
             waiting.append(line)
-            ends = line.startswith(ITERATION_LINE)
-            if ends and done == 0 and not line.startswith(ITERATION_LINE + b"0,"):
+            ends = line.startswith(traces.ITERATION_LINE)
+            if ends and done == 0 and not line.startswith(traces.ITERATION_LINE + b"0,"):
                 raise ConfigError(f"{record.id}: its trace lacks its beginning, so it cannot be compared")
             if ends or number == 0:
                 out.writelines(waiting)
@@ -171,6 +162,8 @@ def _check_possible(run: RecordedRun) -> None:
     record, notes = run.record, run.notes
     if raw_config(run.folder / paths.CONFIG).get("trace") in ("off", False):
         raise ConfigError(f"{record.id}: was made with trace=off, so there is nothing to compare with")
+    if why := record.left_out.get(paths.TRACE):
+        raise ConfigError(f"{record.id}: its trace is too long for its ref ({why}); give the run's folder")
     if run.length.iterations == 0:
         raise ConfigError(f"{record.id}: ended before its first iteration; there is nothing to compare")
     for part in record.resumed:
@@ -188,8 +181,6 @@ def _check_possible(run: RecordedRun) -> None:
         notes.append(f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run")
     if not run.finished:
         notes.append(f"was {run.status} after {run.length.iterations:,} iterations; made again up to there")
-    if not run.traced:
-        notes.append(f"the ref holds only the digest of the trace ({record.left_out.get(paths.TRACE)})")
     if skipped := [f"{file['path']} ({file['reason']})" for file in record.git.skipped]:
         notes.append(f"not in the snapshot: {few(skipped)}; what needs that fails or differs")
     if record.git.dirty_submodules:

@@ -18,15 +18,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rltemplate.analysis import compare
+from rltemplate.analysis.traces import ITERATION_LINE
 from rltemplate.config.command_args import few, flag, folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
-from rltemplate.rerun.recorded_run import ITERATION_LINE, RecordedRun, lay_out, read_recorded
+from rltemplate.rerun.recorded_run import RecordedRun, lay_out, read_recorded
 from rltemplate.run import paths
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import read_metrics
-from rltemplate.run.record import FAILED, RunRecord, TraceFacts
+from rltemplate.run.record import FAILED, RunRecord
 from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
@@ -62,8 +63,8 @@ class Reproduction:
     """The outcome of `reproduce`, ready for JSON.
 
     `verdict`: "identical" if traces and metrics are; "diverged" if either differs; "shorter" if the new run
-    ended earlier and was equal until then. `comparison` is None where only digests could be compared; `kept`
-    is the folder of the new run, if it is left; `status` is how the recorded run had ended.
+    ended earlier and was equal until then. `kept` is the folder of the new run, if it is left; `status` is
+    how the recorded run had ended.
     """
 
     run: str
@@ -78,7 +79,7 @@ class Reproduction:
     error: str | None
     kept: str | None
     seconds: float
-    comparison: compare.Comparison | None
+    comparison: compare.Comparison
 
 
 def reproduce(
@@ -111,7 +112,10 @@ def reproduce(
         made.write(run_dir)
         again, most = scratch / "again" / run.record.id, None if run.finished else run.length.iterations
         length = lay_out(again, run_dir, made, run.folder / paths.CONFIG, most)
-        verdict, headline, comparison = _compared(run, length, again)
+        comparison = compare.compare_runs(run.folder, again)
+        a, b = replace(comparison.a, run_dir=run.place), replace(comparison.b, run_dir="made again")
+        comparison = replace(comparison, a=a, b=b)
+        verdict, headline = comparison.verdict, compare.headline(comparison)
         if verdict == IDENTICAL and (metrics := _differing_metrics(run, run_dir)):
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
         if run.record.status == FAILED and run.record.error == made.error:
@@ -190,24 +194,6 @@ def _after(path: Path, offset: int, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def _compared(
-    run: RecordedRun, length: TraceFacts, again: Path
-) -> tuple[str, str, compare.Comparison | None]:
-    """Verdict and headline about the traces, or about their digests where only that of the run is left."""
-    recorded = run.length
-    if run.traced:
-        comparison = compare.compare_runs(run.folder, again)
-        a, b = replace(comparison.a, run_dir=run.place), replace(comparison.b, run_dir="made again")
-        comparison = replace(comparison, a=a, b=b)
-        return comparison.verdict, compare.headline(comparison), comparison
-    if length.iterations != recorded.iterations:
-        said = f"ended after {length.iterations:,} of {recorded.iterations:,} iterations"
-        return SHORTER, f"shorter: {said}", None
-    if length.digest != recorded.digest:
-        return DIVERGED, f"diverged: the digest is {length.digest}, and was {recorded.digest}", None
-    return IDENTICAL, f"identical: {length.iterations:,} iterations, by their digest", None
-
-
 def _differing_metrics(run: RecordedRun, run_dir: Path) -> str | None:
     """The first rows of metrics that differ, but for times."""
     before, again = read_metrics(run.folder), read_metrics(run_dir)
@@ -239,7 +225,7 @@ def report(found: Reproduction) -> str:
     lines += [f"  note    {note}" for note in found.notes]
     lines += [] if found.error is None else [f"  error   {found.error}"]
     lines += [] if found.kept is None else [f"  kept    {found.kept}"]
-    if found.comparison is not None and found.comparison.verdict == DIVERGED:
+    if found.comparison.verdict == DIVERGED:
         lines += ["", "a was recorded, b was made again", "", compare.report(found.comparison)]
         lines += ["", f"closer: make compare a={found.run} b={found.kept} zoom=true"]
     return "\n".join(lines)

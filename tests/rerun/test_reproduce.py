@@ -80,9 +80,7 @@ class Place:
         """A file of the run's ref."""
         return git(self.clone, "show", f"refs/runs/{self.run}:{path}")
 
-    def told(
-        self, name: str, files: Mapping[str, Callable[[str], str] | None] | None = None, **changed: Any
-    ) -> str:
+    def told(self, name: str, files: Mapping[str, Callable[[str], str]] | None = None, **changed: Any) -> str:
         """Another ref like the run's, with other files and other facts in its outcome; the id."""
         outcome = self.outcome()
         for key, value in changed.items():
@@ -93,12 +91,9 @@ class Place:
         record.commit = git(self.clone, "rev-parse", ref).strip()
         held = {}
         for path in (TRACE_PATH, METRICS_PATH):
-            edit = (files or {}).get(path, str)
-            if edit is not None:
-                held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
-                held[path].write_text(edit(self.file(path)))
-        done = snapshot.commit_outcome(self.clone, record, json.dumps(outcome), held)
-        assert done is None
+            held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
+            held[path].write_text((files or {}).get(path, str)(self.file(path)))
+        assert snapshot.commit_outcome(self.clone, record, json.dumps(outcome), held) is None
         return name
 
 
@@ -184,27 +179,17 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_digest_is_enough_where_the_trace_was_too_long(place: Place) -> None:
-    """And one that is not the run's is seen. Metrics are compared as well."""
-
-    digest, torch = place.outcome()["trace"]["digest"], place.outcome()["versions"]["torch"]
-    left_out = {paths.TRACE: "33,000,000 bytes, and the limit is 32,000,000"}
-    rows = {METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
-    run = place.told("long", {TRACE_PATH: None, **rows}, left_out=left_out)
-    found = place.again(run, keep=place.clone.parent / "k")
-    assert (found.verdict, found.digest) == (DIVERGED, digest)
-    assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
-    assert found.kept == str(place.clone.parent / "k")
-    assert "the ref holds only the digest of the trace (33,000,000 bytes" in found.notes[0]
+def test_metrics_are_compared_as_well(place: Place) -> None:
+    torch = place.outcome()["versions"]["torch"]
     elsewhere = torch.partition("+")[0] + "+elsewhere"
     versions = {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
-    trace = {"digest": "0" * 32}
-    run = place.told("other", {TRACE_PATH: None}, left_out=left_out, trace=trace, versions=versions)
-    found = place.again(run)
+    rows = {METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
+    found = place.again(place.told("rows", rows, versions=versions), keep=place.clone.parent / "k")
     assert found.verdict == DIVERGED
-    assert found.headline == f"diverged: the digest is {digest}, and was {'0' * 32}"
+    assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
+    assert found.kept == str(place.clone.parent / "k")
     # Other versions are noted where they may not matter.
-    assert found.notes[1:] == [f"torch {elsewhere} -> {torch}", "beside-it 1.0 -> (absent)"]
+    assert found.notes == [f"torch {elsewhere} -> {torch}", "beside-it 1.0 -> (absent)"]
 
 
 @pytest.mark.long
@@ -222,6 +207,10 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
     assert "was interrupted after 3 iterations; made again up to there" in found.notes
     assert "was interrupted and resumed (1); compared with one straight run" in found.notes
+    # It is no reproduction of a longer trace.
+    again = {TRACE_PATH: lambda text: text + text.splitlines()[-1].replace(",7,", ",8,") + "\n"}
+    found = place.again(place.told("longer", again))
+    assert (found.verdict, found.kept is None) == (SHORTER, False)
     # A killed run has no end, and a line that breaks off.
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
     edit_record(run_dir, status="running", trace=None, final_metrics={})
@@ -229,20 +218,6 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
     found = place.again()
     assert (found.verdict, found.status, found.iterations) == (IDENTICAL, "killed", 5), report(found)
-
-
-@pytest.mark.long
-def test_a_run_that_ends_earlier_this_time_is_no_reproduction(place: Place) -> None:
-    """Here because its trace is longer than its configuration gives."""
-
-    def more(text: str) -> str:
-        last = json.loads(text.splitlines()[-1])
-        last[1] += 1
-        return text + json.dumps(last, separators=(",", ":")) + "\n"
-
-    found = place.again(place.told("longer", files={TRACE_PATH: more}))
-    assert found.verdict == SHORTER
-    assert found.kept is not None
 
 
 def resumed_with(**changed: Any) -> dict[str, Any]:
@@ -258,8 +233,9 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
         ({"files": {TRACE_PATH: lambda text: "nonsense\n"}}, "before its first iteration"),
+        ({"left_out": {paths.TRACE: "33,000,000 bytes"}}, "(33,000,000 bytes); give the run's folder"),
     ],
-    ids=["version", "python", "schema", "code", "total", "damaged"],
+    ids=["version", "python", "schema", "code", "total", "damaged", "long"],
 )
 def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
     place: Place, changed: dict[str, Any], says: str
@@ -272,13 +248,16 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
 def test_a_name_that_leads_to_no_run_that_has_ended(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    git(place.clone, "update-ref", "refs/runs/begun", place.outcome()["git"]["commit"])
-    assert "does not say how the run ended" in place.refused("begun")
-    git(place.clone, "update-ref", "refs/runs/sweep", "HEAD")
-    assert "refs/runs/sweep: holds the code of a sweep, and no run" in place.refused("sweep")
-    said = place.refused(place.run[:-1] + "x")
-    assert f"did you mean {place.run}?" in said
-    assert "`git fetch origin 'refs/runs/*:refs/runs/*'` brings" in said
+    begun = place.outcome()["git"]["commit"]
+    for name, commit, said in (
+        ("begun", begun, "refs/runs/begun: does not say how the run ended"),
+        ("sweep", "HEAD", "refs/runs/sweep: holds the code of a sweep, and no run"),
+        (place.run[:-1] + "x", None, f"did you mean {place.run}?"),
+        ("other", None, "`git fetch origin 'refs/runs/*:refs/runs/*'` brings"),
+    ):
+        if commit:
+            git(place.clone, "update-ref", f"refs/runs/{name}", commit)
+        assert said in place.refused(name)
     assert "is not empty" in place.refused(place.run, keep=place.clone)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(ConfigError, match="is in no git repository"):

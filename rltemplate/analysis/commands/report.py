@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -111,16 +112,10 @@ def repeats(experiment: Experiment) -> Iterator[str]:
 
 def _template() -> Any:
     import jinja2
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    def as_json(chart: figures.Chart) -> Markup:
-        # Nothing in it ends the script.
-        return Markup(figures.as_plotly(chart).to_json().replace("<", "\\u003c"))
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["json"] = as_json
-    environment.globals |= {"library": Markup(get_plotlyjs()), "cell": cell, "repeats": repeats}
+    environment.filters["svg"] = lambda chart: b64encode(figures.svg(chart)).decode()
+    environment.globals |= {"cell": cell, "repeats": repeats}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
