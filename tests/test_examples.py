@@ -20,11 +20,10 @@ print(rewards[:, 0].tobytes().hex())
 """
 
 
-def rewards(hash_seed: int) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
-    return subprocess.check_output([sys.executable, "-c", SCRIPT], env=environment, text=True)
-
-
 def test_rewards_over_a_set_depend_on_the_hash_seed() -> None:
+    def rewards(hash_seed: int) -> bytes:
+        environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
+        return subprocess.check_output([sys.executable, "-c", SCRIPT], env=environment)
+
     assert rewards(0) == rewards(0)
     assert len({rewards(seed) for seed in range(4)}) > 1
