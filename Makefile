@@ -62,7 +62,7 @@ COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume evaluate runs diff stats compare prove prove-resume reproduce report rename \
-    test test-all test-slow lint format bench lock clean
+    test test-changed test-all test-slow lint format bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
 ifneq ($(word 2,$(MAKECMDGOALS)),)
@@ -138,6 +138,10 @@ rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 ##@ Develop
 test: $(STAMP) ## the tests: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
+
+test-changed: $(STAMP) ## the tests that reach changed modules by their imports
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) files=$$($(VENV_PYTHON) scripts/changed_tests.py) || exit 1; \
+	test -z "$$files" || exec $(VENV_PYTHON) -m pytest -n 2 $$files $(SPLIT)
 
 test-all: $(STAMP) ## all tests that have to pass before a merge
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
