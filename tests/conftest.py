@@ -42,18 +42,11 @@ from rltemplate.run.sinks.sink import RunFacts
 ROOT = Path(__file__).resolve().parents[1]
 
 # What makes one iteration of each algorithm a matter of a tenth of a second.
-SHRUNK: dict[str, list[str]] = {
-    "ppo": ["env.num_envs=2", "algo.num_steps=16", "algo.num_minibatches=4", "algo.update_epochs=2"],
-    "sac": [
-        "env.num_envs=2",
-        "algo.steps_per_iteration=24",
-        "algo.learning_starts=8",
-        "algo.batch_size=8",
-        "algo.buffer_size=64",
-    ],
+FEW_STEPS = {
+    "ppo": "algo.num_steps=16 algo.num_minibatches=4 algo.update_epochs=2",
+    "sac": "algo.steps_per_iteration=24 algo.learning_starts=8 algo.batch_size=8 algo.buffer_size=64",
 }
-for name in ALGORITHMS:  # a new algorithm runs as it is until somebody shrinks it here
-    SHRUNK.setdefault(name, ["env.num_envs=2"])
+SHRUNK = {name: ["env.num_envs=2", *FEW_STEPS.get(name, "").split()] for name in ALGORITHMS}
 
 
 def small(algo: str, *words: str, env: str | None = None) -> list[str]:
@@ -82,8 +75,7 @@ def configure() -> Configure:
 def git(folder: Path, *words: str) -> str:
     """The output of a git command."""
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    command = ["git", *identity, *words]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.check_output(["git", *identity, *words], cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="session")
@@ -130,9 +122,7 @@ def environment(**more: str) -> dict[str, str]:
 def run_train(fork: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run `scripts/train.py` of the fork in a folder."""
     command = [*program(fork, "train"), *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True)
 
 
 def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -153,14 +143,8 @@ class Started:
             line[1] = f"PYTHONPATH={project}:{more.get('PYTHONPATH', FAULTS)}"
         before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets all that tests start ignore it
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*line, *words],
-                cwd=cwd,
-                env=environment(**more),
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            told: dict[str, Any] = {"cwd": cwd, "env": environment(**more), "stdout": out, "stderr": out}
+            self.process = subprocess.Popen([*line, *words], **told, start_new_session=True)
         signal.signal(signal.SIGHUP, before)
 
     @property
@@ -214,10 +198,9 @@ def start(fork: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def alive(pid: int | str) -> bool:
     """True while a process runs; one that only waits to be collected does not."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return False
 
 
 def write_run(
@@ -237,6 +220,7 @@ def write_run(
     """
     run_dir = runs_dir / f"{algo}-{env}" / f"run-{seed}{tag}"
     run_dir.mkdir(parents=True)
+    ref = {"ref": f"refs/runs/{run_dir.name}", "tree": "a" * 40, "base_commit": "b" * 40, "dirty": False}
     values: dict[str, Any] = {
         "schema": 1,
         "id": run_dir.name,
@@ -244,12 +228,7 @@ def write_run(
         "started_at": f"2026-01-01T00:{seed % 60:02d}:00.000Z",
         "duration_s": 60.0,
         "final_metrics": {"eval/return": returns[-1]} if returns else {},
-        "git": {
-            "ref": f"refs/runs/{run_dir.name}",
-            "tree": "a" * 40,
-            "base_commit": "b" * 40,
-            "dirty": False,
-        },
+        "git": ref,
         "determinism": {"level": "repeat", "settings": {"mkl": True}, "checks": {"repeats": {"holds": True}}},
         "machine": {"cpu": "a processor"},
     }
@@ -259,19 +238,17 @@ def write_run(
         "env": {"id": f"{env}-v0", "max_episode_steps": None, "kwargs": {}},
         "determinism": {"level": "repeat"},
         "logger": {"console": True},
-        "recipe": f"{algo}-{env}",
-        "seed": seed,
         "total_env_steps": 100 * len(returns),
-        "trace": "iteration",
-        **dict.fromkeys(("experiment", "note")),
     }
+    keys |= {"recipe": f"{algo}-{env}", "seed": seed, "trace": "iteration", "experiment": None, "note": None}
     for key, value in (config or {}).items():
         keys[key] = {**keys[key], **value} if isinstance(value, dict) and key in keys else value
     (run_dir / paths.CONFIG).write_text(json.dumps(keys))  # which is YAML too
-    with (run_dir / paths.METRICS).open("w") as file:
-        for i, value in enumerate(returns):
-            row = {"env_steps": 100 * (i + 1), "wall_time_s": i, "eval/return": value, "loss/policy": -value}
-            file.write(f"{json.dumps(row)}\n")
+    written = [
+        {"env_steps": 100 * (i + 1), "wall_time_s": i, "eval/return": value, "loss/policy": -value}
+        for i, value in enumerate(returns)
+    ]
+    (run_dir / paths.METRICS).write_text("".join(f"{json.dumps(row)}\n" for row in written))
     return run_dir
 
 
@@ -315,9 +292,8 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def differences(a: Path, b: Path) -> list[str]:
     """Files of two ended runs and places in their newest checkpoints that are not the same, but for times."""
-    files: dict[str, Callable[[Path], Any]] = {paths.TRACE: Path.read_bytes}
-    files[paths.METRICS] = lambda path: rows(path.parent)
-    found = [name for name, read in files.items() if read(a / name) != read(b / name)]
+    found = [paths.METRICS] * (rows(a) != rows(b))
+    found += [paths.TRACE] * ((a / paths.TRACE).read_bytes() != (b / paths.TRACE).read_bytes())
     states = newest_state(a), newest_state(b)
     for state in states:
         del state["run"]["training_s"], state["run"]["logger"]  # clocks
@@ -347,13 +323,11 @@ class Scripted(gym.Env[np.ndarray, Any]):
         self.episode = self.steps = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start the next episode."""
         super().reset(seed=seed)
         self.episode, self.steps = self.episode + 1, 0
         return np.array([self.episode, 0.0]), {}
 
     def step(self, action: Any) -> Any:
-        """One step."""
         self.steps += 1
         obs = np.array([self.episode, self.steps], np.float64)
         return obs, float(self.steps), False, self.steps >= self.length, {}
@@ -364,16 +338,10 @@ gym.register("Scripted-v0", entry_point="conftest:Scripted")
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:
     """Facts of a run of 1000 steps for its sinks."""
-    facts: dict[str, Any] = {
-        "run_id": "run-1",
-        "title": "ppo on CartPole-v1, seed 1",
-        "total_env_steps": 1000,
-        "config": {"algo": {"gamma": 0.99}, "seed": 3},
-        "git": {"commit": "0123456789abcdef" * 2 + "01234567", "ref": "refs/runs/run-1"},
-        "group": "sweep-7",
-        "tags": ["ppo", "CartPole"],
-        "notify": lambda text: None,
-    }
+    facts: dict[str, Any] = {"run_id": "run-1", "title": "ppo on CartPole-v1, seed 1"}
+    facts |= {"total_env_steps": 1000, "config": {"algo": {"gamma": 0.99}, "seed": 3}}
+    facts |= {"git": {"commit": "0123456789abcdef" * 2 + "01234567", "ref": "refs/runs/run-1"}}
+    facts |= {"group": "sweep-7", "tags": ["ppo", "CartPole"], "notify": lambda text: None}
     return RunFacts(run_dir=run_dir, **{**facts, **known})
 
 
