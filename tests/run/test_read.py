@@ -12,37 +12,21 @@ from rltemplate.run.read import find_run, read_metrics
 from rltemplate.types import ConfigError
 
 
-def test_runs_are_found_by_folder_id_part_and_ref(tmp_path: Path) -> None:
-    for group, name in (
-        ("ppo-A", "20260101-a-111"),
-        ("ppo-A", "20260101-a-222"),
-        ("sac-B", "20260102-b-333"),
-    ):
-        folder = tmp_path / group / name
-        folder.mkdir(parents=True)
-        (folder / paths.RECORD).write_text("{}")
-    last = tmp_path / "sac-B" / "20260102-b-333"
-    for text in (str(last), "20260102-b-333", "b-33", "refs/runs/20260102-b-333"):
-        assert find_run(text, tmp_path) == last
-    with pytest.raises(ConfigError, match="2 runs"):
-        find_run("20260101", tmp_path)
-    with pytest.raises(ConfigError, match="no such run"):
-        find_run("c", tmp_path)
+def test_runs_are_found_by_the_words_of_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=r"b=last: no run under .* has a readable record"):
         find_run("last", tmp_path, "b")
-
-
-def test_the_last_and_the_best_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, 1, [5.0], status="failed")
     best = write_run(tmp_path, 2, [3.0])
     last = write_run(tmp_path, 3, [1.0], env="Other")
-    assert find_run("last", tmp_path) == last
+    for text in (str(last), "run-3", "-3", "refs/runs/run-3", "last"):
+        assert find_run(text, tmp_path) == last
+    for text, problem in {"run-": "in the ids of 3 runs", "c": "no such run"}.items():
+        with pytest.raises(ConfigError, match=problem):
+            find_run(text, tmp_path)
     assert capsys.readouterr().err == ""
     assert find_run("best", tmp_path, "a") == best
     among = "the highest final return of 2 finished runs (ppo-Other, ppo-Thing)"
     assert capsys.readouterr().err == f"note: best is run-2 with 3, {among}\n"
-    (best / paths.RECORD).rename(tmp_path / "away")
-    assert find_run("best", tmp_path) == last
 
 
 def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) -> None:
