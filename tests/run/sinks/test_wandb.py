@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,6 @@ def _no_key_of_the_person_who_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-def folders(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / paths.WANDB).glob("*run-2*"), key=lambda folder: folder.name[-21:])
-
-
-def logged(rows: Iterable[dict[str, Any]]) -> list[tuple[int, bool]]:
-    """(env_steps, has a video) of each row, whose metric must be right."""
-    assert all(row["m"] == row["env_steps"] / 8 for row in rows)
-    return [(row["env_steps"], "video" in row or "video.path" in row) for row in rows]
-
-
 EVERYTHING = [(at, at % 400 == 0) for at in range(100, 1300, 100)]
 
 
@@ -55,22 +46,18 @@ class Run:
         facts = run_facts(run_dir, resumed_at=resumed_at, notify=self.notes.append)
         self.sink = WandbSink(facts, WandbConfig(enabled=True, **SETTINGS))
 
-    def train(self, first: int, last: int) -> Run:
+    def train(self, first: int, last: int, close: bool = False) -> Run:
         start = time.monotonic()
         feed(self.sink, first, last)
-        self.waited += time.monotonic() - start
-        return self
-
-    def close(self) -> Run:
-        start = time.monotonic()
-        self.sink.close("finished", {"eval/return": 12.5})
+        if close:
+            self.sink.close("finished", {"eval/return": 12.5})
         self.waited += time.monotonic() - start
         return self
 
 
 def test_an_offline_run_is_stored_with_its_videos(tmp_path: Path) -> None:
-    run = Run(tmp_path).train(100, 1200).close()  # no key anywhere: offline, without asking
-    (folder,) = folders(tmp_path)
+    run = Run(tmp_path).train(100, 1200, close=True)  # no key anywhere: offline, without asking
+    (folder,) = (tmp_path / paths.WANDB).glob("*run-2*")
     videos = sorted(path.read_bytes() for path in folder.rglob("*.mp4"))
     assert videos == [b"frames of 1200", b"frames of 400", b"frames of 800"]
     assert "no API key" in run.notes[0]
@@ -78,7 +65,7 @@ def test_an_offline_run_is_stored_with_its_videos(tmp_path: Path) -> None:
 
 
 class Api(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's server as its client needs to start, upload, finish and resume; or just `status`."""
+    """As much of W&B's server as its client needs to start, upload, finish and resume."""
 
     protocol_version = "HTTP/1.1"
     status: int
@@ -137,14 +124,14 @@ class Api(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves on this machine until it is told to `die` or to `hang`."""
+    """Serves on this machine until it is told to `refuse`, to `hang` or to `die`."""
 
     daemon_threads = True
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self) -> None:
         self.connections: list[socket.socket] = []
         memory: dict[str, Any] = {"asked": [], "streams": {}, "config": []}
-        self.api: Any = type("Handler", (Api,), {"status": status, **memory})
+        self.api: Any = type("Handler", (Api,), {"status": 200, **memory})
         super().__init__(("127.0.0.1", 0), self.api)
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -156,6 +143,9 @@ class Server(http.server.ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass
 
+    def refuse(self) -> None:
+        self.api.status = 401
+
     def hang(self) -> None:
         self.shutdown()  # new connections wait in the backlog; old ones are not read any more
         self.api.do_POST = self.api.do_PUT = lambda handler: threading.Event().wait(60)
@@ -164,21 +154,25 @@ class Server(http.server.ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         for connection in self.connections:
-            try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
 
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.api.streams["wandb-history.jsonl"]]
+    def rows(self) -> list[tuple[int, bool]]:
+        """(env_steps, has a video) of each row that came in, whose metric must be right."""
+        rows = [json.loads(line) for line in self.api.streams["wandb-history.jsonl"]]
+        assert all(row["m"] == row["env_steps"] / 8 for row in rows)
+        return [(row["env_steps"], "video" in row or "video.path" in row) for row in rows]
+
+
+Serve = Callable[[], Server]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Server]:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Starts a server, to which the client then goes with a key."""
 
-    def start(status: int = 200) -> Server:
-        server = Server(status)
+    def start() -> Server:
+        server = Server()
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         return server
@@ -186,26 +180,24 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Server]:
     return start
 
 
-def upload(run: Run, serve: Callable[..., Server]) -> list[tuple[int, bool]]:
-    """What a good server has after the command that the run showed."""
+def upload(run: Run, serve: Serve) -> list[tuple[int, bool]]:
+    """The rows that a good server has after the command that the run showed."""
     server, command = serve(), run.notes[-1].removeprefix("W&B: stored offline, upload with: ")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run_dir = run.sink.facts.run_dir
     subprocess.run(command, shell=True, check=True, cwd=run_dir, env={**os.environ, "PATH": path})
     server.die()
-    return logged(server.rows())
+    return server.rows()
 
 
 @pytest.mark.long
-def test_a_server_gets_everything_once_also_of_a_resumed_run(
-    tmp_path: Path, serve: Callable[..., Server]
-) -> None:
+def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, serve: Serve) -> None:
     """The first part trains on for 400 steps behind the last checkpoint; its last rows do not arrive."""
     server = serve()
-    run = Run(tmp_path).train(100, 1000).close()
+    run = Run(tmp_path).train(100, 1000, close=True)
     url = f"{server.url}/me/test/runs/run-1"
     assert run.notes == [f"W&B: {url}", f"W&B: all uploaded, {url}"]
-    assert logged(server.rows()) == EVERYTHING[:10]
+    assert server.rows() == EVERYTHING[:10]
     upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
     given = {name: value for each in upserts for name, value in each.items() if value is not None}
     assert (given["groupName"], given["commit"]) == ("sweep-7", run.sink.facts.git["commit"])
@@ -213,63 +205,39 @@ def test_a_server_gets_everything_once_also_of_a_resumed_run(
     history = server.api.streams["wandb-history.jsonl"]
     del history[-3:]
     server.api.streams["wandb-summary.json"] = history[-1:]
-    run = Run(tmp_path, resumed_at=600).train(700, 1200).close()
+    run = Run(tmp_path, resumed_at=600).train(700, 1200, close=True)
     assert run.notes == [f"W&B: resumed, {url}", f"W&B: all uploaded, {url}"]
-    assert logged(server.rows()) == EVERYTHING
+    assert server.rows() == EVERYTHING
     server.die()
 
 
-def bad_url(kind: str) -> tuple[str, Any]:
-    """The address of a server that is `kind`, and what must stay alive meanwhile."""
-    if kind.isdigit():
-        server = Server(int(kind))
-        return server.url, server
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    if kind == "refuses":
-        listener.close()
-    else:
-        listener.listen(100)  # accepts, and never answers
-    return url, listener
+def stop_client() -> int:
+    """Stop the process of the client in which it hangs; its number."""
+    found = subprocess.run(["pgrep", "-P", f"{os.getpid()}", "wandb-core"], capture_output=True, check=True)
+    pid = int(found.stdout.split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    return pid
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["refuses", "never answers", "401"])
-def test_a_bad_server_costs_ten_seconds_at_most_and_no_row(
-    tmp_path: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    url, alive = bad_url(kind)
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", url)
-    run = Run(tmp_path).train(100, 1200).close()
-    assert run.waited < 10.0
-    assert run.notes[0].startswith("W&B: offline, because ")
-    del alive
-    assert upload(run, serve) == EVERYTHING
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fate", ["die", "hang", "stopped client"])
-def test_a_server_or_client_lost_in_mid_run_costs_ten_seconds_at_most(
-    tmp_path: Path, serve: Callable[..., Server], fate: str
+@pytest.mark.parametrize(
+    ("trouble", "at"), [("refuse", 0), ("hang", 0), ("hang", 600), ("die", 600), ("stop client", 600)]
+)
+def test_a_server_or_client_in_trouble_costs_ten_seconds_at_most_and_no_row(
+    tmp_path: Path, serve: Serve, trouble: str, at: int
 ) -> None:
     server = serve()
-    run = Run(tmp_path).train(100, 600)
-    if fate == "stopped client":
-        ps = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-        commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in map(int, ps.stdout.split())}
-        alive = {pid: path.read_text(errors="replace") for pid, path in commands.items() if path.exists()}
-        pid = next(pid for pid, command in alive.items() if "wandb-core" in command)
-        os.kill(pid, signal.SIGSTOP)
+    run = Run(tmp_path).train(100, at)
+    if trouble == "stop client":
+        pid = stop_client()
     else:
-        getattr(server, fate)()
-    run.train(700, 1200).close()
+        getattr(server, trouble)()
+    run.train(at + 100, 1200, close=True)
     assert run.waited < 10.0
-    (folder,) = folders(tmp_path)
-    assert run.notes[-1] == f"W&B: stored offline, upload with: wandb sync --include-online {folder}"
-    if fate == "stopped client":
+    assert run.notes[0].startswith("W&B: offline, because " if at == 0 else f"W&B: {server.url}")
+    if trouble == "stop client":
         os.kill(pid, signal.SIGKILL)
+        assert "stored offline, upload with: wandb sync --include-online " in run.notes[-1]
     else:
         assert upload(run, serve) == EVERYTHING
 
@@ -289,12 +257,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.long
 def test_a_killed_and_resumed_offline_run_is_uploaded_by_the_command_that_is_shown(
-    tmp_path: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")  # an earlier test may have given this process a key
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=env)
-    run = Run(tmp_path, resumed_at=600).train(700, 1200).close()
-    assert len(folders(tmp_path)) == 2
+    run = Run(tmp_path, resumed_at=600).train(700, 1200, close=True)
     monkeypatch.delenv("WANDB_MODE")
     assert upload(run, serve) == EVERYTHING
