@@ -6,7 +6,6 @@ of a start (interpreter, libraries, checkpoint, replay of episodes), the others 
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -30,17 +29,14 @@ SAC = (
     "algo=sac algo.learning_starts=200 algo.steps_per_iteration=40 eval_every=800 eval_episodes=1 "
     "log_every=200 video_every=0 checkpoint_every=120"
 )
-LYING = "+env.kwargs.terminate_when_unhealthy=false"
-SEVERAL, WORKERS = "env.num_envs=4", "env.num_envs=4 env.num_workers=1"
+LYING = "env.num_envs=4 +env.kwargs.terminate_when_unhealthy=false"
+WORKER = "env.num_envs=4 env.num_workers=1"
 WORKS = {
-    "ppo-CartPole": f"{PPO} env=CartPole checkpoint_every=1000 total_env_steps=24000 {SEVERAL} compile=false",
-    "ppo-Hopper": f"{PPO} env=Hopper checkpoint_every=1000 total_env_steps=80000 {WORKERS} compile=true",
-    "ppo-LunarLander": f"{PPO} env=LunarLander checkpoint_every=2000 total_env_steps=16384 env.num_envs=1 "
-    "compile=false",
-    "sac-Pendulum": f"{SAC} env=Pendulum total_env_steps=1600 {WORKERS} compile=true",
-    "sac-Hopper": f"{SAC} env=Hopper total_env_steps=1200 env.num_envs=1 compile=true",
-    "sac-Humanoid": f"{SAC} env=Humanoid {LYING} total_env_steps=4800 {SEVERAL} algo.updates_per_step=0.25 "
-    "compile=false",
+    "ppo-CartPole": f"{PPO} env=CartPole checkpoint_every=1000 total_env_steps=24000 env.num_envs=4",
+    "ppo-Hopper": f"{PPO} env=Hopper checkpoint_every=1000 total_env_steps=80000 {WORKER} compile=true",
+    "ppo-LunarLander": f"{PPO} env=LunarLander checkpoint_every=2000 total_env_steps=16384 env.num_envs=1",
+    "sac-Pendulum": f"{SAC} env=Pendulum total_env_steps=1600 {WORKER} compile=true",
+    "sac-Humanoid": f"{SAC} env=Humanoid {LYING} total_env_steps=4800 algo.updates_per_step=0.25",
 }
 
 
@@ -51,18 +47,15 @@ def test_killed_and_resumed_runs_are_identical(work: str, fork: Path, tmp_path: 
     straight = tmp_path / "straight"
     start_s = train(fork, work, straight, None)
     kills = 0
-    for number in itertools.count():
-        run_dir = tmp_path / f"killed{number}"
-        while True:
+    while kills < KILLS:
+        run_dir, ended = tmp_path / "killed", -1.0
+        while ended < 0:
             early = draw.uniform() < 0.5
             moment = draw.uniform(0.0, start_s) if early else start_s + draw.uniform(0.0, AFTER_START_S)
-            if train(fork, work, run_dir, moment if kills < KILLS else None) >= 0:
-                break
-            kills += 1
+            ended = train(fork, work, run_dir, moment if kills < KILLS else None)
+            kills += ended < 0
         assert differences(straight, run_dir) == [], f"after {kills} kills"
         shutil.rmtree(run_dir)
-        if kills >= KILLS:
-            break
     other = tmp_path / "other"
     train(fork, work, other, None, "seed=2")
     assert {paths.TRACE, paths.METRICS} < set(differences(straight, other))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, SHRUNK, Configure
@@ -20,15 +21,9 @@ from rltemplate.types import ConfigError
 
 @pytest.fixture(scope="session")
 def job(configure: Configure) -> Job:
-    return Job(
-        config=to_dict(configure()),
-        run_id="id",
-        run_dir="/somewhere/id",
-        command=["scripts/train.py", "seed=1"],
-        overrides=["seed=1"],
-        sweep=SweepMembership(id="s", dir="/somewhere/s", job=3),
-        snapshot='{"tree": "0"}',
-    )
+    sweep = SweepMembership(id="s", dir="/somewhere/s", job=3)
+    values: dict[str, Any] = {"command": ["train.py", "seed=1"], "overrides": ["seed=1"], "sweep": sweep}
+    return Job(config=to_dict(configure()), run_id="id", run_dir="/somewhere/id", snapshot="{}", **values)
 
 
 def test_a_job_survives_the_environment_and_is_taken_out_of_it(
