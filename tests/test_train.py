@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from conftest import Command, Configure, git, newest_state, rows, run_train, small
@@ -170,7 +170,7 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
 def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, step = itertools.count(), CartPoleEnv.step
+    taken, step = itertools.count(), cast(Any, CartPoleEnv.step)
 
     def fragile(env: CartPoleEnv, action: Any) -> Any:
         obs, reward, *rest = step(env, action)
