@@ -132,7 +132,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
 def _standing(config: Config, env_steps: int, value: float) -> str | None:
     """A line that places a mean return of evaluations among published ones, if there is anything to say."""
     found = targets.standing_of(to_dict(config), env_steps, value)
-    return None if found is None else found.text
+    return found and f"eval/return {targets.show(value)} at {env_steps:,} steps: {found.summary}"
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rltemplate.analysis.differences import diff_runs, verdict
-from rltemplate.analysis.experiments import Experiment, find_experiments
+from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
@@ -68,12 +68,13 @@ def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Pat
     if not any(run.config["logger"]["journal"] for run in runs):
         return []
     counts = Counter(job.status for job in record.jobs)
+    results = [", ".join(f"{count} {status}" for status, count in counts.items())]
+    results += [f"IQM of {each} {each.interval()}" for each in find_experiments(runs) if each.counted]
     return [
         f"## {_time(record.start_time)} · sweep `{' '.join(record.words)}` · {record.status}\n",
-        f"* **Jobs** {', '.join(f'{count} {status}' for status, count in counts.items())}, "
-        f"{_link(folder.name, folder, runs_dir)}",
         *_why_and_change(runs[0], there, runs_dir, project),
-        *(line for each in find_experiments(runs) for line in _outcome(each)),
+        f"* **Result** {_plain('; '.join(results))}",
+        f"* {_link(folder.name, folder, runs_dir)}",
     ]
 
 
@@ -94,16 +95,6 @@ def _why_and_change(run: Run, itself: Sequence[Path], runs_dir: Path, project: P
         return [*lines, f"* **Changed** against {_link(other.id, other.dir, runs_dir)}: {_plain(said)}"]
     except ConfigError as error:
         return [*lines, f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"]
-
-
-def _outcome(experiment: Experiment) -> list[str]:
-    """The IQM of an experiment with its returns, its standing and cautions."""
-    lines = [f"* **Caution** {text}" for text in experiment.cautions()]
-    if not experiment.counted:
-        return [f"* **{_plain(experiment)}**", *lines]
-    returns = ", ".join(f"{value:,.4g}" for value in experiment.returns[:100])
-    standing = f"; {experiment.standing.summary}" if experiment.standing else ""
-    return [f"* **{_plain(experiment)}** IQM {experiment.interval()}: {returns}{standing}", *lines]
 
 
 def _time(text: str | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,38 +29,17 @@ class Reference(NamedTuple):
     return_mean: float
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """A mean return beside the results of the table.
 
-    `published` are returns of the same algorithm, at about as many steps, on `versions` of the environment.
-    `random` is that of the random policy, None if not measured.
+    `published` are returns of the same algorithm at about as many steps. `random` is that of the random
+    policy, None if not measured. `summary` names both in a line.
     """
 
-    algo: str
-    env_steps: int
     value: float
     random: float | None
-    published: tuple[float, ...]
-    versions: str
-
-    @property
-    def summary(self) -> str:
-        """The random and the published returns in one line."""
-        parts = [] if self.random is None else [f"random {show(self.random)}"]
-        if self.published:
-            low, high = show(min(self.published)), show(max(self.published))
-            count, beaten = len(self.published), sum(each < self.value for each in self.published)
-            parts.append(
-                f"published for {self.algo.upper()} at about as many steps "
-                f"{low if low == high else f'{low} to {high}'} ({self.versions}); above {beaten} of {count}"
-            )
-        return ", ".join(parts)
-
-    @property
-    def text(self) -> str:
-        """The summary after the return that it is about."""
-        return f"eval/return {show(self.value)} at {self.env_steps:,} steps: {self.summary}"
+    published: list[float]
+    summary: str
 
 
 def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Standing | None:
@@ -80,11 +58,15 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
     rows = [row for row in references() if row.env == name]
     chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]
     near = [row for row in rows if row.algo == algo and 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
-    if not (chance or near):
-        return None
-    published = tuple(row.return_mean for row in near)
-    versions = ", ".join(sorted({row.env_version for row in near}))
-    return Standing(algo, env_steps, value, chance[0] if chance else None, published, versions)
+    parts, published = [f"random {show(each)}" for each in chance[:1]], [row.return_mean for row in near]
+    if published:
+        ends = dict.fromkeys((show(min(published)), show(max(published))))
+        versions = ", ".join(sorted({row.env_version for row in near}))
+        parts.append(
+            f"published for {algo.upper()} at about as many steps {' to '.join(ends)} ({versions}); above "
+            f"{sum(each < value for each in published)} of {len(published)}"
+        )
+    return Standing(value, chance[0] if chance else None, published, ", ".join(parts)) if parts else None
 
 
 @functools.cache

@@ -40,7 +40,6 @@ class Inverse:
 
     sentence: str
     found: dict[str, str | None]
-    runs: list[RunResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,6 @@ class Certificate:
         if self.inverse is not None:
             found = self.inverse.found.items()
             lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
-            lines += [("inverse", str(run)) for run in self.inverse.runs]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
         lines += [("machine", ", ".join([str(self.machine["cpu"]), str(self.machine["os"]), *libraries]))]

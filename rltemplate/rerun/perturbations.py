@@ -105,24 +105,15 @@ def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
 
 def plan_runs(config: Config, times: int) -> list[PlannedRun]:
     """`times` runs, all but the first perturbed, with all observers and with none in turn."""
-    steps, level = config.total_env_steps, config.determinism.level
+    steps = config.total_env_steps
     every = {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2), "eval_episodes": 2}
     observed = _NO_OBSERVERS | every | {"log_every": 1, "logger.tensorboard": True}
     turns = (("no observers", _NO_OBSERVERS), ("all observers", observed))
-    others = (_perturbed(f"run_{n}", n, config, level, *turns[n % 2]) for n in range(1, times))
+    others = (_perturbed(n, config, *turns[n % 2]) for n in range(1, times))
     return [PlannedRun(name="run_0"), *others]
 
 
-def plan_inverse(bare: Config, level: Level) -> list[PlannedRun]:
-    """Two runs without the additions of `level`, one of them perturbed."""
-    logged = _NO_OBSERVERS | {"log_every": 1}
-    alone = PlannedRun(name="inverse_0", changes=logged)
-    return [alone, _perturbed("inverse_1", 1, bare, level, "the same observers", logged)]
-
-
-def _perturbed(
-    name: str, number: int, config: Config, level: Level, observed: str, observers: Mapping[str, Any]
-) -> PlannedRun:
+def _perturbed(number: int, config: Config, observed: str, observers: Mapping[str, Any]) -> PlannedRun:
     """A run with all perturbations; threads and groups of rows must not matter at `invariant` levels only."""
     named = ["another working directory", "other variables", "cold caches", "a busy core", observed]
     environment: dict[str, str | None] = {PADDING: "x" * (4096 + 1009 * number)}
@@ -132,11 +123,11 @@ def _perturbed(
     if (seed := config.determinism.hash_seed) is not None:
         changes["determinism.hash_seed"] = other = (seed + 7 * number) % 2**32
         named.append(f"hash seed {other}")
-    if level in INVARIANT:
+    if config.determinism.level in INVARIANT:
         changes["num_threads"] = threads = 2 if config.num_threads == 1 else 1
         environment[ROW_GROUPS] = str(_ROWS_IN_A_GROUP)
         named += [f"num_threads={threads}", f"rows in groups of {_ROWS_IN_A_GROUP}"]
-    return PlannedRun(name=name, changes=changes, environment=environment, perturbations=named)
+    return PlannedRun(name=f"run_{number}", changes=changes, environment=environment, perturbations=named)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:

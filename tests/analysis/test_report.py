@@ -77,15 +77,6 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     assert b"published, PPO" in figures.svg(report.charts[0])
 
 
-def test_runs_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> None:
-    for tag, digest in (("-a", "a"), ("-b", "a"), ("-c", "c")):
-        write_run(tmp_path, 1, tag=tag, trace={"digest": digest * 32})
-    write_run(tmp_path, 2, tag="-d", trace={"digest": "d" * 32})
-    said = "Runs of seed 1 have 2 different traces: make compare a=run-1-a b=run-1-c"
-    assert said in text_of(reported(tmp_path).html)
-    assert "Runs of seed 2" not in text_of(reported(tmp_path).html)
-
-
 def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> None:
     from PIL import Image
 

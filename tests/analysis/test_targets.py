@@ -25,9 +25,7 @@ def standing(algo: str, env_id: str, steps: int, value: float, **env: Any) -> ta
 def test_every_row_has_a_source_and_a_number() -> None:
     with targets.TABLE.open(newline="", encoding="utf-8") as file:
         assert all(row["source"].strip() for row in csv.DictReader(file))
-    rows = targets.references()
-    assert len(rows) > 150
-    for row in rows:
+    for row in targets.references():
         assert row.algo in ("ppo", "sac", targets.RANDOM), row
         assert math.isfinite(row.return_mean), row
         assert (row.steps > 0) == (row.algo != targets.RANDOM), row
@@ -51,25 +49,20 @@ def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyP
     rows = (
         row(targets.RANDOM, 0, 18.2, "v5"),
         row("ppo", 1_000_000, 2159.0),
-        row("ppo", 1_500_000, 2400.0, "v3"),
-        row("ppo", 600_000, 3200.0),
+        row("ppo", 600_000, 3200.0, "v3"),
         row("ppo", 8_000_000, 9999.0),
         row("sac", 1_000_000, 5000.0),
     )
     monkeypatch.setattr(targets, "references", lambda: rows)
-    found = standing("ppo", "Thing-v5", 1_001_472, 3175.4)
-    assert found is not None
-    assert found.text == (
-        "eval/return 3,175 at 1,001,472 steps: random 18.2, published for PPO at about as many steps "
-        "2,159 to 3,200 (v3, v4); above 2 of 3"
-    )
-    for algo, env_id, steps in (("ppo", "Thing-v5", 10_000), ("dqn", "Thing-v5", 1_000_000)):
-        alone = standing(algo, env_id, steps, 20.0)
-        assert alone is not None
-        assert alone.summary == "random 18.2"
-    other = standing("ppo", "Thing-v4", 1_000_000, 20.0)
-    assert other is not None
-    assert other.random is None  # measured on another version
+    about = "published for PPO at about as many steps 2,159 to 3,200 (v3, v4); above 1 of 2"
+    for algo, env_id, steps, expected in (
+        ("ppo", "Thing-v5", 1_001_472, f"random 18.2, {about}"),
+        ("ppo", "Thing-v5", 10_000, "random 18.2"),
+        ("ppo", "Thing-v4", 1_001_472, about),  # random was measured on another version
+    ):
+        found = standing(algo, env_id, steps, 3175.4)
+        assert found is not None
+        assert found.summary == expected
     assert standing("ppo", "Nothing-v1", 1000, 20.0) is None
 
 
@@ -78,7 +71,6 @@ def test_changed_environments_are_not_compared() -> None:
     assert standing("ppo", "LunarLander-v3", 300_000, 250.0, kwargs={"continuous": True}) is not None
     for env_id, changed in (
         ("Hopper-v5", {"max_episode_steps": 500}),
-        ("Hopper-v5", {"kwargs": {"forward_reward_weight": 2.0}}),
         ("LunarLander-v3", {"kwargs": {"continuous": True, "enable_wind": True}}),
     ):
         assert standing("ppo", env_id, 1_000_000, 3000.0, **changed) is None

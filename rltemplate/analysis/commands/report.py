@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -98,24 +98,12 @@ def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
     return Report(html, [chart for each in charts.values() for chart in each], experiments, problems)
 
 
-def repeats(experiment: Experiment) -> Iterator[str]:
-    """Lines about finished runs of one seed whose traces differ."""
-    digests: dict[int, dict[str, str]] = {}  # by seed, a run by digest
-    for run in experiment.runs:
-        if run.record.status == "finished" and run.record.trace:
-            digests.setdefault(run.config["seed"], {}).setdefault(run.record.trace.digest, run.id)
-    for seed, found in digests.items():
-        if len(found) > 1:
-            a, b, *_ = found.values()
-            yield f"Runs of seed {seed} have {len(found)} different traces: make compare a={a} b={b}"
-
-
 def _template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["svg"] = lambda chart: b64encode(figures.svg(chart)).decode()
-    environment.globals |= {"cell": cell, "repeats": repeats}
+    environment.globals["cell"] = cell
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rltemplate.analysis import stats
@@ -17,15 +16,13 @@ from rltemplate.config.command_args import one_of, word
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
-MOST_PAIRED = 8  # experiments in one environment; of more, each is compared with the first alone
-
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Statistics over seeds: [runs='runs/*/*'] [by=KEY] [statistic=iqm|mean|median].
 
-    Final returns of each experiment, which is all runs that differ only in the seed, and whether two
-    experiments in one environment differ. `by=KEY` shows the value of a key, and keeps its values apart.
+    Final returns of each experiment, which is all runs that differ only in the seed, and whether it differs
+    from the first one in its environment. `by=KEY` shows the value of a key, and keeps its values apart.
     """
 
     runs: str = word(default="runs/*/*")
@@ -44,7 +41,9 @@ def main(args: Args) -> int:
     for line in left:
         print(f"left out: {line}", file=sys.stderr)
     parts = [list(_about(each, args.statistic)) for each in experiments]
-    compared = [compare(a, b, args.statistic) for a, b in pairs(experiments)]
+    first = {each.env: each for each in reversed(experiments)}
+    pairs = [(first[each.env], each) for each in experiments if each is not first[each.env]]
+    compared = [compare(a, b, args.statistic) for a, b in pairs]
     print("\n\n".join("\n".join(lines) for lines in [*parts, *compared]))
     if len(compared) > 1:
         many = f"of {len(compared)} comparisons, about one in twenty finds a difference by chance alone"
@@ -61,14 +60,6 @@ def _about(experiment: Experiment, statistic: str) -> Iterator[str]:
     if standing is not None:
         yield f"  {'target':8}mean {show(standing.value)}; {standing.summary}"
     yield from (f"  caution: {text}" for text in experiment.cautions())
-
-
-def pairs(experiments: Sequence[Experiment]) -> Iterator[tuple[Experiment, Experiment]]:
-    """Experiments in the same environment, to be compared."""
-    for env in dict.fromkeys(each.env for each in experiments):
-        here = [each for each in experiments if each.env == env]
-        few = len(here) <= MOST_PAIRED
-        yield from itertools.combinations(here, 2) if few else ((here[0], each) for each in here[1:])
 
 
 def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
