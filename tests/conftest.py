@@ -49,12 +49,18 @@ FEW_STEPS = {
 SHRUNK = {name: ["env.num_envs=2", *FEW_STEPS.get(name, "").split()] for name in ALGORITHMS}
 
 
+def plain(words: Sequence[str]) -> list[str]:
+    """The words of a run that is the same on every machine and not compiled, where `words` say nothing."""
+    given = {word.partition("=")[0] for word in words}
+    return [word for word in ("num_threads=1", "compile=false") if word.partition("=")[0] not in given]
+
+
 def small(algo: str, *words: str, env: str | None = None) -> list[str]:
     """Words for a small run of an algorithm; of those about `algo.` only the ones that it has."""
     keys = {f"algo.{spec.name}" for spec in dataclasses.fields(ALGORITHMS[algo].config)}
     known = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
     env = env or ("CartPole" if algo == "ppo" else "Pendulum")
-    return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *known]
+    return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *plain(known), *known]
 
 
 Configure = Callable[..., Config]
@@ -67,7 +73,7 @@ def configure() -> Configure:
     def build(*overrides: str) -> Config:
         register_schemas()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return to_config(compose("config", overrides=list(overrides)))
+            return to_config(compose("config", overrides=[*plain(overrides), *overrides]))
 
     return build
 

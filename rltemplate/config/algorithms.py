@@ -57,6 +57,17 @@ class AlgoConfig:
         """Yield doubts about values that work and are probably not meant."""
         return iter(())
 
+    def batch(self, num_envs: int) -> int:
+        """Samples in one update."""
+        return 1
+
+    def compile_from(self) -> int:
+        """Environment steps of a run from which compiled updates save more time than compiling takes.
+
+        Compiling takes 4 to 20 s. PPO then saves 0.07 s (CartPole) to 0.15 s (Hopper) per 1,000 steps.
+        """
+        return 150_000
+
     def tied_to_total(self) -> Iterator[str]:
         """Yield settings whose meaning depends on `total_env_steps`: a rate that falls to zero at the end."""
         if getattr(self, "learning_rate_schedule", None) is Schedule.linear:
@@ -107,6 +118,10 @@ class PPOConfig(AlgoConfig):
                 "normalise advantages; use fewer, or algo.normalize_advantage=false"
             )
 
+    def batch(self, num_envs: int) -> int:
+        """Samples in a minibatch."""
+        return self.num_steps * num_envs // self.num_minibatches
+
 
 @dataclass(slots=True, kw_only=True)
 class SACConfig(AlgoConfig):
@@ -141,6 +156,14 @@ class SACConfig(AlgoConfig):
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
         if self.log_std_min >= self.log_std_max:
             yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
+
+    def batch(self, num_envs: int) -> int:
+        """Transitions per update."""
+        return self.batch_size
+
+    def compile_from(self) -> int:
+        """Environment steps of a run with 5,000 updates, of which compiling makes 1,000 some 4 s faster."""
+        return self.learning_starts + round(5_000 / self.updates_per_step)
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """A run that ends before its first update learns nothing."""

@@ -15,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved, without_auto
 from rltemplate.config.command_args import choose
 from rltemplate.config.recorded import raw_config
-from rltemplate.config.schema import Config, Level, Products, register_schemas
+from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
 from rltemplate.types import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -25,8 +26,11 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
-def to_config(composed: DictConfig) -> Config:
-    """Composed values, now resolved, as typed dataclasses, or `ConfigError` naming the first wrong one."""
+def to_config(composed: DictConfig, jobs: int = 1) -> Config:
+    """Composed values, now resolved, as typed dataclasses, or `ConfigError` naming the first wrong one.
+
+    Values `auto` become those for one of `jobs` runs beside each other.
+    """
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
@@ -36,8 +40,15 @@ def to_config(composed: DictConfig) -> Config:
         raise ConfigError(_one_line(error)) from error
     if not isinstance(config, Config):
         raise TypeError(f"composed a {type(config).__name__} instead of a Config")
+    if isinstance(config, ComposedConfig):
+        config = without_auto(config)
     check(config)
-    return config
+    return resolved(config, auto_keys(composed), jobs)
+
+
+def auto_keys(composed: DictConfig) -> set[str]:
+    """The keys whose value is `auto` and is resolved."""
+    return {key for key in AUTO_KEYS if composed[key] == AUTO}
 
 
 # --- Checks of values -------------------------------------------------------------------------------------
@@ -53,7 +64,7 @@ def check(config: Config) -> None:
     for problem in config.algo.problems(num_envs):
         raise ConfigError(problem)
     level, products = config.determinism.level, config.determinism.products
-    if config.compile and (products is not Products.plain or level in (Level.invariant, Level.profile)):
+    if config.compile and not may_compile(config):
         raise ConfigError(
             f"compile=true: not at determinism={level.name} with products={products.name}, for compiled "
             "updates round otherwise than the policy that acts; use compile=false, or determinism=repeat"
@@ -165,7 +176,9 @@ def _shipped(algorithm: str, level: str) -> Any:
 
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
+        # An older run was not compiled and had one thread, whatever this machine gains by.
         words = [f"algo={algorithm}", f"determinism={level}", "~recipe", "~local"]
+        words += ["num_threads=1", "compile=false"]
         composed = compose("config", overrides=words)
     return OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
 

@@ -15,6 +15,7 @@ from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, cho
 # Groups of which none may be chosen, and the name of that choice, because Hydra needs one.
 OPTIONAL = ("recipe", "experiment", "debug", "local")
 NONE = "none"
+AUTO = "auto"
 
 
 # Of the networks; `auto` is CUDA where it is available.
@@ -117,12 +118,20 @@ class Config:
     checkpoints_kept: int = count()
 
 
+@dataclass(slots=True, kw_only=True)
+class ComposedConfig(Config):
+    """One run as composed, before `auto` is resolved (config/auto.py)."""
+
+    num_threads: int | str = count(1024)  # type: ignore[assignment]
+    compile: bool | str = field()  # type: ignore[assignment]
+
+
 def register_schemas() -> None:
     """Register the types with Hydra, under names with a leading underscore that the YAML files use."""
     from hydra.core.config_store import ConfigStore  # a tenth of a second, which a run can do without
 
     store = ConfigStore.instance()
-    store.store(name="_config", node=Config)
+    store.store(name="_config", node=ComposedConfig)
     store.store(group="env", name="_env", node=EnvConfig)
     store.store(group="determinism", name="_determinism", node=DeterminismConfig)
     store.store(group="logger", name="_logger", node=LoggerConfig)

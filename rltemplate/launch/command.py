@@ -54,7 +54,7 @@ def start_job(composed: DictConfig) -> float | None:
     from rltemplate.launch.sweep import run_job
 
     choices, overrides, number, console = job_context()
-    return run_job(lambda: typed(composed, choices), choices["env"], overrides, number, console)
+    return run_job(lambda jobs: typed(composed, choices, jobs), overrides, number, console)
 
 
 def _run_alone(plan: Plan, command: Sequence[str], run_here: Callable[[], int]) -> NoReturn:
@@ -99,8 +99,8 @@ def _check(plan: Plan) -> None:
         for line in check_baseline(PROJECT, configs, plan.overrides):
             print(line, file=sys.stderr)
     notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
-    for note in dict.fromkeys(notes):
-        print(f"note: {note}", file=sys.stderr)
+    for line in [*(f"note: {note}" for note in dict.fromkeys(notes)), *plan.auto]:
+        print(line, file=sys.stderr)
 
 
 def _is_known(plan: Plan) -> bool:

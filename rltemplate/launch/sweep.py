@@ -25,9 +25,9 @@ from typing import Any
 
 import xxhash
 
-from rltemplate.config.cli.preflight import Plan
+from rltemplate.config.cli.preflight import Composed, Plan
 from rltemplate.config.loading import from_dict, to_dict
-from rltemplate.config.schema import Config
+from rltemplate.config.schema import AUTO
 from rltemplate.determinism.machine import package_versions
 from rltemplate.launch import process
 from rltemplate.launch.resume import resume_job
@@ -70,6 +70,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
             id=folder.name,
             words=plan.words,
             num_jobs=plan.num_jobs,
+            jobs_beside=plan.jobs,
             commands=[],
             start_time=utc_now(),
             versions=package_versions(),
@@ -126,7 +127,7 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
     _send(_stop_file(folder, record), signal.SIGTERM)
     record.status, record.end_time, record.versions = "running", None, package_versions()
-    record.num_jobs, record.accept = plan.num_jobs, plan.accept
+    record.num_jobs, record.jobs_beside, record.accept = plan.num_jobs, plan.jobs, plan.accept
     _say(f"sweep {record.id} goes on")
 
 
@@ -257,9 +258,11 @@ def _write(part: SweepRecord | SweepJob, folder: Path) -> None:
 
 
 def run_job(
-    compose: Callable[[], Config], env_name: str, overrides: list[str], number: int, console: bool
+    compose: Callable[[int], Composed], overrides: list[str], number: int, console: bool
 ) -> float | None:
     """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+
+    `compose` takes the number of jobs that run beside each other.
 
     Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
     """
@@ -270,7 +273,7 @@ def run_job(
     title, log = f"#{number} {' '.join(overrides)}", None if console else folder / f"job_{number}.log"
     exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
     try:
-        job = _find_run(entry, folder, compose(), env_name)
+        job = _find_run(entry, folder, compose)
         if job is not None:
             resumed = f", resumed in {job.run_dir}" if job.resume else ""
             _say(f"{title}{resumed}{f', output in {log}' if log else ''}")
@@ -288,12 +291,16 @@ def run_job(
     return entry.final_return
 
 
-def _find_run(entry: SweepJob, folder: Path, config: Config, env_name: str) -> Job | None:
+def _find_run(entry: SweepJob, folder: Path, compose: Callable[[int], Composed]) -> Job | None:
     """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
     record = SweepRecord.read(folder)
+    config, choices, auto = compose(record.jobs_beside)
+    env_name = choices["env"]
     # A sweeper that draws may ask for other values under a number when the sweep is resumed.
     number = None if record.num_jobs is None else entry.job
     values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
+    # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
+    values |= dict.fromkeys(auto, AUTO)
     for key in BOOKKEEPING_KEYS:
         del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{_digest([record.id, number, values])}"

@@ -84,6 +84,10 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
         # In a shorter run nothing would be learned.
         while steps < config.total_env_steps and any(config.algo.notes(config.env.num_envs, steps)):
             steps *= 2
+        # What gains by the compiler, and is proved compiled, is the run of full length.
+        given = {word.partition("=")[0] for word in words}
+        kept = {"compile": str(config.compile).lower(), "num_threads": config.num_threads}
+        words = [*words, *(f"{key}={value}" for key, value in kept.items() if key not in given)]
         config, overrides = _composed([*words, f"total_env_steps={min(steps, config.total_env_steps)}"])
     check_environments([config])
     return config, overrides

@@ -124,9 +124,9 @@ def test_a_text_stays_as_it_was_typed(name: str) -> None:
 def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[Sequence[str]] = []
 
-    def counted(words: Sequence[str]) -> Any:
+    def counted(words: Sequence[str], jobs: int) -> Any:
         composed.append(words)
-        return compose_job(words)
+        return compose_job(words, jobs)
 
     monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", counted)
     monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, alive, copy_project, environment, git, program, until
+from conftest import Start, alive, copy_project, environment, git, plain, program, until
 
-from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.cli.preflight import Composed, preflight
 from rltemplate.launch import process, sweep
 from rltemplate.launch.process import COMMAND_VARIABLE, STOP_VARIABLE
 from rltemplate.run.git.snapshot import GitRecord
@@ -147,8 +147,9 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
-    words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "device=cpu"]
-    assert start("train", *words, status=0, PYTHONPATH=str(tmp_path)).said == "hello from seed 5\n"
+    words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "compile=false"]
+    said = start("train", *words, status=0, PYTHONPATH=str(tmp_path)).said
+    assert said == "auto: num_threads=1\nhello from seed 5\n"
     there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert there == {"here", "rltemplate", "my_envs.py"}
     (facts,) = starts_in(tmp_path / "here")
@@ -339,7 +340,7 @@ def test_a_reader_that_has_read_enough_ends_no_job(fork: Path, tmp_path: Path) -
     for words in ([], ["sweep=resume"]):
         reader, writer = os.pipe()
         os.close(reader)
-        command = [*program(fork, "train"), "seed=1,2", "hydra/launcher=joblib", *words]
+        command = [*program(fork, "train"), "seed=1,2", *plain([]), "hydra/launcher=joblib", *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -360,7 +361,8 @@ def folder(fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_job(number: int, *words: str) -> float | None:
-    return sweep.run_job(lambda: preflight(words).configs[0], "CartPole", [*words], number, False)
+    config = preflight(words).configs[0]
+    return sweep.run_job(lambda _: Composed(config, {"env": "CartPole"}, set()), [*words], number, False)
 
 
 def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_configuration_has_changed(

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import choose, nearest
 from rltemplate.config.loading import CONF, literal
-from rltemplate.config.schema import NONE, OPTIONAL, Config
+from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
 from rltemplate.types import ConfigError
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
@@ -60,6 +60,8 @@ _KINDS: dict[Any, str] = {
     int: "a whole number, as 1000000; a sweep over several is written without brackets, as 1,2",
     float: "a number",
     bool: "true or false",
+    int | str: "auto, or a whole number; a sweep over several is written without brackets, as 1,2",
+    bool | str: "auto, true or false",
     str: "a text",
     list[int]: "a list, as [64,64]",
     list[str]: "a list, as [a,b]",
@@ -84,10 +86,10 @@ def chosen_algorithm(words: Iterable[str]) -> str:
 
 
 @cache
-def key_types(algorithm: str, node: Any = Config, prefix: str = "") -> dict[str, Any]:
+def key_types(algorithm: str, node: Any = ComposedConfig, prefix: str = "") -> dict[str, Any]:
     """The type of every dotted key of a configuration with this algorithm."""
     types, hints = {}, get_type_hints(node)
-    if node is Config:
+    if node is ComposedConfig:
         hints["algo"] = ALGORITHMS[algorithm].config
     for spec in fields(node):
         types[prefix + spec.name] = hints[spec.name]

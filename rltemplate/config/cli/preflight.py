@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -26,6 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from rltemplate.config.auto import about_auto, usable_cores
 from rltemplate.config.cli.overrides import (
     chosen_algorithm,
     group_names,
@@ -35,8 +36,8 @@ from rltemplate.config.cli.overrides import (
     wrong_value,
 )
 from rltemplate.config.command_args import folder, nearest, one_of, parse, readable, rest, word
-from rltemplate.config.loading import CONF, to_config, to_dict
-from rltemplate.config.schema import Config, register_schemas
+from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
+from rltemplate.config.schema import AUTO, Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
@@ -45,6 +46,7 @@ _MULTIRUN = ("--multirun", "-m")
 _QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i")
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
+_N_JOBS = "hydra.launcher.n_jobs"
 # Groups of which the name that was applied is a value of the configuration.
 _NAMED = ("recipe", "experiment")
 
@@ -63,6 +65,8 @@ class Plan:
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
     resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
+    jobs: int = 1  # of a sweep, beside each other
+    auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +119,21 @@ def _plan(argv: Sequence[str]) -> Plan:
         if not sweep:
             if words.sweep:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
-            config, choices = compose_job(plain)
+            config, choices, auto = compose_job(plain)
             if shows:
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
             own = [text for text in plain if not text.startswith("hydra")]
-            return Plan(argv=plain, configs=[config], overrides=[own], choices=choices)
-        jobs, exact = _jobs(overrides, loader)
+            lines = list(filter(None, [about_auto(config, auto)]))
+            return Plan(argv=plain, configs=[config], overrides=[own], choices=choices, auto=lines)
+        composed = _compose([str(each.input_line) for each in overrides if not each.is_sweep_override()])
+        jobs, exact = _jobs(overrides, loader, composed)
+        beside, launcher = _beside(composed, len(jobs) if exact else None)
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
-        configs = [_compose_one(each) for each in distinct.values()]
+        checked = [_compose_one(each, beside) for each in distinct.values()]
+        configs = [each.config for each in checked]
         if exact:
             # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
             Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
@@ -133,7 +141,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
         _check_folder(configs[0])
         return Plan(
-            argv=[*plain, "--multirun"],
+            argv=[*(text for text in plain if not text.startswith(_N_JOBS)), *launcher, "--multirun"],
             sweep=True,
             num_jobs=len(jobs) if exact else None,
             configs=configs,
@@ -141,7 +149,18 @@ def _plan(argv: Sequence[str]) -> Plan:
             words=_words_of_sweep(plain),
             resume=words.sweep is not None,
             accept=words.accept is not None,
+            jobs=beside,
+            auto=_about_auto(checked, distinct.values()),
         )
+
+
+def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> list[str]:
+    """Lines about values that were `auto`, with the first job of each if they differ."""
+    lines: dict[str, Sequence[str]] = {}
+    for each, job in zip(composed, jobs, strict=True):
+        lines.setdefault(about_auto(each.config, each.auto), job)
+    several = len(lines) > 1
+    return [line + f", as in {' '.join(job)}" * several for line, job in lines.items() if line]
 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
@@ -166,12 +185,13 @@ def _check_folder(config: Config) -> None:
 # --- Jobs -------------------------------------------------------------------------------------------------
 
 
-def _jobs(overrides: Sequence[Override], loader: ConfigLoader) -> tuple[list[list[str]], bool]:
+def _jobs(
+    overrides: Sequence[Override], loader: ConfigLoader, composed: DictConfig
+) -> tuple[list[list[str]], bool]:
     """The overrides of every job, and true if these are all of them (another sweeper draws its own)."""
-    single = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
-    sweeper = _compose(single).hydra.sweeper
+    sweeper = composed.hydra.sweeper
     if not str(sweeper["_target_"]).endswith("BasicSweeper"):
-        return [single], False
+        return [[str(each.input_line) for each in overrides if not each.is_sweep_override()]], False
     params = read_overrides([f"{key}={value}" for key, value in (sweeper.params or {}).items()], loader)
     values: dict[str, list[str]] = {}
     for each in (*params, *overrides):
@@ -179,6 +199,20 @@ def _jobs(overrides: Sequence[Override], loader: ConfigLoader) -> tuple[list[lis
         if math.prod(map(len, values.values())) > _JOBS_AT_MOST:
             raise ConfigError(f"{each.input_line}: would make a sweep of more than {_JOBS_AT_MOST:,} jobs")
     return [list(job) for job in itertools.product(*values.values())], True
+
+
+def _beside(composed: DictConfig, num_jobs: int | None) -> tuple[int, list[str]]:
+    """The number of jobs that run beside each other on this machine, and the words for the launcher.
+
+    Another launcher than joblib's has its own way.
+    """
+    launcher = composed.hydra.launcher
+    if not str(launcher["_target_"]).endswith("JoblibLauncher"):
+        return 1, []
+    threads = 1 if composed.num_threads == AUTO else composed.num_threads
+    cores = usable_cores() // (threads + composed.env.num_workers)
+    beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs or cores))
+    return beside, [f"{_N_JOBS}={beside}"]
 
 
 def _values(override: Override) -> list[str]:
@@ -196,9 +230,9 @@ def _values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def _compose_one(job: Sequence[str]) -> Config:
+def _compose_one(job: Sequence[str], beside: int) -> Composed:
     try:
-        return compose_job(job)[0]
+        return compose_job(job, beside)
     except ConfigError as error:
         raise ConfigError(f"{error} (in the job {' '.join(job)})") from error
 
@@ -213,26 +247,34 @@ def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
 # --- Composition ------------------------------------------------------------------------------------------
 
 
-def compose_job(words: Sequence[str]) -> tuple[Config, dict[str, Any]]:
-    """The configuration of the job that Hydra would start with these overrides, and its choices by group."""
+class Composed(NamedTuple):
+    """A configuration, Hydra's choices for it by group, and the keys whose value was `auto`."""
+
+    config: Config
+    choices: dict[str, Any]
+    auto: set[str]
+
+
+def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
+    """The configuration of the job that Hydra would start with these overrides, beside others."""
     composed = _compose(words)
     choices = dict(composed.hydra.runtime.choices)
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
-    return typed(composed, choices), choices
+    return typed(composed, choices, jobs)
 
 
-def typed(composed: DictConfig, choices: Mapping[str, Any]) -> Config:
-    """The typed configuration of one job; `choices` are Hydra's, by group."""
+def typed(composed: DictConfig, choices: Mapping[str, Any], jobs: int = 1) -> Composed:
+    """The typed configuration of one of `jobs` beside each other; `choices` are Hydra's, by group."""
     for group in _NAMED:
         if composed[group] is not None:
             raise ConfigError(
                 f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
             )
         composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
-    config = to_config(composed)
+    config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
-    return config
+    return Composed(config, dict(choices), auto_keys(composed))
 
 
 def _compose(words: Sequence[str]) -> DictConfig:

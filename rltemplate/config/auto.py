@@ -1,0 +1,71 @@
+"""`num_threads=auto` and `compile=auto`, resolved on the machine that checks the command.
+
+A run is recorded with values: resuming, reproducing and comparing it repeat what it was computed with.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from typing import Any
+
+from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, Level, Products
+from rltemplate.determinism.machine import cpp_compiler
+from rltemplate.types import ConfigError
+
+# What decides only how fast a run is, and its last bits: keys that take `auto`.
+AUTO_KEYS = ("num_threads", "compile")
+# Multiplications in a layer from which a second thread pays: SAC's 256 rows of 256 to 256 units gain a third,
+# PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: on a larger machine
+# further cores are for further seeds, which a sweep runs beside each other, or for num_threads=4 on trial.
+_TWO_THREADS_FROM = 256**3
+
+
+def usable_cores() -> int:
+    """The CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+
+
+def may_compile(config: Config) -> bool:
+    """True unless compiled updates, which round otherwise than the policy that acts, break the level."""
+    level, products = config.determinism.level, config.determinism.products
+    return products is Products.plain and level not in (Level.invariant, Level.profile)
+
+
+def without_auto(composed: ComposedConfig) -> Config:
+    """The configuration with the plainest values in the place of `auto`."""
+    values = {spec.name: getattr(composed, spec.name) for spec in fields(composed)}
+    for key, expected, plain in zip(AUTO_KEYS, ("a whole number", "true or false"), (1, False), strict=True):
+        if values[key] == AUTO:
+            values[key] = plain
+        elif isinstance(values[key], str):
+            raise ConfigError(f"{key}={values[key]}: expected auto, or {expected}")
+    return Config(**values)
+
+
+def resolved(config: Config, auto: set[str], jobs: int) -> Config:
+    """The configuration with the values of the keys `auto` for one of `jobs` runs beside each other."""
+    algo, num_envs, values = config.algo, config.env.num_envs, dict[str, Any]()
+    if "num_threads" in auto:
+        wide = algo.batch(num_envs) * max(getattr(algo, "hidden_sizes", [1])) ** 2 >= _TWO_THREADS_FROM
+        plain = config.determinism.products is Products.plain
+        values["num_threads"] = max(1, min(2 if wide and plain else 1, usable_cores() // jobs))
+    if "compile" in auto:
+        values["compile"] = gains_by_compiling(config) and cpp_compiler() is not None
+    return replace(config, **values)
+
+
+def gains_by_compiling(config: Config) -> bool:
+    """True if the run may be compiled and is long enough to gain by it. GPUs have not been measured."""
+    long_enough = config.total_env_steps >= config.algo.compile_from()
+    return long_enough and config.device is Device.cpu and may_compile(config)
+
+
+def about_auto(config: Config, auto: set[str]) -> str:
+    """The line about values that were resolved, and about a compiler that is missing; empty without any."""
+    chosen = [f"{key}={str(getattr(config, key)).lower()}" for key in AUTO_KEYS if key in auto]
+    line = f"auto: {' '.join(chosen)}" if chosen else ""
+    if "compile" in auto and not config.compile and gains_by_compiling(config):
+        line += "; with a C++ compiler (apt install g++) this run would be up to twice as fast"
+    return line

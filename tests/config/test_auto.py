@@ -1,0 +1,58 @@
+"""`num_threads=auto` and `compile=auto` become the values by which a run gains on this machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from rltemplate.config import auto
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.loading import from_dict, to_dict
+
+SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "expected"),
+    [
+        (SAC, 2, (2, True, 1)),
+        (SAC, 16, (2, True, 1)),
+        (SAC, 1, (1, True, 1)),
+        (PPO, 16, (1, True, 1)),
+        ([*PPO, "algo.hidden_sizes=[256,256]", "algo.num_minibatches=8"], 2, (2, True, 1)),
+        ([*PPO, "total_env_steps=50000"], 2, (1, False, 1)),  # too short to gain
+        ([*SAC, "total_env_steps=6000"], 2, (2, False, 1)),
+        ([*SAC, "determinism=invariant"], 2, (1, False, 1)),  # compiled updates would break it
+        ([*PPO, "device=cuda"], 2, (1, False, 1)),
+        ([*SAC, "num_threads=3", "compile=false"], 2, (3, False, 1)),
+        # Jobs of a sweep share the cores; a given number of threads has its cores.
+        ([*SAC, "seed=1,2,3", "hydra/launcher=joblib"], 2, (1, True, 2)),
+        ([*SAC, "seed=1,2,3", "hydra/launcher=joblib"], 16, (2, True, 3)),
+        ([*SAC, "seed=range(0,40)", "hydra/launcher=joblib", "num_threads=4"], 16, (4, True, 4)),
+        ([*SAC, "seed=1,2,3", "hydra/launcher=joblib", "env.num_workers=1"], 2, (2, True, 1)),
+        ([*SAC, "seed=1,2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], 16, (2, True, 2)),
+        ([*SAC, "seed=1,2", "hydra/launcher=basic"], 2, (2, True, 1)),
+    ],
+)
+def test_auto_is_what_the_run_gains_by(
+    words: list[str], cores: int, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(auto, "cpp_compiler", lambda: "g++")
+    plan = preflight([*words, "local=null"])
+    assert (plan.configs[0].num_threads, plan.configs[0].compile, plan.jobs) == expected
+    asked = [f"{key}={str(getattr(plan.configs[0], key)).lower()}" for key in auto.AUTO_KEYS]
+    shown = [text for text in asked if not any(text.partition("=")[0] in word for word in words)]
+    assert plan.auto == ([f"auto: {' '.join(shown)}"] if shown else [])
+    assert from_dict(to_dict(plan.configs[0])) == plan.configs[0]  # a record holds values
+
+
+def test_without_a_compiler_a_line_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "cpp_compiler", lambda: None)
+    plan = preflight([*PPO, "local=null"])
+    assert not plan.configs[0].compile
+    (line,) = plan.auto
+    assert "apt install g++" in line
+    assert "g++" not in preflight([*PPO, "total_env_steps=50000", "local=null"]).auto[0]
