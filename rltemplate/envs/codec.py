@@ -15,7 +15,8 @@ class Codec:
 
     Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
     (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
-    integers (N, A) from zero for Discrete and MultiDiscrete.
+    integers (N, A) from zero for Discrete and MultiDiscrete. In a Box of integers each one has an equal share of
+    [-1, 1].
     """
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
@@ -30,10 +31,14 @@ class Codec:
             bounded = np.isfinite(low) & np.isfinite(high)
             self.bounded, self.action_size = bool(bounded.all()), len(low)
             bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-            self._center = (bottom / 2 + top / 2).astype(np.float32)
-            self._half = (top / 2 - bottom / 2).astype(np.float32)
-            self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
             self._low, self._high = low + 0.0, high + 0.0  # no -0.0: of two zeros NumPy takes either
+            self._whole = np.issubdtype(action_space.dtype, np.integer)
+            if self._whole:  # half a step beyond both ends, or these would have half a share
+                bottom, top = low - 0.5, high + 0.5
+            kind = np.float64 if self._whole else np.float32
+            self._center = (bottom / 2 + top / 2).astype(kind)
+            self._half = (top / 2 - bottom / 2).astype(kind)
+            self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
         elif isinstance(action_space, spaces.Discrete):
             self.nvec = (int(action_space.n),)
             self.action_size = 1
@@ -66,6 +71,8 @@ class Codec:
             # np.clip does the same in twice the time.
             native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
             native = native * self._half + self._center
+            if self._whole:
+                native = np.rint(native)
             # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
             native = np.minimum(np.maximum(native, self._low), self._high)
             return native.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype, copy=False)

@@ -50,6 +50,17 @@ def test_integer_actions_start_where_the_space_starts() -> None:
     assert (one.nvec, several.nvec) == ((3,), (3, 2))
 
 
+@pytest.mark.parametrize(("low", "high", "kind"), [(-2, 5, np.int64), (0, 255, np.uint8)])
+def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: Any) -> None:
+    number = high - low + 1
+    some = codec(action=spaces.Box(low, high, (1,), kind))
+    spread = (np.arange(100 * number) + 0.5) / (50 * number) - 1.0
+    decoded = some.decode_action(spread[:, None].astype(np.float32))
+    assert decoded.dtype == kind
+    assert np.bincount(decoded[:, 0].astype(int) - low).tolist() == [100] * number
+    assert some.decode_action(np.array([[-1], [1], [-9], [9]])).ravel().tolist() == [low, high, low, high]
+
+
 @pytest.mark.parametrize(
     ("obs", "action", "words"),
     [
