@@ -36,7 +36,7 @@ from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.envs.make import EnvSpec, exits_are_errors
+from rltemplate.envs.make import exits_are_errors
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import newest_checkpoint
@@ -115,10 +115,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
             "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
         )
     streams = Streams(config.seed, switches.resolve_device(config.device.name))
-    num_envs = config.env.num_envs
-    spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-    seeds = env_seeds(config.seed, "env", num_envs)
-    envs = Envs(spec, num_envs, seeds, config.env.num_workers)
+    envs = Envs(config.env, env_seeds(config.seed, "env", config.env.num_envs))
     module, name = ALGORITHMS[config.algo.name].implementation.split(":")
     implementation = getattr(importlib.import_module(module), name)
     try:

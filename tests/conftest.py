@@ -34,7 +34,7 @@ from hydra import compose, initialize_config_dir
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_config
-from rltemplate.config.schema import Config, register_schemas
+from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.sinks.sink import RunFacts
@@ -76,6 +76,14 @@ def configure() -> Configure:
             return to_config(compose("config", overrides=[*plain(overrides), *overrides]))
 
     return build
+
+
+def env_config(
+    env_id: str, num_envs: int = 1, num_workers: int = 0, limit: int | None = None, **changes: Any
+) -> EnvConfig:
+    """The configuration of an environment, with `changes` to what conf/env/_gymnasium.yaml has."""
+    values: dict[str, Any] = {"kwargs": {}, "wrappers": {}, "training_wrappers": {}, "infos": [], **changes}
+    return EnvConfig(id=env_id, num_envs=num_envs, num_workers=num_workers, max_episode_steps=limit, **values)
 
 
 def git(folder: Path, *words: str) -> str:

@@ -56,6 +56,8 @@ _CHOICES = {
 }
 # Left open by a level: its value follows from processor and networks.
 _FOLLOWS = "determinism.products"
+# Keys whose values are a user's: there is none in a run that does without.
+_GIVEN = ("env.kwargs.", "env.wrappers", "env.training_wrappers")
 # Keys that determine settings and environment variables.
 _SETTING_KEYS = {"num_threads", "device", "compile", "determinism", "algo", "env"}
 
@@ -187,7 +189,7 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
     }
     keys, code = counted[CONFIGURATION], [one.key for one in counted[CODE]]
     if code:  # keys that only one version of the code has are part of its change
-        keys = [one for one in keys if not one.one_sided or one.key.startswith("env.kwargs.")]
+        keys = [one for one in keys if not one.one_sided or one.key.startswith(_GIVEN)]
     given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
     factors = _config_factors({one.key: one for one in keys}, given)
     if code and code != [REVISION]:

@@ -45,15 +45,16 @@ class Standing(NamedTuple):
 def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Standing | None:
     """The standing of a mean evaluation return of a run with this configuration.
 
-    None if the table has nothing to compare with, or the run changed the environment's arguments or episode
-    length.
+    None if the table has nothing to compare with, or the run changed the environment's arguments, episode
+    length or wrappers.
     """
     algo, env = str(config["algo"]["name"]), config["env"]
     name, _, version = str(env["id"]).rpartition(":")[2].rpartition("-")
     kwargs = dict(env.get("kwargs") or {})
     if (name, kwargs) == ("LunarLander", {"continuous": True}):  # has a name of its own in conf/env
         name, kwargs = "LunarLanderContinuous", {}
-    if kwargs or env.get("max_episode_steps") is not None:
+    wrapped = env.get("wrappers") or env.get("training_wrappers")
+    if kwargs or wrapped or env.get("max_episode_steps") is not None:
         return None
     rows = [row for row in references() if row.env == name]
     chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]

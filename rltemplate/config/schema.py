@@ -38,6 +38,9 @@ class EnvConfig:
     num_workers: int = number(0, 1024)
     max_episode_steps: int | None = count()
     kwargs: dict[str, Any] = field()
+    wrappers: dict[str, Any] = field()
+    training_wrappers: dict[str, Any] = field()
+    infos: list[str] = field()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,16 +15,28 @@ class Codec:
 
     Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
     (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
-    integers (N, A) from zero for Discrete and MultiDiscrete. In a Box of integers each one has an equal share of
-    [-1, 1].
+    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each one has
+    an equal share of [-1, 1].
     """
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.env_id = env_id
         self.obs_space = obs_space
         self.action_space = action_space
-        self.obs_size = _obs_size(env_id, obs_space)
+        if isinstance(obs_space, spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) >= 2:
+            raise ConfigError(
+                f"{env_id} observes images {obs_space.shape}, and the networks are multi-layer perceptrons; "
+                "use an environment with vector observations, such as the -ram variant where there is one"
+            )
+        if not isinstance(obs_space, spaces.Box | spaces.Discrete):
+            raise ConfigError(
+                f"{env_id} has the observation space {type(obs_space).__name__}; supported: Box, Discrete "
+                "and what Gymnasium flattens to a Box; env.wrappers takes a wrapper that gets there"
+            )
+        self.obs_size = spaces.flatdim(obs_space)
+        self._shape = tuple(action_space.shape or ())
         self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
+        self.continuous = isinstance(action_space, spaces.Box)
         self.bounded = False  # actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
             low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
@@ -39,22 +51,20 @@ class Codec:
             self._center = (bottom / 2 + top / 2).astype(kind)
             self._half = (top / 2 - bottom / 2).astype(kind)
             self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
-        elif isinstance(action_space, spaces.Discrete):
-            self.nvec = (int(action_space.n),)
-            self.action_size = 1
-        elif isinstance(action_space, spaces.MultiDiscrete) and action_space.nvec.ndim == 1:
-            self.nvec = tuple(int(n) for n in action_space.nvec)
-            self.action_size = len(self.nvec)
+            return
+        if isinstance(action_space, spaces.Discrete):
+            choices, self._start = np.array([action_space.n]), np.array([action_space.start])
+        elif isinstance(action_space, spaces.MultiDiscrete):
+            choices, self._start = action_space.nvec.reshape(-1), action_space.start.reshape(-1)
+        elif isinstance(action_space, spaces.MultiBinary):
+            choices, self._start = np.full(np.prod(action_space.shape), 2), np.array([0])
         else:
             raise ConfigError(
-                f"{env_id} has the action space {action_space}; supported: Box, Discrete and one-dimensional "
-                "MultiDiscrete. Wrap the environment (gymnasium.wrappers.TransformAction) to get there"
+                f"{env_id} has the action space {action_space}; supported: Box, Discrete, MultiDiscrete and "
+                "MultiBinary; env.wrappers takes a wrapper that gets there"
             )
-
-    @property
-    def continuous(self) -> bool:
-        """True if actions are real numbers."""
-        return not self.nvec
+        self.nvec = tuple(map(int, choices))
+        self.action_size = len(self.nvec)
 
     def encode_obs(self, obs: Any) -> np.ndarray:
         """A batch of raw observations as float32 (N, O)."""
@@ -67,32 +77,13 @@ class Codec:
 
     def decode_action(self, action: np.ndarray) -> np.ndarray:
         """Algorithm actions (N, A) as a batch of the environment's own actions."""
-        if isinstance(self.action_space, spaces.Box):
-            # np.clip does the same in twice the time.
-            native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
-            native = native * self._half + self._center
-            if self._whole:
-                native = np.rint(native)
-            # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
-            native = np.minimum(np.maximum(native, self._low), self._high)
-            return native.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype, copy=False)
-        if isinstance(self.action_space, spaces.Discrete):
-            return action[:, 0] + int(self.action_space.start)
-        assert isinstance(self.action_space, spaces.MultiDiscrete)
-        return action + self.action_space.start
-
-
-def _obs_size(env_id: str, space: spaces.Space[Any]) -> int:
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if not isinstance(space, spaces.Box):
-        raise ConfigError(
-            f"{env_id} has the observation space {type(space).__name__}; supported: Box and "
-            "Discrete. Register a variant wrapped in gymnasium.wrappers.FlattenObservation and name that"
-        )
-    if space.dtype == np.uint8 and len(space.shape) >= 2:
-        raise ConfigError(
-            f"{env_id} observes images {space.shape}, and the networks are multi-layer perceptrons; "
-            "use an environment with vector observations, such as the -ram variant where there is one"
-        )
-    return int(np.prod(space.shape))
+        if self.nvec:
+            return (action + self._start).reshape(-1, *self._shape)  # type: ignore[no-any-return]
+        # np.clip does the same in twice the time.
+        native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
+        native = native * self._half + self._center
+        if self._whole:
+            native = np.rint(native)
+        # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
+        native = np.minimum(np.maximum(native, self._low), self._high)
+        return native.reshape(-1, *self._shape).astype(self.action_space.dtype, copy=False)

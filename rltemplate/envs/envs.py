@@ -1,7 +1,7 @@
 """Environments as algorithms see them: flat float observations, plain actions, no hidden resets.
 
-From the inside out: gymnasium.make with its time limit, `ActionRecorder`, `SerialEnvs` or `WorkerPool`, and
-`Codec`. An episode begins only by an explicit reset mask, so that no phantom step enters a buffer.
+From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecorder`, `SerialEnvs` or
+`WorkerPool`, and `Codec`. An episode begins only by an explicit reset mask: no phantom step enters a buffer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rltemplate.envs.make import EnvSpec, codec_of
+from rltemplate.config.schema import EnvConfig
+from rltemplate.envs.make import codec_of
 from rltemplate.envs.vector import SerialEnvs, WorkerPool, step_dtype
 from rltemplate.types import ConfigError, Episode, Probe
 
@@ -25,36 +26,42 @@ class Step(NamedTuple):
     next_obs: np.ndarray  # (N, O) the true successor, before any reset
     obs: np.ndarray  # (N, O) to act on next: after a reset where an episode ended
     episodes: list[Episode]  # episodes that ended in this step
+    # (N, ...) by the names of `env.infos`, with next_obs and with obs. As in Gymnasium's vector environments
+    # `_name` (N,) says which ones gave it, and both are missing if none did. The rows of others are zero.
+    next_infos: dict[str, np.ndarray]
+    infos: dict[str, np.ndarray]
 
 
 class Envs:
-    """N copies of one environment, stepped together, in this process and `num_workers` others.
+    """Copies of one environment, one for each of `seeds`, stepped together.
 
     Every method raises `RunError` where an environment returns an invalid observation, reward or flag, and
     where its worker process dies. Exceptions of an environment pass. Only `close` may follow either.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, seeds: Sequence[int], num_workers: int = 0) -> None:
-        self.spec = spec
-        self.num_envs = num_envs
+    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
+        self.config = config
+        self.num_envs = num_envs = len(seeds)
         self.probe = Probe()
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
-        self.codec = codec_of(spec)  # refuses before any worker starts
+        self.codec = codec_of(config)  # refuses before any worker starts
         dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
         self._vector: SerialEnvs | WorkerPool
-        if num_workers:
-            self._vector = WorkerPool(spec, self._seeds, num_workers, dtype)
+        if config.num_workers:
+            self._vector = WorkerPool(config, self._seeds, dtype)
         else:
-            self._vector = SerialEnvs(spec, slice(num_envs), np.zeros(num_envs, dtype))
+            self._vector = SerialEnvs(config, slice(num_envs), np.zeros(num_envs, dtype))
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
+        self.infos: dict[str, np.ndarray] = {}  # of the observations to act on, as in `Step`
 
     def reset(self) -> np.ndarray:
         """Seed every environment, start its first episode and return the observations (N, O)."""
         self._returns[:] = 0.0
         self._lengths[:] = 0
         obs = self.codec.encode_obs(self._vector.reset(np.ones(self.num_envs, np.bool_), self._seeds))
-        self.probe.results("reset", {"obs": obs})
+        self.infos = self._given()
+        self.probe.results("reset", {"obs": obs, "infos": self.infos})
         return obs
 
     def step(self, action: np.ndarray) -> Step:
@@ -64,6 +71,7 @@ class Envs:
         reward, terminated, truncated = (array.copy() for array in rest)
         self._returns += reward
         self._lengths += 1
+        next_infos = self.infos = self._given()
         episodes: list[Episode] = []
         done = terminated | truncated
         if np.count_nonzero(done):
@@ -72,9 +80,22 @@ class Envs:
             self._lengths[done] = 0
             obs = next_obs.copy()
             obs[done] = self.codec.encode_obs(self._vector.reset(done, self._no_seeds)[done])
-        step = Step(reward, terminated, truncated, next_obs, obs, episodes)
+            self.infos = self._given()
+        step = Step(reward, terminated, truncated, next_obs, obs, episodes, next_infos, self.infos)
         self.probe.results("step", step)
         return step
+
+    def _given(self) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        names = self.config.infos
+        given = self._vector.call("infos", [names] * self.num_envs) if names else []
+        for name in names:
+            there = [name in infos for infos in given]
+            if any(there):
+                nothing = np.zeros_like(given[there.index(True)][name])
+                found[name] = np.stack([infos.get(name, nothing) for infos in given])
+                found[f"_{name}"] = np.array(there)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every environment: a copy, of tensors, numbers and strings in dicts and lists."""
@@ -82,7 +103,7 @@ class Envs:
 
         recordings = self._vector.call("recording")
         return {
-            "id": self.spec.id,
+            "id": self.config.id,
             "states": [
                 recording and {**recording, "actions": torch.from_numpy(recording["actions"])}
                 for recording in recordings
@@ -94,31 +115,22 @@ class Envs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state` with the next `step`: instead of `reset`, in environments not used before.
 
-        Replays episodes. Raises ConfigError if `state` is not of `num_envs` copies of this environment, or
-        if the environment does not repeat itself.
+        Replays episodes. Raises ConfigError if the environment does not repeat itself.
         """
-        states = state["states"]
-        if state["id"] != self.spec.id:
-            raise ConfigError(f"env.id={self.spec.id}: the checkpoint holds {state['id']}")
-        if len(states) != self.num_envs:
-            raise ConfigError(
-                f"env.num_envs={self.num_envs}: the checkpoint holds {len(states)} environments"
-            )
         self._returns[:] = state["returns"].numpy()
         self._lengths[:] = state["lengths"].numpy()
-        recordings = [each and {**each, "actions": each["actions"].numpy()} for each in states]
+        recordings = [each and {**each, "actions": each["actions"].numpy()} for each in state["states"]]
         # Workers replay at the same time, and report failures as values.
-        reached = self._vector.call("restore", recordings)
-        for (same, steps, episode_return), expected, length in zip(
-            reached, self._returns, self._lengths, strict=True
-        ):
-            # The return covers the rewards of all steps, of which the recording holds only the last.
-            if not same or steps != length or np.float64(episode_return).tobytes() != expected.tobytes():
-                raise ConfigError(
-                    f"the environment {self.spec.id} does not repeat itself from its generator state and "
-                    "actions: runs in it cannot be resumed exactly.\n"
-                    "It keeps state that neither of them shows, or it or its libraries have changed since"
-                )
+        same, lengths, returns = zip(*self._vector.call("restore", recordings), strict=True)
+        # The return covers the rewards of all steps, of which the recording holds only the last.
+        same_returns = np.array(returns).tobytes() == self._returns.tobytes()
+        if not (all(same) and list(lengths) == self._lengths.tolist() and same_returns):
+            raise ConfigError(
+                f"the environment {self.config.id} does not repeat itself from its generator state and "
+                "actions: runs in it cannot be resumed exactly.\n"
+                "It keeps state that neither of them shows, or it or its libraries have changed since"
+            )
+        self.infos = self._given()
 
     def close(self) -> None:
         """Release the environments and their worker processes, also where a worker has died or hangs."""

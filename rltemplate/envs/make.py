@@ -1,4 +1,4 @@
-"""Gymnasium environments made from a specification, with what a user can mend refused in one line."""
+"""Gymnasium environments made from their configuration, with what a user can mend refused in one line."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ import importlib
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, NoReturn
 
 import gymnasium as gym
+from gymnasium import spaces
 
+from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
+from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.types import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 # The W&B client puts a function of its own in front of sys.exit.
 _PASSED_THROUGH = (__file__, os.path.join("wandb", "sdk", "lib", "exit_hooks.py"))  # noqa: PTH118
-
-
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
-    """The arguments of `gymnasium.make`."""
-
-    id: str
-    max_episode_steps: int | None
-    kwargs: Mapping[str, Any]
+_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
 
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
@@ -48,59 +43,106 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
         return super().reset(**kwargs)
 
 
-def make_env(spec: EnvSpec, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    """One environment; `ConfigError` in one line for mistakes of the user."""
+def make_env(config: EnvConfig, render_mode: str | None = None, training: bool = False) -> gym.Env[Any, Any]:
+    """One environment; `ConfigError` in one line for mistakes of the user.
+
+    Wrappers stand around the time limit, and `training` ones around these. Spaces of several parts, such as
+    Dict, are flattened last.
+    """
     try:
-        module, _, name = spec.id.rpartition(":")
+        module, _, name = config.id.rpartition(":")
         if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
             importlib.import_module(module)
-        if uses_mujoco(name):
+        if "mujoco" in str(gym.spec(name).entry_point):
             _quiet_mujoco()
         env = gym.make(
-            spec.id,
-            max_episode_steps=spec.max_episode_steps,
+            config.id,
+            max_episode_steps=config.max_episode_steps,
             render_mode=render_mode,
             disable_env_checker=True,
-            **spec.kwargs,
+            **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(spec.id, list(gym.registry), n=1)
+        near = difflib.get_close_matches(config.id, list(gym.registry), n=1)
         unknown = isinstance(error, gym.error.UnregisteredEnv | ModuleNotFoundError)
         hint = f"; did you mean {near[0]}?" if near and unknown else ""
-        raise ConfigError(f"env.id={spec.id}: {_first_line(error)}{hint}") from error
-    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-        if not spec.kwargs:
+        raise ConfigError(f"env.id={config.id}: {_first_line(error)}{hint}") from error
+    except _MISTAKES as error:
+        if not config.kwargs:
             raise
-        raise ConfigError(
-            f"env.kwargs={dict(spec.kwargs)}: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        raise ConfigError(f"env.kwargs={config.kwargs}: {why}") from error
     if type(env.unwrapped).__name__ == "BipedalWalker":
         env = FreshWorld(env)
+    for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
+        for name, arguments in getattr(config, key).items():
+            env = _wrapped(env, f"env.{key}.{name}", name, arguments)
+    if not isinstance(env.observation_space, spaces.Box | spaces.Discrete):
+        env = gym.wrappers.FlattenObservation(env)
     denormals.keep()
     return env
 
 
-def codec_of(spec: EnvSpec) -> Codec:
-    """The codec of an environment, which is made once to try it; it refuses as `make_env` and `Codec` do."""
-    env = make_env(spec)
+def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym.Env[Any, Any]:
+    module, _, own = name.replace(":", ".").rpartition(".")
+    hint = ""
     try:
-        return Codec(spec.id, env.observation_space, env.action_space)
-    finally:
-        env.close()
+        found = importlib.import_module(module or "gymnasium.wrappers")
+        near = difflib.get_close_matches(own, dir(found), n=1)
+        hint = f"; did you mean {near[0]}?" if near and near[0] != own else ""
+        wrapped = getattr(found, own)(env, **(arguments or {}))
+        if not isinstance(wrapped, gym.Env):
+            raise TypeError(f"gives {type(wrapped).__name__}, expected one gymnasium.Env")
+    except (gym.error.Error, ImportError, *_MISTAKES) as error:
+        why = f"{type(error).__name__}: {_first_line(error)}{hint}"
+        raise ConfigError(f"{key}={arguments}: {why}") from error
+    return wrapped
 
 
-def check_env(spec: EnvSpec) -> Codec:
+def codec_of(config: EnvConfig) -> Codec:
+    """The codec of a training environment, which is made once to try it; it refuses what does not fit."""
+    with closing(make_env(config, training=True)) as env:
+        codec = Codec(config.id, env.observation_space, env.action_space)
+        if config.wrappers or config.training_wrappers:
+            _check_wrappers(config, env)
+    return codec
+
+
+def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
+    """Refuse wrappers that `ActionRecorder` cannot restore: evaluations would lack their state as well."""
+    with closing(make_env(config)) as plain, closing(make_env(config, training=True)) as other:
+        if (plain.observation_space, plain.action_space) != (env.observation_space, env.action_space):
+            raise ConfigError(
+                "env.training_wrappers change the spaces, and evaluations do without them; use env.wrappers"
+            )
+        tried = ActionRecorder(env, config.id)
+        env.action_space.seed(0)
+        for seed in (0, None, None, None):  # of which a recording holds two
+            tried.reset(seed)
+            for _ in range(20):
+                if any(tried.step(env.action_space.sample())[2:]):
+                    break
+        if not ActionRecorder(other, config.id).restore(tried.recording())[0]:
+            names = ", ".join([*config.wrappers, *config.training_wrappers])
+            raise ConfigError(
+                f"{config.id} with {names} does not repeat itself from its generator state and actions: runs "
+                "in it cannot be resumed exactly.\nSomething keeps state over episodes or has its own "
+                "generator; algo.normalize_obs and algo.normalize_reward do what such wrappers do"
+            )
+
+
+def check_env(config: EnvConfig) -> Codec:
     """The codec of an environment that no run uses yet: `ConfigError` whatever the environment raises."""
     try:
         with exits_are_errors():
-            return codec_of(spec)
-    except ConfigError:
-        raise
+            return codec_of(config)
     except Exception as error:
+        if isinstance(error, ConfigError):
+            raise
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {_first_line(error)}"
         why = str(error) if isinstance(error, RunError) else why  # which names its place itself
-        raise ConfigError(f"env.id={spec.id}: cannot be made, {why}") from error
+        raise ConfigError(f"env.id={config.id}: cannot be made, {why}") from error
 
 
 @contextlib.contextmanager
@@ -127,11 +169,6 @@ def exits_are_errors() -> Iterator[None]:
         raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
     finally:
         os._exit = leave
-
-
-def uses_mujoco(env_id: str) -> bool:
-    """True if a registered environment is one of Gymnasium's that simulate with MuJoCo."""
-    return "mujoco" in str(gym.spec(env_id.rpartition(":")[2]).entry_point)
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -45,6 +45,7 @@ class ActionRecorder:
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
         self.env = env
         self._name = name
+        self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
         self._seed: int | None = None  # the last one given
         self._episodes: deque[_Episode] = deque(maxlen=2)  # the last one is running
@@ -64,6 +65,7 @@ class ActionRecorder:
             denormals.keep()
             validity.check_parts("reset", result)
             obs = self._check_obs(result[0])
+            self._info = result[1]
         except Exception as error:
             self._explain(error, "reset")
             raise
@@ -79,7 +81,7 @@ class ActionRecorder:
             result = self.env.step(action)
             denormals.keep()  # many load their libraries where they first need them
             validity.check_parts("step", result)
-            obs, reward, terminated, truncated, _ = result
+            obs, reward, terminated, truncated, self._info = result
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)
             terminated = validity.checked_flag("terminated", terminated)
@@ -90,9 +92,19 @@ class ActionRecorder:
         self._last = (obs, reward, terminated, truncated)
         return checked, reward, terminated, truncated
 
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+    def infos(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Entries of the last info, as far as they are there; `a.b` is the entry b of a."""
+        found = {}
+        for name in names:
+            value: Any = self._info
+            for key in name.split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            array = np.array(value)
+            if array.dtype.kind in "biuf":
+                found[name] = array
+            elif value is not None:
+                raise RunError(f"{self._name}: info has {value!r:.80} as {name}, expected numbers")
+        return found
 
     def _explain(self, error: Exception, moment: str) -> None:
         if isinstance(error, RunError):

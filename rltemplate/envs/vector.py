@@ -1,6 +1,6 @@
-"""N environments stepped together, in this process and in others beside it.
+"""N environments stepped together, in this process and in others beside it. Nothing is reset by itself.
 
-Nothing is reset by itself. Infos are dropped. Gymnasium's own SyncVectorEnv takes more time for infos and
+Gymnasium's own SyncVectorEnv takes more time for infos and
 copies than small environments take for a step. Its AsyncVectorEnv waits forever for a worker that died in the
 wrong moment, loses tracebacks, and leaves its workers to signals that are meant for the run.
 """
@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.envs.make import EnvSpec, make_env
+from rltemplate.config.schema import EnvConfig
+from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 
@@ -57,11 +58,11 @@ class SerialEnvs:
     environment returns an invalid value; exceptions of an environment pass. Only `close` may follow either.
     """
 
-    def __init__(self, spec: EnvSpec, group: slice, table: np.ndarray) -> None:
+    def __init__(self, config: EnvConfig, group: slice, table: np.ndarray) -> None:
         num, self._envs = len(table), []
         for number in range(num)[group]:
-            name = spec.id if num == 1 else f"{spec.id}, environment {number + 1} of {num}"
-            self._envs.append(ActionRecorder(make_env(spec), name))
+            name = config.id if num == 1 else f"{config.id}, environment {number + 1} of {num}"
+            self._envs.append(ActionRecorder(make_env(config, training=True), name))
         self._results = StepResult(*(table[group][name] for name in StepResult._fields))
         self._steps = [env.step for env in self._envs]
 
@@ -87,15 +88,14 @@ class SerialEnvs:
         """Close the environments; one that raises leaves none of the others open."""
         with contextlib.ExitStack() as closing:
             for env in self._envs:
-                closing.callback(env.close)
+                closing.callback(env.env.close)
 
 
 class WorkerPool:
-    """Environments in groups, one in each of `num_workers` processes beside this one, and the last one here.
+    """Environments in groups, one in each of `num_workers` processes beside this one, the last one here.
 
     Groups follow the order of the environments and are as even as possible, the last ones the smaller: with
-    as many workers as environments none is left for this process. Methods are those of `SerialEnvs`; all
-    groups work at the same time.
+    as many workers as environments none is left for this process. All groups work at the same time.
 
     `RunError` if a worker has died. An exception of an environment in a worker is raised here as RuntimeError
     with the traceback as a note. Of several failures that of the first environment is raised. Workers ignore
@@ -103,11 +103,11 @@ class WorkerPool:
     seed of its first environment: after a fork they would all start from the same numbers.
     """
 
-    def __init__(self, spec: EnvSpec, seeds: Sequence[int], num_workers: int, dtype: np.dtype[Any]) -> None:
-        num_envs, groups = len(seeds), num_workers + 1
+    def __init__(self, config: EnvConfig, seeds: Sequence[int], dtype: np.dtype[Any]) -> None:
+        num_envs, groups = len(seeds), config.num_workers + 1
         bounds = [-(-number * num_envs // groups) for number in range(groups + 1)]
         self._groups = list(map(slice, bounds, bounds[1:]))
-        self._id = spec.id
+        self._id = config.id
         self._own: SerialEnvs | None = None
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -123,14 +123,14 @@ class WorkerPool:
         try:
             for group in self._groups[:-1]:
                 pipe, other = context.Pipe()
-                work = (other, spec, group, memory, dtype, seeds[group.start])
+                work = (other, config, group, memory, dtype, seeds[group.start])
                 process = context.Process(target=_work, args=work, daemon=True)
                 process.start()
                 other.close()
                 self._pipes.append(pipe)
                 self._processes.append(process)
-            own = partial(SerialEnvs, spec, self._groups[-1], table)
-            *_, self._own = self._finish(range(num_workers), own)
+            own = partial(SerialEnvs, config, self._groups[-1], table)
+            *_, self._own = self._finish(range(config.num_workers), own)
         except BaseException:
             self.close()
             raise
@@ -205,7 +205,7 @@ def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
 
 
 def _work(
-    pipe: Connection, spec: EnvSpec, group: slice, memory: Any, dtype: np.dtype[Any], seed: int
+    pipe: Connection, config: EnvConfig, group: slice, memory: Any, dtype: np.dtype[Any], seed: int
 ) -> None:
     """In a worker: make a group of environments and call its methods as asked, until asked for no more."""
     for request in STOP_SIGNALS:
@@ -223,7 +223,7 @@ def _work(
             try:
                 if envs is None:
                     seed_global_rng(seed)
-                    envs = SerialEnvs(spec, group, table)
+                    envs = SerialEnvs(config, group, table)
                 elif method == "step":
                     envs.step(table["action"][group].copy())  # an environment may keep its action
                 else:

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from omegaconf import DictConfig
@@ -74,18 +75,18 @@ def check_environments(configs: Sequence[Config]) -> None:
 
     The last job of a sweep may start in days, and would be refused then.
     """
-    from rltemplate.envs.make import EnvSpec, check_env
+    from rltemplate.envs.make import check_env
 
     made: dict[str, Codec] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run gives them again
         for config in configs:
-            spec = EnvSpec(config.env.id, config.env.max_episode_steps, config.env.kwargs)
-            if f"{spec}" not in made:
-                made[f"{spec}"] = check_env(spec)
-            check_actions(config.algo.name, made[f"{spec}"])
+            env = f"{replace(config.env, num_envs=1, num_workers=0)}"
+            if env not in made:
+                made[env] = check_env(config.env)
+            check_actions(config.algo.name, made[env])
             if config.device is Device.cpu:
-                check_buffer(config.algo, made[f"{spec}"], usable_memory())
+                check_buffer(config.algo, made[env], usable_memory())
 
 
 def _check(plan: Plan) -> None:
@@ -115,6 +116,7 @@ def _is_known(plan: Plan) -> bool:
         return True  # libraries are loaded after their environment variables are set
     tried = ("env.kwargs", "env.max_", "algo.buffer_size")
     touched = any(word.lstrip("+").startswith(tried) for word in overrides)
+    touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
     return (
         config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
     )

@@ -99,9 +99,9 @@ class Observers:
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
         self._logger, self._stopping = logger, stopping
         # Both can be sent to another process, unlike the environments.
-        self._spec, self._codec = spec, codec = envs.spec, envs.codec
+        codec = self._codec = envs.codec
         self._video = VideoRecorder(
-            lambda render_mode: make_env(spec, render_mode),
+            lambda render_mode: make_env(config.env, render_mode),
             lambda obs: codec.decode_action(self._act(codec.encode_obs([obs])))[0],
             seed=config.seed,
             note=logger.message,
@@ -203,7 +203,7 @@ class Observers:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
-        episodes = evaluate(lambda: make_env(self._spec), self._codec, self._act, seeds)
+        episodes = evaluate(lambda: make_env(config.env), self._codec, self._act, seeds)
         return episode_means("eval", episodes)
 
     def _film(self) -> None:

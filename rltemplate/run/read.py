@@ -123,9 +123,11 @@ def parse_row(line: bytes) -> dict[str, float | None] | None:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Single values with their dotted keys."""
+    """Single values with their dotted keys. Wrappers are one value, because their order counts."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if value and f"{prefix}{name}" in ("env.wrappers", "env.training_wrappers"):
+            yield f"{prefix}{name}", [{wrapper: arguments} for wrapper, arguments in value.items()]
+        elif isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -90,6 +90,7 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         # each key is one, given or not
         ("", {"algo.gamma": 0.9, "num_threads": 2, "seed": 2}, "algo.gamma num_threads"),
         ("+env.kwargs.x=1", {"env.kwargs": {"x": 1}}, "env.kwargs.x"),
+        ("", {"env.wrappers": {"A": None, "B": {"x": 1, "y": 2}}}, "env.wrappers"),
         # what a level left open follows from the others
         ("", {"algo.hidden_sizes": [63], "determinism.products": "blas"}, "algo.hidden_sizes"),
         ("determinism.products=auto", {"determinism.products": "auto"}, "determinism.products"),
@@ -107,6 +108,13 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
 )
 def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], expected: str) -> None:
     assert names(run("a"), run("b", overrides, config)) == expected.split()
+
+
+def test_the_order_of_wrappers_is_a_factor() -> None:
+    a, b = ({"env.wrappers": dict.fromkeys(order)} for order in ("AB", "BA"))
+    assert names(run("a", "", a), run("b", "", b)) == ["env.wrappers"]
+    assert names(run("a", "", a), run("b", "", a)) == []
+    assert names(run("a"), run("b", "", a), ["rltemplate/envs/make.py"]) == ["env.wrappers", "code"]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def test_changed_environments_are_not_compared() -> None:
     assert standing("ppo", "LunarLander-v3", 300_000, 250.0, kwargs={"continuous": True}) is not None
     for env_id, changed in (
         ("Hopper-v5", {"max_episode_steps": 500}),
+        ("Hopper-v5", {"wrappers": {"FlattenObservation": None}}),
+        ("Hopper-v5", {"training_wrappers": {"FlattenObservation": None}}),
         ("LunarLander-v3", {"kwargs": {"continuous": True, "enable_wind": True}}),
     ):
         assert standing("ppo", env_id, 1_000_000, 3000.0, **changed) is None

@@ -12,11 +12,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, env_config
 from hydra.plugins.sweeper import Sweeper
 
 from rltemplate.config.cli.preflight import compose_job, preflight
-from rltemplate.envs.make import EnvSpec, check_env
+from rltemplate.envs.make import check_env
 from rltemplate.types import ConfigError
 
 # The words, and what the answer must contain.
@@ -175,7 +175,7 @@ def test_an_environment_that_fails_when_it_is_made_is_refused(
     spec = gymnasium.envs.registration.EnvSpec("Failing-v0", make)
     monkeypatch.setitem(gymnasium.registry, "Failing-v0", spec)
     with pytest.raises(ConfigError, match=f"env.id=Failing-v0: cannot be made, {says}"):
-        check_env(EnvSpec("Failing-v0", None, {}))
+        check_env(env_config("Failing-v0"))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,14 @@ def test_an_environment_that_fails_when_it_is_made_is_refused(
 def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> None:
     (config,) = preflight(["env=LunarLanderContinuous", word, "env.kwargs.continuous=false"]).configs
     assert config.env.kwargs == {"continuous": False, "gravity": -5}
+
+
+@pytest.mark.parametrize("sign", ["", "+"])
+def test_wrappers_keep_the_order_of_the_words(sign: str) -> None:
+    words = ["env.wrappers={own.module.Class:null,A:{x:1}}", "env.training_wrappers.B.y.z=2"]
+    (config,) = preflight([*(sign + word for word in words), "env.infos=[a.b]"]).configs
+    assert list(config.env.wrappers.items()) == [("own.module.Class", None), ("A", {"x": 1})]
+    assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
 
 
 def run(words: list[str], cwd: Path, project: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Configure
+from conftest import ROOT, Configure, env_config
 
 from rltemplate.config.loading import to_dict
 from rltemplate.determinism import golden, switches
 from rltemplate.determinism.levels import influences, prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import EnvSpec
 from rltemplate.types import ConfigError
 
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
@@ -143,6 +142,6 @@ def test_flushing_that_stays_on_is_refused_and_changes_a_digest(monkeypatch: pyt
         with pytest.raises(ConfigError, match="flush_to_zero should be False and is True after the env"):
             switches.confirm(settings)
         with pytest.raises(ConfigError, match="cannot be switched off here"):
-            Envs(EnvSpec("CartPole-v1", None, {}), 1, [0])
+            Envs(env_config("CartPole-v1"), [0])
     finally:
         switch(False)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import env_config
 from gymnasium import spaces
 
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import EnvSpec, make_env
+from rltemplate.envs.make import make_env
+from rltemplate.run.trace import named_leaves
 from rltemplate.types import ConfigError, Episode
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -42,12 +45,22 @@ def test_actions_reach_the_bounds_exactly_and_never_pass_them() -> None:
     assert not free.bounded
 
 
-def test_integer_actions_start_where_the_space_starts() -> None:
-    one = codec(action=spaces.Discrete(3, start=-1))
-    several = codec(action=spaces.MultiDiscrete([3, 2]))
-    assert one.decode_action(np.array([[0], [2]])).tolist() == [-1, 1]
-    assert several.decode_action(np.array([[2, 1]])).tolist() == [[2, 1]]
-    assert (one.nvec, several.nvec) == ((3,), (3, 2))
+def test_choices_start_where_the_space_starts_and_have_its_shape() -> None:
+    cases: list[tuple[spaces.Space[Any], Any, Any, Any]] = [
+        (spaces.Discrete(3, start=-1), [[0], [2]], [-1, 1], (3,)),
+        (
+            spaces.MultiDiscrete(np.array([[3], [2]])),
+            [[2, 1]],
+            [[[2], [1]]],
+            (3, 2),
+        ),
+        (spaces.MultiBinary(3), [[1, 0, 1]], [[1, 0, 1]], (2, 2, 2)),
+    ]
+    for space, action, native, nvec in cases:
+        some = codec(action=space)
+        decoded = some.decode_action(np.array(action))
+        assert (decoded.tolist(), some.nvec) == (native, nvec)
+        assert all(space.contains(row) for row in decoded)
 
 
 @pytest.mark.parametrize(("low", "high", "kind"), [(-2, 5, np.int64), (0, 255, np.uint8)])
@@ -64,7 +77,7 @@ def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: An
 @pytest.mark.parametrize(
     ("obs", "action", "words"),
     [
-        (spaces.Dict({"a": BOX}), BOX, ["Dict", "FlattenObservation"]),
+        (spaces.Dict({"a": BOX}), BOX, ["Dict", "flattens"]),
         (BOX, spaces.Tuple([BOX]), ["action space", "Tuple"]),
     ],
 )
@@ -79,7 +92,7 @@ def test_spaces_that_do_not_fit_are_refused_in_a_line(
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:
-    envs = Envs(EnvSpec("Scripted-v0", None, {"length": 2}), 2, [0, 1])
+    envs = Envs(env_config("Scripted-v0", kwargs={"length": 2}), [0, 1])
     assert envs.reset().tolist() == [[0, 0], [0, 0]]
     first = envs.step(np.zeros((2, 1), np.int64))
     assert first.episodes == []
@@ -98,5 +111,105 @@ def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start()
 
 def test_mujoco_warnings_leave_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make_env(EnvSpec("HalfCheetah-v5", None, {})).close()  # with which a warning comes
+    make_env(env_config("HalfCheetah-v5")).close()  # with which a warning comes
     assert list(tmp_path.iterdir()) == []
+
+
+class Counts(gym.Wrapper[Any, Any, Any, Any]):
+    """Shows the number of the step as info, also the last one, and puts `hidden` into the reward."""
+
+    number, episode = 0, 0
+
+    def __init__(self, env: gym.Env[Any, Any], hidden: str = "") -> None:
+        super().__init__(env)
+        self.hidden, self.own = hidden, np.random.default_rng()
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.number, self.episode = 0, self.episode + 1
+        return self.env.reset(**kwargs)[0], {"steps": np.zeros(2)}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self.number += 1
+        reward = {"generator": self.own.normal(), "episodes": self.episode}.get(self.hidden, reward)
+        info = {"steps": np.full(2, self.number), **({"final": {"steps": self.number}} if truncated else {})}
+        return obs, reward, terminated, truncated, info
+
+
+SHAPED = {"tests.toy.shaping:Upright": {"gamma": 0.5}}
+
+
+def test_wrappers_apply_in_their_order_and_those_of_training_around_them() -> None:
+    clip = {"ClipReward": {"max_reward": -0.5}}
+
+    def reward(training: bool, **changes: Any) -> float:
+        env = make_env(env_config("CartPole-v1", **changes), training=training)
+        env.reset(seed=1)
+        return float(env.step(1)[1])
+
+    shaped = reward(False, wrappers=clip | SHAPED)
+    assert -0.6 < shaped < 0 != shaped + 0.5
+    assert reward(False, wrappers=SHAPED | clip) == -0.5
+    assert reward(True, wrappers=clip, training_wrappers=SHAPED) == shaped
+    assert reward(False, wrappers=clip, training_wrappers=SHAPED) == -0.5  # as evaluations have it
+
+
+def test_a_wrapper_may_change_the_spaces_and_a_dict_is_flattened() -> None:
+    stack, clock = {"FrameStackObservation": {"stack_size": 3}}, {"TimeAwareObservation": {"flatten": False}}
+    assert Envs(env_config("CartPole-v1", wrappers=stack), [0]).reset().shape == (1, 12)
+    flat = Envs(env_config("CartPole-v1", wrappers=clock), [0])  # of which the observation is a Dict
+    bare = Envs(env_config("CartPole-v1"), [0])
+    assert flat.reset()[:, :4].tolist() == bare.reset().tolist()
+    assert flat.step(np.array([[1]])).obs[0].tolist() == [*bare.step(np.array([[1]])).obs[0].tolist(), 1.0]
+
+
+REPEATS = "does not repeat itself"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"FramStackObservation": {}}, r"env.wrappers.FramStack.* did you mean FrameStackObservation\?"),
+        ({"FrameStackObservation": {"size": 4}}, "unexpected keyword argument 'size'"),
+        ({"FrameStackObservation": 4}, "env.wrappers.FrameStackObservation=4: .*must be a mapping"),
+        ({"nowhere:Wrapper": None}, "env.wrappers.nowhere:Wrapper=None: .*No module named 'nowhere'"),
+        ({"test_envs.Count": {}}, r"did you mean Counts\?"),
+        ({"builtins:print": {}}, "gives NoneType, expected one gymnasium.Env"),
+        ({"NormalizeObservation": {}}, REPEATS),
+        ({"test_envs:Counts": {"hidden": "generator"}}, REPEATS),
+        ({"test_envs:Counts": {"hidden": "episodes"}}, REPEATS),
+        ({"training_wrappers": {"NormalizeReward": {}}}, REPEATS),
+        ({"training_wrappers": {"FrameStackObservation": {"stack_size": 2}}}, "change the spaces"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_had_is_refused(changes: dict[str, Any], words: str) -> None:
+    changes = changes if "training_wrappers" in changes else {"wrappers": changes}
+    with pytest.raises(ConfigError, match=words) as refusal:
+        Envs(env_config("CartPole-v1", **changes), [0])
+    assert str(refusal.value).count("\n") == (words == REPEATS)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_infos_come_with_the_observations_that_they_are_about(workers: int) -> None:
+    changes: dict[str, Any] = {
+        "wrappers": {"test_envs:Counts": {}},
+        "infos": ["steps", "final.steps", "none"],
+    }
+    envs, again = (Envs(env_config("CartPole-v1", 2, workers, 2, **changes), [0, 1]) for _ in range(2))
+    envs.reset()
+    seen = [envs.infos]
+    for _ in range(2):
+        step = envs.step(np.zeros((2, 1), np.int64))
+        seen += [step.next_infos, step.infos]
+    assert [infos["steps"].tolist() for infos in seen] == [[[n, n]] * 2 for n in (0, 1, 1, 2, 0)]
+    assert [list(infos) for infos in seen[2:]] == [
+        ["steps", "_steps"],
+        ["steps", "_steps", "final.steps", "_final.steps"],
+        ["steps", "_steps"],
+    ]
+    assert seen[3]["final.steps"].tolist() == [2, 2]
+    assert {"next_infos/final.steps", "infos/steps"} <= dict(named_leaves(step)).keys()  # so in the trace
+    again.load_state_dict(envs.state_dict())
+    assert again.infos["steps"].tolist() == [[0, 0]] * 2
+    envs.close()
+    again.close()

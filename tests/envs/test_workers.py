@@ -18,11 +18,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import alive, until
+from conftest import alive, env_config, until
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import EnvSpec
 from rltemplate.types import ConfigError, RunError
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
@@ -115,7 +114,8 @@ def build() -> Iterator[Build]:
     made: list[Envs] = []
 
     def make(env_id: str, num: int, workers: int, limit: int | None = None, **kwargs: Any) -> Envs:
-        made.append(Envs(EnvSpec(env_id, limit, kwargs), num, list(range(7, 7 + num)), workers))
+        config = env_config(env_id, num, workers, limit, kwargs=kwargs)
+        made.append(Envs(config, range(7, 7 + num)))
         return made[-1]
 
     yield make
@@ -255,10 +255,10 @@ import multiprocessing
 import gymnasium as gym, numpy as np
 import test_workers as t
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import EnvSpec
 
 gym.register("Breaks-v0", entry_point=t.Breaks)
-envs = Envs(EnvSpec("Breaks-v0", None, {{"act": {act!r}, "who": (7, 8, 9)}}), 3, [7, 8, 9], num_workers=3)
+kwargs = {{"act": {act!r}, "who": (7, 8, 9)}}
+envs = Envs(t.env_config("Breaks-v0", 3, 3, kwargs=kwargs), [7, 8, 9])
 envs.reset()
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 envs.step(np.zeros((3, 2), np.float32))

@@ -168,8 +168,14 @@ def _read(word: str, parser: OverridesParser) -> Override:
     sign, key, value = re.fullmatch(r"([+~]*)([^=]*)(=.*)?", word, re.DOTALL).groups()  # type: ignore[union-attr]
     if not key.strip() or value is None or "~" in sign:
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
-    # A sign is not needed: arguments of the environment are added, and every other key is there.
-    kept = "++" if re.match(r"env\.kwargs\b", key) else sign if key.startswith("hydra") else ""
+    # A sign is not needed: arguments and wrappers of the environment are added, and every other key is there.
+    kept = (
+        "++"
+        if re.match(r"env\.(kwargs|(training_)?wrappers)\b", key)
+        else sign
+        if key.startswith("hydra")
+        else ""
+    )
     value, override = value[1:], None
     with suppress(HydraException, ValueError):  # ValueError: a number of thousands of digits
         override = parser.parse_overrides([f"{kept}{key}={value}"])[0]

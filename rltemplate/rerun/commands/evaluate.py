@@ -36,7 +36,7 @@ def main(args: Args) -> int:
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
         with exits_are_errors():
-            episodes = evaluate(lambda: make_env(envs.spec), envs.codec, algorithm.act, seeds)
+            episodes = evaluate(lambda: make_env(config.env), envs.codec, algorithm.act, seeds)
     finally:
         algorithm.close()
     returns = [episode.episode_return for episode in episodes]
