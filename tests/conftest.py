@@ -12,7 +12,7 @@ import sys
 
 # Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
 os.environ["OMP_NUM_THREADS"] = "1"
-# In this process and in those that tests start, ATEN_TEST_FAULT flips a bit.
+# In this process, and in those that import flipped_bits too, ATEN_TEST_FAULT flips a bit.
 FAULTS = f"{os.path.dirname(__file__)}/faults"  # noqa: PTH120 - before any other import
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FAULTS, os.environ.get("PYTHONPATH")]))
 sys.path.append(FAULTS)

@@ -3,17 +3,15 @@
 A test sets the environment variable `ATEN_TEST_FAULT` to `ITEM@ITERATION` or `ITEM@ITERATION:INDEX`, for
 instance `action@3:17`: the action of step 17 in iteration 3. `start/net/mu@3` is the entry `net`, `mu` of the
 state with which iteration 3 begins. The run goes on with the changed value; its record names the variable.
+It has to be imported before the modules that make traces.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
+
+from rltemplate.run import trace
 
 VARIABLE = "ATEN_TEST_FAULT"
 
@@ -53,64 +51,42 @@ def flip_entry(state: Any, path: str) -> bool:
     return True
 
 
-def let_traces_flip(module: ModuleType) -> None:
-    """Replace `Trace` by one that flips the item that the environment variable names when it is made."""
-    trace: Any = module.Trace
+class FlippingTrace(trace.Trace):
+    """A trace that flips the item that the environment variable names when it is made."""
 
-    class FlippingTrace(trace):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.item, _, place = os.environ.get(VARIABLE, "").partition("@")
-            self.at, _, self.number = place.partition(":")
-            self.seen = 0
-            self.done = False
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.item, _, place = os.environ.get(VARIABLE, "").partition("@")
+        self.at, _, self.number = place.partition(":")
+        self.seen = 0
+        self.done = False
 
-        def begin(self, algorithm: Any) -> None:
-            self.seen = 0
-            if self.item.startswith("start/") and self.at == str(self._iteration) and not self.done:
-                state = algorithm.state_dict()
-                self.done = flip_entry(state, self.item.removeprefix("start/"))
-                state.pop("envs", None)  # those that step already keep theirs
-                algorithm.load_state_dict(state)
-            super().begin(algorithm)
+    def begin(self, algorithm: Any) -> None:
+        self.seen = 0
+        if self.item.startswith("start/") and self.at == str(self._iteration) and not self.done:
+            state = algorithm.state_dict()
+            self.done = flip_entry(state, self.item.removeprefix("start/"))
+            state.pop("envs", None)  # those that step already keep theirs
+            algorithm.load_state_dict(state)
+        super().begin(algorithm)
 
-        def draw(self, stream: str, value: Any) -> None:
-            self.passed(f"draw/{stream}", value)
-            super().draw(stream, value)
+    def draw(self, stream: str, value: Any) -> None:
+        self.passed(f"draw/{stream}", value)
+        super().draw(stream, value)
 
-        def results(self, event: str, values: Any, whole: bool = False) -> None:
-            for item, value in module.named_leaves(values):
-                self.passed(item, value)
-            super().results(event, values, whole)
+    def results(self, event: str, values: Any, whole: bool = False) -> None:
+        for item, value in trace.named_leaves(values):
+            self.passed(item, value)
+        super().results(event, values, whole)
 
-        def passed(self, item: str, value: Any) -> None:
-            """An item passes, for the n-th time in this iteration."""
-            if item != self.item or self.at != str(self._iteration) or self.done:
-                return
-            if self.seen == int(self.number or 0):
-                value[...] = flipped(value)
-                self.done = True
-            self.seen += 1
-
-    module.Trace = FlippingTrace  # type: ignore[attr-defined]
+    def passed(self, item: str, value: Any) -> None:
+        """An item passes, for the n-th time in this iteration."""
+        if item != self.item or self.at != str(self._iteration) or self.done:
+            return
+        if self.seen == int(self.number or 0):
+            value[...] = flipped(value)
+            self.done = True
+        self.seen += 1
 
 
-class _OnImport(MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "rltemplate.run.trace":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        assert spec is not None
-        loader: Any = spec.loader
-        load = loader.exec_module
-
-        def load_and_replace(module: ModuleType) -> None:
-            load(module)
-            let_traces_flip(module)
-
-        loader.exec_module = load_and_replace
-        return spec
-
-
-sys.meta_path.insert(0, _OnImport())
+trace.Trace = FlippingTrace  # type: ignore[misc]
