@@ -114,9 +114,8 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     if words[0] != "train":
         return main(words)
     script = str(ROOT / "scripts" / "train.py")
-    monkeypatch.setattr(sys, "argv", [script, "runs_dir=none", *words[1:]])
-    if any(word.startswith("runs_dir=") for word in words):
-        del sys.argv[1]
+    default = [] if any(word.startswith("runs_dir=") for word in words) else ["runs_dir=none"]
+    monkeypatch.setattr(sys, "argv", [script, *default, *words[1:]])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(script, run_name="__main__")
     return int(str(end.value.code))
@@ -192,15 +191,13 @@ REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0"}
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_refusal_takes_half_a_second_and_no_torch(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOADED, name, REFUSALS[name]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    times = []
-    for _ in range(3):  # of which the fastest is the least disturbed
+    times = [1.0]
+    while min(times) >= 0.5 and len(times) < 4:  # the fastest is the least disturbed
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         status, seconds, torch = done.stdout.split()
         assert (status, torch, faults(done.stderr)) == ("2", "False", [])
         times.append(float(seconds))
-        if times[-1] < 0.5:
-            break
     assert min(times) < 0.5
 
 
@@ -217,9 +214,6 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path) -> None:
 
 
 def test_help_is_for_standard_output_whoever_closes_it() -> None:
-    line = [*program(ROOT, "prove"), "--help"]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: python -m ")
-    pipe = f"{shlex.join(line)} | true; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", pipe], capture_output=True).stderr == b""
+    pipe = f"{shlex.join(program(ROOT, 'prove'))} --help | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
+    assert (done.stdout.startswith("usage: python -m "), done.stderr) == (True, "")

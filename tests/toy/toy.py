@@ -39,10 +39,8 @@ class Toy(StatefulAlgorithm):
     config: ToyConfig
     state: TrainState
 
-    def __init__(
-        self, config: ToyConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
-    ) -> None:
-        super().__init__(envs, streams, total_env_steps, engine)
+    def __init__(self, config: ToyConfig, envs: Envs, streams: Streams, steps: int, engine: Engine) -> None:
+        super().__init__(envs, streams, steps, engine)
         self.config, codec = config, envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         sizes = [codec.obs_size, self.dist.param_size]
@@ -65,8 +63,7 @@ class Toy(StatefulAlgorithm):
             done = torch.from_numpy(step.terminated | step.truncated)
             steps.append((obs, action, self.to_device(step.reward), done))
             episodes += step.episodes
-            obs = self.to_device(step.obs)
-        self.obs = obs
+            self.obs = obs = self.to_device(step.obs)
         self.env_steps += self.config.num_steps * self.envs.num_envs
         all_obs, actions, rewards, done = (torch.stack(values) for values in zip(*steps, strict=True))
         returns = [rewards[-1]]  # (N,) until the end of the episode or of these steps, the last step first
@@ -77,7 +74,6 @@ class Toy(StatefulAlgorithm):
         return IterationResult(named(metrics) | {"optim/learning_rate": rate}, episodes)
 
     def policy_step(self, flat: Tensor, obs: Tensor, noise: Tensor) -> PolicyStep:
-        """Actions for observations (N, O)."""
         params = self.net.call(flat, obs)
         return PolicyStep(params, self.dist.sample(params, noise))
 
@@ -96,10 +92,8 @@ class Toy(StatefulAlgorithm):
         return metrics, TrainState(state.params - rate * grad)
 
     def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution."""
         return self.net.call(self.state.params, obs)  # type: ignore[no-any-return]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """The policy."""
         batches = (self.envs.num_envs, self.envs.num_envs * self.config.num_steps)
         return {"policy": ForwardPass(self.policy, self.envs.codec.obs_size, batches)}
