@@ -34,7 +34,6 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     # training, after its overrides were understood
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
     ("train env=ALE/Pong-v5", "env=ALE/Pong-v5: "),
-    ("train env=Blackjack-v1", "Blackjack-v1 has the observation space Tuple", "Box and Discrete"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2663.6 GiB, and this"),
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),

@@ -116,7 +116,7 @@ def test_flushing_is_switched_off_or_refused_and_changes_a_digest(monkeypatch: p
     kept, settings, switch = golden.digests(physics=False), switches.read_back(), torch.set_flush_denormal
     try:
         switch(True)
-        Envs(EnvSpec("CartPole-v1", None, {}), 1, [0]).close()
+        Envs(env_config("CartPole-v1"), [0]).close()
         switches.confirm(settings)
         assert golden.digests(physics=False) == kept
         switch(True)
