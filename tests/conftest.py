@@ -35,6 +35,7 @@ from hydra import compose, initialize_config_dir
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_config
 from rltemplate.config.schema import Config, EnvConfig, register_schemas
+from rltemplate.envs.envs import Envs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.sinks.sink import RunFacts
@@ -84,6 +85,15 @@ def env_config(
     """The configuration of an environment, with `changes` to what conf/env/_gymnasium.yaml has."""
     values: dict[str, Any] = {"kwargs": {}, "wrappers": {}, "training_wrappers": {}, "infos": [], **changes}
     return EnvConfig(id=env_id, num_envs=num_envs, num_workers=num_workers, max_episode_steps=limit, **values)
+
+
+def play(envs: Envs, start: int, steps: int) -> list[list[Any]]:
+    """The results of steps `start` to `start + steps` to the last bit, taken down only at the end."""
+    taken, shape, nvec = [], (envs.num_envs, envs.codec.action_size), envs.codec.nvec
+    for rng in map(np.random.default_rng, range(start, start + steps)):
+        action = rng.integers(0, nvec, shape) if nvec else rng.uniform(-1.2, 1.2, shape).astype(np.float32)
+        taken.append(envs.step(action))
+    return [[*(array.tobytes() for array in step[:5]), step.episodes] for step in taken]
 
 
 def git(folder: Path, *words: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import env_config
+from conftest import env_config, play
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
@@ -21,19 +20,23 @@ from rltemplate.types import ConfigError
 
 FURTHER = 200  # steps after the snapshot
 
-# The time limit ends episodes of those that never fall over.
-LIMITS = {
-    **dict.fromkeys(("CartPole-v1", "LunarLander-v3", "Hopper-v5", "Humanoid-v5", "Walker2d-v5"), None),
-    **dict.fromkeys(("Reacher-v5", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"), None),
-    **dict.fromkeys(("Pendulum-v1", "BipedalWalker-v3", "HalfCheetah-v5", "Ant-v5"), 60),
-    **dict.fromkeys(("Swimmer-v5", "Pusher-v5"), 60),
-}
-# Wrappers that draw from the environment's generator, keep state within an episode, and apply to training.
+LIMIT = 60  # which ends episodes of those that never fall over
+IDS = [
+    *(
+        "CartPole-v1",
+        "Pendulum-v1",
+        "LunarLander-v3",
+        "BipedalWalker-v3",
+        "InvertedPendulum-v5",
+        "Reacher-v5",
+    ),
+    *("InvertedDoublePendulum-v5", "Pusher-v5", "Swimmer-v5", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5"),
+    *("Ant-v5", "Humanoid-v5"),
+]
+# They draw from the environment's generator, keep state within an episode, and apply to training alone.
+STICKY, STACK = {"repeat_action_probability": 0.5}, {"stack_size": 3}
 WRAPPED: dict[str, Any] = {
-    "wrappers": {
-        "StickyAction": {"repeat_action_probability": 0.5},
-        "FrameStackObservation": {"stack_size": 3},
-    },
+    "wrappers": {"StickyAction": STICKY, "FrameStackObservation": STACK},
     "training_wrappers": {"tests.toy.shaping:Upright": None},
 }
 MOMENTS = ("first episode", "mid-episode", "just ended")
@@ -42,19 +45,7 @@ MOMENTS = ("first episode", "mid-episode", "just ended")
 def make(env_id: str, num: int, workers: int = 0, seed: int = 1) -> Envs:
     changes = WRAPPED if env_id == "wrapped" else {}
     env_id = "CartPole-v1" if changes else env_id
-    return Envs(env_config(env_id, num, workers, LIMITS.get(env_id), **changes), env_seeds(seed, "env", num))
-
-
-def play(envs: Envs, start: int, steps: int) -> list[list[Any]]:
-    """The results of steps `start` to `start + steps`, to the last bit."""
-    trail, shape = [], (envs.num_envs, envs.codec.action_size)
-    for t in range(start, start + steps):
-        rng, nvec = np.random.default_rng(t), envs.codec.nvec
-        action = rng.integers(0, nvec, shape) if nvec else rng.uniform(-1, 1, shape).astype(np.float32)
-        step = envs.step(action)
-        episodes = [[e.episode_return.hex(), e.length] for e in step.episodes]
-        trail.append([*(array.tobytes().hex() for array in step[:5]), episodes])
-    return trail
+    return Envs(env_config(env_id, num, workers, LIMIT, **changes), env_seeds(seed, "env", num))
 
 
 def reach(envs: Envs, moment: str) -> int:
@@ -83,7 +74,7 @@ def reach(envs: Envs, moment: str) -> int:
         ("wrapped", 3, "mid-episode", 1, 0),
         *(
             pytest.param(env_id, num, moment, workers, workers, marks=pytest.mark.slow)
-            for env_id, num, moment, workers in itertools.product(LIMITS, (1, 3), MOMENTS, (0, 1))
+            for env_id, num, moment, workers in itertools.product(IDS, (1, 3), MOMENTS, (0, 1))
         ),
     ],
 )
@@ -144,68 +135,35 @@ class Walk(gym.Env[np.ndarray, Any]):
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    episodes = 0
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.place, self.own = np.zeros(2), np.random.default_rng()
+    def __init__(self, kind: str, render_mode: str | None = None) -> None:
+        self.kind, self.place, self.goal, self.episodes = kind, np.zeros(2), 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        if seed is not None:
-            self.part, self.goal = self.np_random, self.np_random.normal()
-        self.episodes += 1
-        self.place[:], self.t = self.start(), 0
+        if self.kind == "NoGenerator-v0":
+            self.part = np.random.default_rng(0)
+        else:
+            super().reset(seed=seed)
+            if seed is not None:
+                self.part, self.goal = self.np_random, self.np_random.normal()
+        drawn = np.random.default_rng() if self.kind == "OwnGenerator-v0" else self.part
+        self.place[:], self.t, self.episodes = drawn.normal(size=2), 0, self.episodes + 1
         return self.place, {}
 
     def step(self, action: Any) -> Any:
         self.t += 1
         action += self.place[0]
-        self.place += self.part.normal(size=2) + action * self.factor()
+        late = self.kind == "PartsLater-v0" and self.t == 7  # by what it keeps across episodes
+        self.place += self.part.normal(size=2) + action * (self.episodes if late else 1)
         return self.place, float(self.place[0] - self.goal), False, self.t == 7, {}
 
-    def start(self) -> np.ndarray:
-        return self.part.normal(size=2)
 
-    def factor(self) -> int:
-        return 1
-
-
-class NoGenerator(Walk):
-    """Moves by its actions alone, and never touches a generator."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.place[:], self.t = 0.0, 0
-        return self.place, {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        self.place += action
-        return self.place, 1.0, False, self.t == 7, {}
+KINDS = ("Usual-v0", "NoGenerator-v0", "OwnGenerator-v0", "PartsLater-v0")
+for kind in KINDS:
+    gym.register(kind, entry_point="test_recorder:Walk", kwargs={"kind": kind})
 
 
-class GeneratorOfItsOwn(Walk):
-    """Draws from a generator without a seed."""
-
-    def start(self) -> np.ndarray:
-        return self.own.normal(size=2)
-
-
-class PartsLater(Walk):
-    """Keeps state across episodes that shows only late in each of them."""
-
-    def factor(self) -> int:
-        return self.episodes if self.t == 7 else 1
-
-
-@pytest.fixture
-def own(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The id under which a class from above is registered."""
-    gym.register("Own-v0", entry_point=request.param)
-    yield "Own-v0"
-    gym.registry.pop("Own-v0")
-
-
-@pytest.mark.parametrize("own", [Walk, NoGenerator], indirect=True)
+@pytest.mark.parametrize("own", KINDS[:2])
 def test_an_environment_that_repeats_itself_goes_on(own: str, tmp_path: Path) -> None:
     for steps in (0, 5, 14, 25):
         envs = running(own, steps=steps)
@@ -214,10 +172,10 @@ def test_an_environment_that_repeats_itself_goes_on(own: str, tmp_path: Path) ->
         assert play(again, steps, 30) == play(envs, steps, 30)
 
 
-@pytest.mark.parametrize("own", [GeneratorOfItsOwn, PartsLater], indirect=True)
+@pytest.mark.parametrize("own", KINDS[2:])
 def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
     state = running(own, steps=25).state_dict()
-    with pytest.raises(ConfigError, match="the environment Own-v0 does not repeat itself") as refusal:
+    with pytest.raises(ConfigError, match=f"the environment {own} does not repeat itself") as refusal:
         restored(state, own)
     assert len(str(refusal.value).splitlines()) <= 2
 

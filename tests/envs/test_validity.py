@@ -88,29 +88,24 @@ class Odd(gym.Env[Any, Any]):
         return self.result()
 
 
-@pytest.mark.parametrize("act", FAULTS)
-def test_an_invalid_step_is_named_with_its_place(act: str) -> None:
-    env = ActionRecorder(Odd(act, 7), "Odd-v0")
-    env.reset()
-    for _ in range(6):
-        env.step(0)
-    with pytest.raises(RunError) as trouble:
-        env.step(0)
-    assert str(trouble.value).startswith("Odd-v0, step 7 of its episode: ")
-    assert FAULTS[act][1] in str(trouble.value)
-    assert "\n" not in str(trouble.value)
-
-
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("act", "at", "words"),
     [
-        ("nan", "the observation has nan in place 3 of 11"),
-        ("no parts", r"reset\(\) gave None \(NoneType\), expected 2 parts"),
+        *((act, 7, words) for act, (_, words) in FAULTS.items()),
+        ("nan", 0, FAULTS["nan"][1]),
+        ("no parts", 0, "reset() gave None (NoneType), expected 2 parts"),
     ],
 )
-def test_an_invalid_reset_is_named(act: str, words: str) -> None:
-    with pytest.raises(RunError, match=f"^Odd-v0, reset: {words}"):
-        ActionRecorder(Odd(act, 0), "Odd-v0").reset()
+def test_an_invalid_value_is_named_with_its_place(act: str, at: int, words: str) -> None:
+    env = ActionRecorder(Odd(act, at), "Odd-v0")
+    calls: list[Any] = [env.reset, *[lambda: env.step(0)] * at]
+    for call in calls[:-1]:
+        call()
+    with pytest.raises(RunError) as trouble:
+        calls[-1]()
+    assert str(trouble.value).startswith(f"Odd-v0, {f'step {at} of its episode' if at else 'reset'}: ")
+    assert words in str(trouble.value)
+    assert "\n" not in str(trouble.value)
 
 
 @pytest.mark.parametrize("act", LEGAL)

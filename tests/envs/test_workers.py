@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import alive, env_config, until
+from conftest import alive, env_config, play, until
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
@@ -98,13 +98,7 @@ class Breaks(gym.Env[Any, Any]):
         return self.result(self.steps), reward, False, self.t == 10, {}
 
 
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    gym.register("Breaks-v0", entry_point="test_workers:Breaks")
-    yield
-    gym.registry.pop("Breaks-v0")
-
-
+gym.register("Breaks-v0", entry_point="test_workers:Breaks")
 Build = Callable[..., Envs]
 
 
@@ -126,22 +120,9 @@ def build() -> Iterator[Build]:
     assert time.monotonic() - started < 4
 
 
-def actions(envs: Envs, steps: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(3)
-    shape = (steps, envs.num_envs, envs.codec.action_size)
-    if envs.codec.continuous:
-        return list(rng.uniform(-1.2, 1.2, shape).astype(np.float32))
-    return list(rng.integers(0, envs.codec.nvec, shape))
-
-
-def play(envs: Envs, count: int) -> list[Any]:
-    return [envs.step(action) for action in actions(envs, count)]
-
-
 def trail(envs: Envs, steps: int = 90) -> list[Any]:
-    """The results of environments to the last bit, taken down only at the end."""
-    seen: list[Any] = [envs.reset().tobytes()]
-    return seen + [[*(array.tobytes() for array in step[:5]), step.episodes] for step in play(envs, steps)]
+    """The first observations, and the results of steps."""
+    return [envs.reset().tobytes(), *play(envs, 0, steps)]
 
 
 @pytest.mark.parametrize("env_id", KINDS)
@@ -186,9 +167,9 @@ def test_an_exception_arrives_with_traceback_and_place(
 ) -> None:
     envs = build("Breaks-v0", 3, workers, act="raises", at=27, who=(8, 9))
     envs.reset()
-    play(envs, 26)
+    play(envs, 0, 26)
     with pytest.raises(RuntimeError if workers else ValueError, match="two lines\nof text") as trouble:
-        play(envs, 1)
+        play(envs, 0, 1)
     said = "".join(traceback.format_exception(trouble.value))
     assert "ValueError: two lines\nof text" in said
     assert "Breaks-v0, environment 2 of 3, step 7 of its episode" in said
@@ -202,7 +183,7 @@ def test_an_invalid_value_arrives_in_a_line(workers: int, build: Build) -> None:
     envs = build("Breaks-v0", 3, workers, act="nan", at=7)
     envs.reset()
     with pytest.raises(RunError, match=r"^Breaks-v0, environment 2 of 3, step 7 of its episode: the obs"):
-        play(envs, 7)
+        play(envs, 0, 7)
 
 
 def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> None:
@@ -222,7 +203,7 @@ def test_a_worker_that_dies_ends_the_wait(
     if at:
         envs.reset()
     with pytest.raises(RunError, match=rf"^Breaks-v0: worker process 2 of 3 died \({how}\)$"):
-        play(envs, 10) if at else envs.reset()
+        play(envs, 0, 10) if at else envs.reset()
     with pytest.raises(RunError, match="worker process 2 of 3 died"):  # also where it was dead before
         envs.state_dict()
     envs.close()
@@ -245,18 +226,17 @@ def test_workers_take_no_notice_of_signals_to_the_run(build: Build) -> None:
         assert process.pid is not None
         for number in reversed(SIGNALS):
             os.kill(process.pid, number)
-    assert len(play(envs, 30)) == 30
+    assert len(play(envs, 0, 30)) == 30
     bystander.join(5)
     assert bystander.exitcode in [-number for number in SIGNALS]  # so the signals do arrive
 
 
 PROGRAM = """
 import multiprocessing
-import gymnasium as gym, numpy as np
+import numpy as np
 import test_workers as t
 from rltemplate.envs.envs import Envs
 
-gym.register("Breaks-v0", entry_point=t.Breaks)
 kwargs = {{"act": {act!r}, "who": (7, 8, 9)}}
 envs = Envs(t.env_config("Breaks-v0", 3, 3, kwargs=kwargs), [7, 8, 9])
 envs.reset()
