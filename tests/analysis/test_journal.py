@@ -27,18 +27,18 @@ def test_an_entry_says_why_what_changed_and_what_came_of_it(tmp_path: Path) -> N
     runs_dir = tmp_path / "my runs"
     first = write_run(runs_dir, 1, [0.0, 5.0], config={"note": "to see | whether it *runs* <b>"})
     journal.write_run(first, runs_dir, tmp_path)
-    assert text(runs_dir).startswith("# Journal\n")
-    assert "**Why** to see | whether it \\*runs\\* \\<b>" in text(runs_dir)
-    assert "the first of its kind here" in text(runs_dir)
-    assert "return 5 after 200 steps" in text(runs_dir)
+    for said in (
+        "**Why** to see | whether it \\*runs\\* \\<b>",
+        "the first of its kind here",
+        "return 5 after 200 steps",
+    ):
+        assert said in text(runs_dir)
     (runs_dir / paths.JOURNAL).write_text(text(runs_dir) + "a thought of mine\n")
     second = write_run(runs_dir, 2, [0.0, 7.0], status="interrupted", error="no | luck")
     journal.write_run(second, runs_dir, tmp_path)
     added = text(runs_dir).partition("a thought of mine\n")[2]
-    assert "**Changed** against [run-1](ppo-Thing/run-1)" in added
-    assert "only the seed differs" in added
-    assert "no | luck" in added
-    assert "refs/runs/run-2" in added
+    for said in ("**Changed** against [run-1](ppo-Thing/run-1)", "only the seed differs", "no | luck"):
+        assert said in added
     links = re.findall(r"\]\(([^)]+)\)", text(runs_dir))
     assert len(links) == 3
     assert all((runs_dir / unquote(link)).exists() for link in links)

@@ -108,10 +108,7 @@ def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of changed code in a copy of the project: the repository and the run's folder.
-
-    It was made on a detached head, in a linked worktree that is gone, and there were commits since.
-    """
+    """A run of changed code, in a linked worktree that is gone: the repository and the run's folder."""
     folder = tmp_path_factory.mktemp("recorded")
     repo, linked = Path(shutil.copytree(fork, folder / "repo")), folder / "linked"
     git(repo, "worktree", "add", "-q", "--detach", str(linked))
@@ -124,7 +121,6 @@ def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     done = run_train(linked, folder, *WORDS)
     assert done.returncode == 0, done.stderr
     git(repo, "worktree", "remove", "--force", str(linked))
-    git(repo, "commit", "-q", "--allow-empty", "-m", "later work")
     (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
     return repo, record.parent
 
@@ -169,7 +165,6 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
     found = place.again(run)
     assert found.verdict == DIVERGED
     assert found.headline.startswith("diverged in iteration 2 (environment steps 65 to ")
-    assert found.comparison is not None
     assert found.comparison.differences == []
     assert found.kept is not None
     kept = Path(found.kept)
@@ -245,9 +240,7 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
     assert says in said
 
 
-def test_a_name_that_leads_to_no_run_that_has_ended(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
     begun = place.outcome()["git"]["commit"]
     for name, commit, said in (
         ("begun", begun, "refs/runs/begun: does not say how the run ended"),
@@ -259,9 +252,6 @@ def test_a_name_that_leads_to_no_run_that_has_ended(
             git(place.clone, "update-ref", f"refs/runs/{name}", commit)
         assert said in place.refused(name)
     assert "is not empty" in place.refused(place.run, keep=place.clone)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(ConfigError, match="is in no git repository"):
-        reproduce("some", project=tmp_path, runs_dir=tmp_path / "runs")
 
 
 def edit_record(run_dir: Path, **changes: Any) -> None:
@@ -273,19 +263,16 @@ def edit_record(run_dir: Path, **changes: Any) -> None:
 def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path]) -> None:
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
     facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
-    edit_record(run_dir, git={**facts, "commit": "1" * 40})
-    assert "is not in this repository; `git fetch origin 'refs/runs/" in place.refused(place.run)
-    edit_record(run_dir, git={**facts, "commit": None, "ref": None, "problem": "no space left"})
-    said = "has no snapshot of its code, so it cannot be made again: no space left"
-    assert said in place.refused(place.run)
+    for changed, said in (
+        ({"commit": "1" * 40}, "is not in this repository; `git fetch origin 'refs/runs/"),
+        ({"commit": None, "problem": "no space left"}, "has no snapshot of its code, so it cannot be made"),
+    ):
+        edit_record(run_dir, git=facts | changed)
+        assert said in place.refused(place.run)
     edit_record(run_dir, git=facts)
     config = run_dir / paths.CONFIG
-    text = config.read_text()
-    config.write_text(text.replace("trace: iteration", "trace: 'off'"))
+    config.write_text(config.read_text().replace("trace: iteration", "trace: 'off'"))
     assert "was made with trace=off" in place.refused(place.run)
-    config.unlink()
-    assert "config.yaml cannot be read: [Errno 2] No such file" in place.refused(place.run)
-    config.write_text(text)
     # One that still runs has locked its folder.
     edit_record(run_dir, status="running")
     hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); input()"
