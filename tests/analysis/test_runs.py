@@ -122,12 +122,10 @@ def test_the_table_is_aligned_and_whole(runs_dir: Path, tmp_path: Path, call: Ca
 
 def test_json_has_the_columns_of_the_runs_that_began_last(runs_dir: Path, call: Call) -> None:
     found = json.loads(call(runs_dir, "--json", "last=2", "algo=ppo", "sort=-seed")[0])
-    assert [each["seed"] for each in found] == [4, 3]
     assert list(found[0]) == [*SHOWN, "dirty", "dir"]
     values = ["run-4", "ppo", "Halfway", 4, "repeat", "finished", 100, 3000.0, "2026-11-21T00:04:00.000Z"]
     assert list(found[0].values())[:9] == values
-    assert found[0]["dir"] == str(runs_dir / "ppo-Halfway" / "run-4")
-    assert found[1]["return"] is None
+    assert [each["return"] for each in found] == [3000.0, None]
     assert call(runs_dir, "seed=99", "sort=return", "--json")[0] == "[]\n"
 
 

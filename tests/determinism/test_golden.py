@@ -43,16 +43,11 @@ def told(function, *arguments):
     except ConfigError as error:
         return {"refused": str(error)}
 
-def checked(digests):
-    level.golden = digests
-    return told(golden.check, level, False)
-
-settings = told(switches.apply, level, config.num_threads)
-found = settings
+settings = found = told(switches.apply, level, config.num_threads)
 if "refused" not in settings:
-    mine = golden.digests()
-    found = {"digests": mine, "check": checked(dict(level.golden))}
-    found["flipped"] = checked(mine | {"tanh": mine["tanh"][::-1]})
+    found = {"digests": golden.digests(), "check": told(golden.check, level, False)}
+    level.golden = found["digests"] | {"tanh": found["digests"]["tanh"][::-1]}
+    found["flipped"] = told(golden.check, level, False)
     libraries.use_blas_threads(2)
     found["two threads"] = told(switches.confirm, settings)
     kernels.use("plain")
@@ -80,11 +75,11 @@ def outcome(config: Config, variables: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-OTHERS: dict[str, dict[str, str]] = {
-    "MKL for the least CPU": {"MKL_CBWR": "COMPATIBLE"},
-    "a CPU without AVX, for MKL": {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OPENBLAS_NUM_THREADS": "2"},
+OTHERS: dict[str, dict[str, str]] = {  # machines that MKL would treat in another way
+    "the least CPU": {"MKL_CBWR": "COMPATIBLE"},
+    "no AVX": {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OPENBLAS_NUM_THREADS": "2"},
 }
-LACKING: dict[str, dict[str, str]] = {
+LACKING = {
     "cpu_capability": {"!ATEN_CPU_CAPABILITY": "default"},
     "blas_kernels": {"!OPENBLAS_CORETYPE": "Sandybridge"},
     "numpy": {"!NPY_DISABLE_CPU_FEATURES": ""},
@@ -92,29 +87,24 @@ LACKING: dict[str, dict[str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def profiled(configure: Configure) -> Config:
-    return configure("determinism=profile")
-
-
-@pytest.fixture(scope="module")
-def found(profiled: Config) -> dict[str, dict[str, Any]]:
+def found(configure: Configure) -> dict[str, dict[str, Any]]:
     """All outcomes, from two processes at a time."""
-    jobs: dict[str, tuple[Config, dict[str, str]]] = {"base": (profiled, {})}
-    jobs |= {name: (profiled, variables) for name, variables in (OTHERS | LACKING).items()}
+    profiled = configure("determinism=profile")
+    jobs = [(profiled, each) for each in ({}, *OTHERS.values(), *LACKING.values())]
     # Waiting threads would otherwise spin, on cores that others need.
-    jobs["two threads"] = (replace(profiled, num_threads=2), {"OMP_WAIT_POLICY": "passive"})
+    jobs.append((replace(profiled, num_threads=2), {"OMP_WAIT_POLICY": "passive"}))
     with ThreadPoolExecutor(2) as pool:
-        outcomes = list(pool.map(lambda job: outcome(*job), jobs.values()))
+        outcomes = list(pool.map(lambda job: outcome(*job), jobs))
     if "refused" in outcomes[0]:
         pytest.skip(f"this machine does not have the profile's instructions: {outcomes[0]['refused']}")
-    return dict(zip(jobs, outcomes, strict=True))
+    return dict(zip(["base", *OTHERS, *LACKING, "two threads"], outcomes, strict=True))
 
 
 @pytest.mark.long
 def test_this_machine_passes_or_is_refused_by_the_name_of_what_differs(
-    found: dict[str, dict[str, Any]], profiled: Config
+    found: dict[str, dict[str, Any]], configure: Configure
 ) -> None:
-    seen, recorded = found["base"], profiled.determinism.golden
+    seen, recorded = found["base"], configure("determinism=profile").determinism.golden
     assert list(seen["digests"]) == list(recorded) == list(golden.PARTS)
     differing = [part for part, digest in seen["digests"].items() if digest != recorded[part]]
     if differing:
@@ -149,7 +139,8 @@ def test_a_variable_that_did_not_take_is_caught(found: dict[str, dict[str, Any]]
         assert re.search(words, found["numpy"]["refused"])
 
 
-def test_a_gpu_is_no_cpu(profiled: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_no_cpu(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = configure("determinism=profile")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"device=cuda: .* use device=cpu, or determinism=invariant"):
         switches.apply(profiled.determinism, torch.get_num_threads(), device="cuda")

@@ -30,15 +30,13 @@ def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtyp
     assert ulp_distance(a, b).tolist() == [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
 
 
-def test_one_element_in_its_last_bit_is_shown_with_both_values() -> None:
+def test_the_first_element_is_shown_with_both_values() -> None:
     a = np.linspace(1, 2, 24, dtype=np.float32, endpoint=False).reshape(2, 3, 4)
     b = a.copy(order="F")  # the first element is that of the array, not of memory
     b[1, 0, 2] = np.nextafter(b[1, 0, 2], np.float32(9))
     found = compare_arrays(a, b)
-    assert (found.size, found.differing, found.max_ulp, found.median_ulp) == (24, 1, 1, 1.0)
-    assert found.first == [1, 0, 2]
-    assert found.hexes is not None
-    assert [float.fromhex(digits) for digits in found.hexes] == [float(a[1, 0, 2]), float(b[1, 0, 2])]
+    assert (found.size, found.differing, found.max_ulp, found.first) == (24, 1, 1, [1, 0, 2])
+    assert [float.fromhex(each) for each in found.hexes or ()] == [float(a[1, 0, 2]), float(b[1, 0, 2])]
 
 
 def test_values_without_a_distance_are_counted_all_the_same() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,15 +107,14 @@ def _lines(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
 
 def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
     """The runs by a value, numbers before texts and missing values last; `-key` is from high to low."""
+    name, last = key.removeprefix("-"), (MISSING, None)
 
     def rank(run: Run) -> tuple[int, Any]:
         value = run.value(name)
         return (0, value) if isinstance(value, int | float) else (1, text_of(value))
 
-    name = key.removeprefix("-")
-    known = [run for run in runs if run.value(name) not in (MISSING, None)]
-    without = [run for run in runs if run.value(name) in (MISSING, None)]
-    return sorted(known, key=rank, reverse=key.startswith("-")) + without
+    known = sorted((run for run in runs if run.value(name) not in last), key=rank, reverse=key[0] == "-")
+    return known + [run for run in runs if run.value(name) in last]
 
 
 def _matches(value: Any, text: str) -> bool:
@@ -125,24 +123,18 @@ def _matches(value: Any, text: str) -> bool:
     sign = next((sign for sign in _COMPARISONS if text.startswith(sign)), None)
     bound = text.removeprefix(sign or "").strip()
     if sign in (None, "!="):
-        # The parts between commas that are not within brackets.
-        parts = [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", bound)]
-        return any(_equals(value, part) for part in (bound, *parts)) == (sign is None)
+        return any(_equals(value, part.strip()) for part in (bound, *bound.split(","))) == (sign is None)
     if isinstance(value, str):
         return _COMPARISONS[sign](value, bound)
-    number = _number(bound)
-    return _is_number(value) and number is not None and _COMPARISONS[sign](value, number)
+    numbers = _number(text_of(value)), _number(bound)
+    return None not in numbers and _COMPARISONS[sign](*numbers)
 
 
 def _equals(value: Any, text: str) -> bool:
-    if _is_number(value) and (number := _number(text)) is not None:
-        return bool(value == number)
     shown = text_of(value)
+    if not isinstance(value, str) and None not in (numbers := (_number(shown), _number(text))):
+        return numbers[0] == numbers[1]
     return shown.replace(" ", "") == text.replace(" ", "") or fnmatchcase(shown, text)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _number(text: str) -> int | float | None:
