@@ -4,12 +4,12 @@ Where the details are that decide whether it learns (numbers as in Huang et al. 
 details of proximal policy optimization"):
   orthogonal initialisation, small last policy layer (2)      ActorCritic
   state-independent log standard deviation (c1-c3)            ActorCritic
-  generalised advantage estimation (5)                        compute_gae
+  generalised advantage estimation (5)                        on_policy.compute_gae
   truncation bootstraps with the value of the final obs       PPO.targets
   advantage normalisation per minibatch (7)                   ppo_loss
   clipped policy loss (8), optional value clipping (9)        ppo_loss
   end of the passes by the divergence of the whole rollout    PPO.learn
-  global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, StatefulAlgorithm.rate
+  global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling (c7, c8)                     PPO.train_iteration
 What may surprise: observation statistics are frozen during an iteration and merged at its end, so that the
 rollout and all passes over it see one and the same normalisation, and the first ratio is 1.
@@ -21,21 +21,21 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rltemplate.config.algorithms import PPOConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.algorithm import StatefulAlgorithm, named
+from rltemplate.learning.algorithm import named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import Scaling, Statistics, normalize, rescale
+from rltemplate.learning.normalize import Scaling, Statistics, normalize
+from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, ForwardPass, IterationResult
+from rltemplate.types import ForwardPass, IterationResult
 
 
 class ActorCritic(nn.Module):
@@ -72,30 +72,6 @@ class TrainState(NamedTuple):
     running_return: Tensor  # (N,) discounted, unscaled
 
 
-class PolicyStep(NamedTuple):
-    """One decision."""
-
-    normalized_obs: Tensor  # (N, O)
-    policy: Tensor  # (N, P) parameters of the action distribution
-    action: Tensor  # (N, A)
-    log_prob: Tensor  # (N,)
-
-
-class Rollout(NamedTuple):
-    """T steps of N environments, with rewards as the environment gave them."""
-
-    obs: Tensor  # (T, N, O) unscaled
-    normalized_obs: Tensor  # (T, N, O)
-    action: Tensor  # (T, N, A)
-    log_prob: Tensor  # (T, N)
-    reward: Tensor  # (T, N)
-    terminated: Tensor  # (T, N) 1.0 where the task ended
-    truncated: Tensor  # (T, N) 1.0 where the clock ended the episode
-    last_obs: Tensor  # (N, O) after the last step, normalised
-    final_obs: Tensor  # (K, O) normalised, in which the K truncated episodes ended, in order of (t, n)
-    episodes: list[Episode]
-
-
 class Targets(NamedTuple):
     """The quantities that one pass of the value network gives."""
 
@@ -113,6 +89,14 @@ class Minibatch(NamedTuple):
     advantage: Tensor  # (B,)
     ret: Tensor  # (B,) target of the value
     value: Tensor  # (B,) estimate when the target was made
+
+
+class Coefficients(NamedTuple):
+    """Coefficients of an update that may follow a schedule, 0-d."""
+
+    learning_rate: Tensor
+    clip_coef: Tensor
+    ent_coef: Tensor
 
 
 class Metrics(NamedTuple):
@@ -134,65 +118,47 @@ class Report(NamedTuple):
     gradient: Tensor  # (P,) before clipping
 
 
-def compute_gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> Tensor:
-    """Generalised advantage estimates (T, N) (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
-
-    `next_value` (T, N) is the value of the true successor. Two masks do two jobs: `terminated` says that no
-    reward can follow, `done` (terminated or truncated) ends the sum over later steps.
-    """
-    delta = reward + gamma * (1.0 - terminated) * next_value - value  # (T, N)
-    decay = gamma * gae_lambda * (1.0 - done)  # (T, N)
-    running = torch.zeros_like(delta[0])  # (N,)
-    advantages = []  # of the last step first
-    for delta_t, decay_t in zip(reversed(delta.unbind()), reversed(decay.unbind()), strict=True):
-        running = delta_t + decay_t * running
-        advantages.append(running)
-    return torch.stack(advantages[::-1])
-
-
 def approx_kl(log_ratio: Tensor) -> Tensor:
     """Divergence of a policy from the one that acted, 0-d: k3 of Schulman, joschu.net/blog/kl-approx.html."""
     return (kernels.exp(log_ratio) - 1.0 - log_ratio).mean()
 
 
 def ppo_loss(
-    flat: Tensor, net: FlatModule, dist: Categorical | DiagGaussian, config: PPOConfig, mb: Minibatch
+    flat: Tensor,
+    net: FlatModule,
+    dist: Categorical | DiagGaussian,
+    config: PPOConfig,
+    mb: Minibatch,
+    coef: Coefficients,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate, value and entropy losses, and their metrics."""
+    clip = coef.clip_coef
     params, value = net.call(flat, mb.obs)
     log_ratio = dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
     ratio = kernels.exp(log_ratio)  # (B,)
     advantage = mb.advantage
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    clipped = ratio.clamp(1.0 - config.clip_coef, 1.0 + config.clip_coef)
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
     policy_loss = torch.maximum(-advantage * ratio, -advantage * clipped).mean()  # eq. 7
     assert ratio.shape == value.shape == mb.ret.shape == advantage.shape
     error = (value - mb.ret).square()
     if config.clip_value_loss:
-        near = mb.value + (value - mb.value).clamp(-config.clip_coef, config.clip_coef)
+        near = mb.value + (value - mb.value).clamp(-clip, clip)
         error = torch.maximum(error, (near - mb.ret).square())
     value_loss = 0.5 * error.mean()
     entropy = dist.entropy(params).mean()
-    return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, {
+    return policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy, {
         "loss_policy": policy_loss,
         "loss_value": value_loss,
         "policy_entropy": entropy,
         "policy_approx_kl": approx_kl(log_ratio),
-        "policy_clip_fraction": ((ratio - 1.0).abs() > config.clip_coef).to(ratio.dtype).mean(),
+        "policy_clip_fraction": ((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
         "policy_first_ratio_max_error": (ratio - 1.0).abs().max(),
     }
 
 
-class PPO(StatefulAlgorithm):
+class PPO(OnPolicyAlgorithm):
     """The algorithm over N environments."""
 
     config: PPOConfig
@@ -222,53 +188,28 @@ class PPO(StatefulAlgorithm):
     def train_iteration(self) -> IterationResult:
         """One rollout, and the passes over it."""
         config, obs = self.config, self.begin_iteration()
-        rate = self.rate(config.learning_rate)
+        coef = self.coefficients()
         rollout: Rollout = self._collect(obs)
         reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
-        net, metrics = self.learn(rollout, reward, rate)
+        net, metrics = self.learn(rollout, reward, coef)
         self.state = self.state._replace(net=net)
         if config.normalize_obs:
             seen = rollout.obs.flatten(0, 1)
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(seen))
-        return IterationResult(metrics | {"optim/learning_rate": rate}, rollout.episodes)
+        return IterationResult(metrics | {"optim/learning_rate": coef.learning_rate}, rollout.episodes)
 
-    # Collecting
-
-    def collect(self, obs: Tensor) -> Rollout:
-        """T steps with the present policy from the observations `obs` (N, O) on."""
-        num_steps, num_envs, codec = self.config.num_steps, self.envs.num_envs, self.envs.codec
-        params, scaling = self.state.net.params, self.scaling()
-        scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
-        raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
-        decisions: list[PolicyStep] = []
-        final_obs, episodes = [], []
-        for t in range(num_steps):
-            noise = self.streams.draw("action", self.dist.noise, num_envs)
-            decision = self._policy_step(params, scaling, obs, noise)
-            step = self.envs.step(decision.action.cpu().numpy())
-            raw_obs.append(obs)
-            decisions.append(decision)
-            scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
-            if step.episodes:
-                final_obs.append(step.next_obs[step.truncated & ~step.terminated])
-                episodes += step.episodes
-            obs = self.to_device(step.obs)
-        self.obs = obs
-        self.env_steps += num_steps * num_envs
-        reward, terminated, truncated = self.to_device(scalars).unbind(0)
-        ends = np.concatenate(final_obs) if final_obs else np.empty((0, codec.obs_size), np.float32)
-        return Rollout(
-            obs=torch.stack(raw_obs),
-            normalized_obs=torch.stack([each.normalized_obs for each in decisions]),
-            action=torch.stack([each.action for each in decisions]),
-            log_prob=torch.stack([each.log_prob for each in decisions]),
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated * (1.0 - terminated),  # an end that is both is an end
-            last_obs=self.normalized(obs),
-            final_obs=self.normalized(self.to_device(ends)),
-            episodes=episodes,
+    def coefficients(self) -> Coefficients:
+        """The coefficients of the coming iteration."""
+        config = self.config
+        return Coefficients(
+            learning_rate=self.scheduled(config.learning_rate, config.learning_rate_schedule),
+            clip_coef=self.scheduled(config.clip_coef, config.clip_coef_schedule),
+            ent_coef=self.scheduled(config.ent_coef, config.ent_coef_schedule),
         )
+
+    def decide(self, obs: Tensor, noise: Tensor) -> PolicyStep:
+        """Actions for unscaled observations (N, O), to learn from."""
+        return self._policy_step(self.state.net.params, self.scaling(), obs, noise)  # type: ignore[no-any-return]
 
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
@@ -276,18 +217,6 @@ class PPO(StatefulAlgorithm):
         params = self.net.call(flat, obs, "policy")
         action = self.dist.sample(params, noise)
         return PolicyStep(obs, params, action, self.dist.log_prob(params, action))
-
-    def scaled_reward(self, rollout: Rollout) -> Tensor:
-        """Rewards (T, N) divided by the running deviation of the discounted return."""
-        keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
-        running = self.state.running_return
-        returns = []  # (N,) of each step
-        for reward, keep_t in zip(rollout.reward.unbind(), keep.unbind(), strict=True):
-            returns.append(running + reward)
-            running = returns[-1] * keep_t
-        norm = self.state.return_norm.merged(torch.cat(returns)[:, None])
-        self.state = self.state._replace(return_norm=norm, running_return=running)
-        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
 
     # Learning
 
@@ -305,7 +234,9 @@ class PPO(StatefulAlgorithm):
         advantage = compute_gae(reward, value, next_value, rollout.terminated, done, gamma, gae_lambda)
         return Targets(reward, value, advantage)
 
-    def learn(self, rollout: Rollout, reward: Tensor, rate: Tensor) -> tuple[AdamState, dict[str, Tensor]]:
+    def learn(
+        self, rollout: Rollout, reward: Tensor, coef: Coefficients
+    ) -> tuple[AdamState, dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
@@ -316,7 +247,7 @@ class PPO(StatefulAlgorithm):
             if epoch > 0 and config.recompute_advantage:
                 targets = self._targets(net.params, rollout, reward)
             order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
-            net, seen = self.engine.scan(self._update, net, self.minibatches(rollout, targets, order), rate)
+            net, seen = self.engine.scan(self._update, net, self.minibatches(rollout, targets, order), coef)
             reports += [report.metrics for report in seen]
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
@@ -344,13 +275,13 @@ class PPO(StatefulAlgorithm):
         shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
         return (Minibatch(*parts) for parts in zip(*shuffled, strict=True))
 
-    def update(self, net: AdamState, mb: Minibatch, rate: Tensor) -> tuple[Report, AdamState]:
+    def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         config = self.config
-        grad, metrics = gradient(ppo_loss, net.params, self.net, self.dist, config, mb)
+        grad, metrics = gradient(ppo_loss, net.params, self.net, self.dist, config, mb, coef)
         clipped, norm = clip_by_norm(grad, config.max_grad_norm)
         stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
-        return Report(stacked, grad), adam(net, clipped, rate, config.adam_eps)
+        return Report(stacked, grad), adam(net, clipped, coef.learning_rate, config.adam_eps)
 
     # Acting
 

@@ -5,8 +5,8 @@ Where the details are that decide whether it learns:
   squashed Gaussian with bounded log standard deviation        distributions.SquashedGaussian
   temperature adapted to a target entropy of -A                SAC.alpha_loss
   truncation bootstraps, termination does not                  SAC.critic_loss, through `terminated`
-  policy updated every `policy_delay` critic updates, and then as often in a row SAC.update
-  uniform random actions before `learning_starts`              SAC.explore
+  policy updated every `policy_delay` critic updates, and then as often in a row SAC.inputs
+  uniform random actions before `learning_starts`              OffPolicyAlgorithm.explore
 What may surprise: updates are counted per environment step, summed over parallel environments. With 8
 environments and updates_per_step=1 every vector step is followed by 8 updates, so that the number of
 environments changes the speed and not the ratio of learning to data.
@@ -14,41 +14,24 @@ environments changes the speed and not the ratio of learning to data.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rltemplate.config.algorithms import SACConfig, check_actions
+from rltemplate.config.algorithms import SACConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.algorithm import StatefulAlgorithm, named
+from rltemplate.learning.algorithm import mean_metrics
 from rltemplate.learning.distributions import SquashedGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import Scaling, Statistics, normalize
+from rltemplate.learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic
 from rltemplate.learning.optim import AdamState, FlatModule, adam, gradient, polyak
-from rltemplate.learning.replay_buffer import Batch, ReplayBuffer
+from rltemplate.learning.replay_buffer import Batch
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, ForwardPass, IterationResult
-
-
-class TwinCritic(nn.Module):
-    """Two independent estimates of the soft action value, (2, B)."""
-
-    def __init__(self, config: SACConfig, obs_size: int, action_size: int, rng: torch.Generator) -> None:
-        super().__init__()
-        build = partial(mlp, [obs_size + action_size, *config.hidden_sizes, 1], config.activation)
-        self.q1, self.q2 = build(rng), build(rng)
-
-    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Both estimates, each from its own layers: a batched product would round differently."""
-        x = torch.cat([obs, action], -1)  # (B, O + A)
-        return torch.stack([self.q1(x).squeeze(-1), self.q2(x).squeeze(-1)])  # (2, B)
 
 
 class Learned(NamedTuple):
@@ -60,27 +43,12 @@ class Learned(NamedTuple):
     alpha: AdamState  # the logarithm of the temperature (1,)
 
 
-class TrainState(NamedTuple):
-    """All that learning changes."""
-
-    learned: Learned
-    obs_norm: Statistics
-    num_updates: int = 0
-
-
 class LearningRates(NamedTuple):
     """Step sizes, 0-d."""
 
     actor: Tensor
     critic: Tensor
     alpha: Tensor
-
-
-class PolicyStep(NamedTuple):
-    """One decision."""
-
-    policy: Tensor  # (N, 2A) parameters of the action distribution
-    action: Tensor  # (N, A)
 
 
 class CriticMetrics(NamedTuple):
@@ -117,109 +85,44 @@ class Report(NamedTuple):
     actor_gradient: tuple[Tensor, ...]  # (P,)
 
 
-class SAC(StatefulAlgorithm):
+class SAC(OffPolicyAlgorithm):
     """The algorithm over N environments."""
 
     config: SACConfig
-    state: TrainState
-    envs: Envs
-    replay: ReplayBuffer
 
     def __init__(
         self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
         super().__init__(envs, streams, total_env_steps, engine)
-        self.config, codec = config, envs.codec
-        check_actions(config.name, codec)
-        self.dist = SquashedGaussian(codec.action_size, config.log_std_min, config.log_std_max)
-        init, obs_size, action_size = streams.torch("init"), codec.obs_size, codec.action_size
+        self.config, obs_size, action_size = config, envs.codec.obs_size, envs.codec.action_size
+        self.dist = SquashedGaussian(action_size, config.log_std_min, config.log_std_max)
+        init = streams.torch("init")
         actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
         self.actor = FlatModule(actor.to(self.device))
         self.critic = FlatModule(TwinCritic(config, obs_size, action_size, init).to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)
-        learned = Learned(
-            actor=AdamState.start(self.actor.initial),
-            critic=AdamState.start(self.critic.initial),
-            target=self.critic.initial.clone(),
-            alpha=AdamState.start(log_alpha),
-        )
-        self.state = TrainState(learned, Statistics.empty(obs_size, self.device))
         chosen = config.target_entropy
         self.target_entropy = -float(action_size) if chosen is None else chosen
-        self.replay = ReplayBuffer(config.buffer_size, obs_size, action_size, self.device, envs.num_envs)
-        learns = total_env_steps > config.learning_starts  # or there is nothing to compile
-        self._policy_step = engine(self.policy_step, self.policy_step_examples if learns else None)
-        self._update = engine(self.update, self.update_examples if learns else None)
+        self.start(
+            Learned(
+                actor=AdamState.start(self.actor.initial),
+                critic=AdamState.start(self.critic.initial),
+                target=self.critic.initial.clone(),
+                alpha=AdamState.start(log_alpha),
+            )
+        )
 
-    @torch.no_grad()
-    def train_iteration(self) -> IterationResult:
-        """`steps_per_iteration` environment steps, each followed by its updates."""
-        config, obs = self.config, self.begin_iteration()
+    def rates(self) -> LearningRates:
+        """The learning rates of the coming iteration."""
+        config = self.config
         initial = config.actor_learning_rate, config.critic_learning_rate, config.alpha_learning_rate
-        rates = LearningRates(*map(self.rate, initial))
-        raw_obs, episodes, reports = list[Tensor](), list[Episode](), list[Report]()
-        for _ in range(max(1, config.steps_per_iteration // self.envs.num_envs)):
-            action = self.explore(obs)
-            step = self.envs.step(action.cpu().numpy())
-            self.env_steps += self.envs.num_envs
-            rest = (self.to_device(each) for each in (step.reward, step.next_obs, step.terminated))
-            self.replay.add(Batch(obs, action, *rest))
-            raw_obs.append(obs)
-            episodes += step.episodes
-            obs = self.to_device(step.obs)
-            learned, seen = self.engine.scan(self._update, self.state.learned, self.due_inputs(), rates)
-            self.state = self.state._replace(learned=learned)
-            reports += seen
-        self.obs = obs
-        if config.normalize_obs:
-            self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
-        metrics = {"optim/learning_rate": rates.actor}
-        if reports:
-            metrics |= named(CriticMetrics(*torch.stack([each.critic_metrics for each in reports]).mean(0)))
-        # Of several updates of the policy in a row, first the mean.
-        means = [torch.stack(each.actor_metrics).mean(0) for each in reports if each.actor_metrics]
-        if means:
-            metrics |= named(ActorMetrics(*torch.stack(means).mean(0)))
-        return IterationResult(metrics, episodes)
+        return LearningRates(*(self.scheduled(rate, config.learning_rate_schedule) for rate in initial))
 
-    # Collecting
-
-    def explore(self, obs: Tensor) -> Tensor:
-        """Actions (N, A) to learn from: uniform at first, then drawn from the policy."""
-        num_envs = self.envs.num_envs
-        if self.env_steps < self.config.learning_starts:
-            noise = self.streams.draw("warmup", torch.rand, num_envs, self.envs.codec.action_size)
-            return (2.0 * noise - 1.0).to(self.device)
-        noise = self.streams.draw("action", self.dist.noise, num_envs)
-        decision: PolicyStep = self._policy_step(self.state.learned.actor.params, self.scaling(), obs, noise)
-        return decision.action
-
-    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
-        """Actions for unscaled observations (N, O)."""
-        params = self.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
-        return PolicyStep(params, self.dist.sample(params, noise))
-
-    # Learning
-
-    def due_inputs(self) -> Iterator[Inputs]:
-        """Fresh batches and noise for the updates that are due after the last step."""
-        config, done, draw = self.config, self.state.num_updates, self.streams.draw
-        num_envs = self.envs.num_envs
-        steps = max(0, self.env_steps // num_envs - config.learning_starts // num_envs)
-        # A sum of fractions would lose updates by rounding, and a product just below a whole number as well.
-        due = math.floor(config.updates_per_step * num_envs * steps + 1e-9)
-        self.state = self.state._replace(num_updates=due)
-        for update in range(done + 1, due + 1):
-            batch = self.batch(draw("replay", self.replay.draw, config.batch_size))
-            both = update % config.policy_delay == 0
-            draws = range(1 + config.policy_delay * both)
-            noise = [draw("update", self.dist.noise, config.batch_size) for _ in draws]
-            yield Inputs(batch, tuple(noise[:-1]), noise[-1])
-
-    def batch(self, index: Tensor) -> Batch:
-        """The transitions in the places `index` (B,), as the networks see them."""
-        batch = self.replay.take(index)
-        return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
+    def inputs(self, batch: Batch, number: int, noise: Noise) -> Inputs:
+        """The data of update `number`, counted from 1."""
+        delay = self.config.policy_delay
+        actor_noise = tuple(noise() for _ in range(delay if number % delay == 0 else 0))
+        return Inputs(batch, actor_noise, critic_noise=noise())
 
     def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Report, Learned]:
         """Critics and their targets, then policy and temperature once for every noise."""
@@ -282,41 +185,8 @@ class SAC(StatefulAlgorithm):
         loss = -(kernels.exp(log_alpha) * (log_prob + self.target_entropy)).sum()
         return loss, loss
 
-    # Compilation: neither function is called before `learning_starts`. No tensor is given twice, or the
-    # programs would rely on that.
-
-    def policy_step_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `policy_step` has."""
-        sizes = self.envs.codec.obs_size, self.envs.codec.action_size
-        zeros = (torch.zeros(self.envs.num_envs, size, device=self.device) for size in sizes)
-        yield self.state.learned.actor.params, self.scaling(), *zeros
-
-    def update_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `update` has."""
-        rows, delay = self.config.batch_size, self.config.policy_delay
-        rates = LearningRates(*(torch.zeros((), device=self.device) for _ in range(3)))
-        for number in (0, delay) if delay > 1 else (1,):
-            batch = self.batch(torch.zeros(rows, dtype=torch.int64, device=self.device))
-            noise = torch.zeros(1 + number, rows, self.envs.codec.action_size, device=self.device)
-            *actor_noise, critic_noise = map(torch.clone, noise)
-            yield self.state.learned, Inputs(batch, tuple(actor_noise), critic_noise), rates
-
-    # Acting
-
-    def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution (B, 2A) for unscaled observations (B, O)."""
-        return self.actor.call(self.state.learned.actor.params, self.normalized(obs))  # type: ignore[no-any-return]
-
-    def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """Policy and both critics, with the batches of acting and learning."""
-        codec, learned = self.envs.codec, self.state.learned
-        batches = (self.envs.num_envs, self.config.batch_size)
-
-        def values(rows: Tensor) -> Tensor:
-            parts = rows.split([codec.obs_size, codec.action_size], 1)
-            return self.critic.call(learned.critic.params, *parts).T  # type: ignore[no-any-return]
-
-        return {
-            "policy": ForwardPass(partial(self.actor.call, learned.actor.params), codec.obs_size, batches),
-            "value": ForwardPass(values, codec.obs_size + codec.action_size, batches),
-        }
+    def metrics(self, reports: Sequence[Report]) -> dict[str, Tensor]:
+        """Means over updates; of several updates of the policy in a row, first their mean."""
+        actor = [torch.stack(report.actor_metrics).mean(0) for report in reports if report.actor_metrics]
+        critic = [report.critic_metrics for report in reports]
+        return mean_metrics(CriticMetrics, critic) | mean_metrics(ActorMetrics, actor)

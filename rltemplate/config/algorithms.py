@@ -7,7 +7,7 @@ torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorith
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -39,7 +39,7 @@ def count(high: float = _MOST) -> Any:
     return number(1, high)
 
 
-# Of the learning rate over a run: constant, or falling to zero at the last step.
+# Of a coefficient over a run: constant, or falling to zero at the last step.
 Schedule = StrEnum("Schedule", ["constant", "linear"])
 
 
@@ -69,9 +69,10 @@ class AlgoConfig:
         return 150_000
 
     def tied_to_total(self) -> Iterator[str]:
-        """Yield settings whose meaning depends on `total_env_steps`: a rate that falls to zero at the end."""
-        if getattr(self, "learning_rate_schedule", None) is Schedule.linear:
-            yield "algo.learning_rate_schedule=linear"
+        """Yield settings whose meaning depends on `total_env_steps`: what falls to zero at the end."""
+        for each in fields(self):
+            if getattr(self, each.name) is Schedule.linear:
+                yield f"algo.{each.name}=linear"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +88,10 @@ class PPOConfig(AlgoConfig):
     gamma: float = number(0.0, 1.0)
     gae_lambda: float = number(0.0, 1.0)
     clip_coef: float = positive()
+    clip_coef_schedule: Schedule = field()
     clip_value_loss: bool = field()
     ent_coef: float = number(0.0)
+    ent_coef_schedule: Schedule = field()
     vf_coef: float = number(0.0)
     max_grad_norm: float = positive()
     target_kl: float | None = positive()
@@ -124,12 +127,9 @@ class PPOConfig(AlgoConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class SACConfig(AlgoConfig):
-    """Soft actor-critic; each value is explained in `conf/algo/sac.yaml`."""
+class OffPolicyConfig(AlgoConfig):
+    """Algorithms that learn from a replay buffer; each value is explained in `conf/algo/sac.yaml`."""
 
-    actor_learning_rate: float = positive(10.0)
-    critic_learning_rate: float = positive(10.0)
-    alpha_learning_rate: float = positive(10.0)
     learning_rate_schedule: Schedule = field()
     adam_eps: float = positive(1.0)
     steps_per_iteration: int = count()
@@ -140,22 +140,15 @@ class SACConfig(AlgoConfig):
     learning_starts: int = number(0, MOST_STEPS)
     updates_per_step: float = positive()
     policy_delay: int = count()
-    learn_alpha: bool = field()
-    alpha_init: float = positive()
-    target_entropy: float | None = number(-1e6, 1e6)
-    log_std_min: float = number(-20.0, 2.0)
-    log_std_max: float = number(-20.0, 4.0)
     hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
     activation: str = choice("tanh", "relu", "elu")
     normalize_obs: bool = field()
     obs_clip: float = positive()
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """The buffer must hold one step, and the bounds of the deviation must not be empty."""
+        """The buffer must hold one step."""
         if self.buffer_size < num_envs:
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
-        if self.log_std_min >= self.log_std_max:
-            yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
 
     def batch(self, num_envs: int) -> int:
         """Transitions per update."""
@@ -174,6 +167,26 @@ class SACConfig(AlgoConfig):
                 f"algo.learning_starts={self.learning_starts} is not below "
                 f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
             )
+
+
+@dataclass(slots=True, kw_only=True)
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic; each value is explained in `conf/algo/sac.yaml`."""
+
+    actor_learning_rate: float = positive(10.0)
+    critic_learning_rate: float = positive(10.0)
+    alpha_learning_rate: float = positive(10.0)
+    learn_alpha: bool = field()
+    alpha_init: float = positive()
+    target_entropy: float | None = number(-1e6, 1e6)
+    log_std_min: float = number(-20.0, 2.0)
+    log_std_max: float = number(-20.0, 4.0)
+
+    def problems(self, num_envs: int) -> Iterator[str]:
+        """The bounds of the deviation must not be empty."""
+        yield from OffPolicyConfig.problems(self, num_envs)
+        if self.log_std_min >= self.log_std_max:
+            yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +218,7 @@ def check_actions(algo: str, codec: Any) -> None:
 
 def check_buffer(config: AlgoConfig, codec: Any, memory: int | None) -> None:
     """Raise `ConfigError` if a full replay buffer is larger than `memory` in bytes (None: unknown)."""
-    kept, row = getattr(config, "buffer_size", 0), _FLOAT32 * (2 * codec.obs_size + codec.action_size + 2)
+    kept, row = getattr(config, "buffer_size", 0), _FLOAT32 * (2 * codec.obs_size + codec.action_size + 3)
     if memory is not None and kept * row > memory:
         raise ConfigError(
             f"algo.buffer_size={kept}: a full buffer takes {kept * row / 2**30:.1f} GiB, and this machine "

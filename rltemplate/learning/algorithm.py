@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,11 +52,10 @@ class StatefulAlgorithm:
             self.obs = self.to_device(self.envs.reset())
         return self.obs
 
-    def rate(self, initial: float) -> Tensor:
-        """A learning rate for the coming iteration, 0-d: a schedule of a number would recompile."""
-        linear = self.config.learning_rate_schedule is Schedule.linear
-        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps) if linear else 1.0
-        return torch.tensor(initial * left, device=self.device)
+    def scheduled(self, initial: float, schedule: Schedule) -> Tensor:
+        """A coefficient for the coming iteration, 0-d: an argument, since a number would compile anew."""
+        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps)
+        return torch.tensor(initial * (left if schedule is Schedule.linear else 1.0), device=self.device)
 
     def to_device(self, array: np.ndarray) -> Tensor:
         """The numbers in torch's default type. Nothing waits for a GPU: pageable memory is copied at once."""
@@ -103,6 +102,11 @@ class StatefulAlgorithm:
     def close(self) -> None:
         """Release the environments."""
         self.envs.close()
+
+
+def mean_metrics(kind: Any, stacked: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Means over updates of metrics, by the names that are logged; each tensor has the fields of `kind`."""
+    return named(kind(*torch.stack(list(stacked)).mean(0))) if stacked else {}
 
 
 def named(metrics: NamedTuple) -> dict[str, Tensor]:

@@ -15,8 +15,19 @@ from torch import Tensor
 from rltemplate.types import Experience
 
 
+class Transition(NamedTuple):
+    """One step of N environments, or what a buffer holds of many steps."""
+
+    obs: Tensor  # (N, O)
+    action: Tensor  # (N, A)
+    reward: Tensor  # (N,)
+    next_obs: Tensor  # (N, O) before any reset
+    terminated: Tensor  # (N,) 1.0 where the task ended, and no reward can follow
+    truncated: Tensor  # (N,) 1.0 where the clock ended the episode
+
+
 class Batch(NamedTuple):
-    """Transitions; `terminated` is 1.0 where no reward can follow. Truncation leaves it 0.0."""
+    """Transitions to learn from; `terminated` is 1.0 where no reward can follow. Truncation leaves it 0.0."""
 
     obs: Tensor  # (B, O)
     action: Tensor  # (B, A)
@@ -33,12 +44,12 @@ class ReplayBuffer:
     ) -> None:
         if capacity < num_envs:
             raise ValueError(f"a capacity of {capacity} for steps of {num_envs} environments")
-        self.capacity = capacity
+        self.capacity, self.num_envs = capacity, num_envs
         self.device = device
         self.added = 0  # transitions that ever came in
-        shapes = Batch((obs_size,), (action_size,), (), (obs_size,), ())  # type: ignore[arg-type]
+        shapes = (obs_size,), (action_size,), (), (obs_size,), (), ()
         # torch.empty reserves address space only: pages are taken as transitions arrive.
-        self._rows = Batch(*(torch.empty(capacity, *shape, device=device) for shape in shapes))
+        self._rows = Transition(*(torch.empty(capacity, *shape, device=device) for shape in shapes))
 
     @property
     def size(self) -> int:
@@ -50,7 +61,7 @@ class ReplayBuffer:
         """Bytes of a full buffer."""
         return sum(rows.nbytes for rows in self._rows)
 
-    def add(self, step: Batch) -> None:
+    def add(self, step: Transition) -> None:
         """Append one step of all N environments, overwriting the oldest transitions in a full buffer."""
         self._append(step, len(step.reward))
 
@@ -69,7 +80,29 @@ class ReplayBuffer:
 
     def take(self, index: Tensor) -> Batch:
         """The transitions in the rows `index` (B,)."""
-        return Batch(*(rows.index_select(0, index) for rows in self._rows))
+        return Batch(*(self._at(name, index) for name in Batch._fields))
+
+    def take_n_step(self, index: Tensor, num_steps: int, gamma: float) -> tuple[Batch, Tensor]:
+        """Transitions over up to `num_steps` steps from the rows `index` (B,), and their discounts (B,).
+
+        `reward` is the discounted sum, `next_obs` and `terminated` are those of the last step, whose value
+        is to be multiplied by the discount. A sum ends with its episode and at the newest transition.
+        """
+        reward, discount = self._at("reward", index), torch.full(index.shape, gamma, device=self.device)
+        going_on, last = torch.ones_like(index, dtype=torch.bool), index
+        newer = (self.added - 1 - index) % self.capacity  # transitions that came in later
+        for step in range(1, num_steps):
+            ended = self._at("terminated", last) + self._at("truncated", last) > 0
+            going_on = going_on & ~ended & (newer >= step * self.num_envs)
+            last = torch.where(going_on, (index + step * self.num_envs) % self.capacity, last)
+            reward = reward + gamma**step * self._at("reward", last) * going_on
+            discount = torch.where(going_on, gamma ** (step + 1), discount)
+        ends = self._at("next_obs", last), self._at("terminated", last)
+        return Batch(self._at("obs", index), self._at("action", index), reward, *ends), discount
+
+    def _at(self, name: str, index: Tensor) -> Tensor:
+        rows: Tensor = getattr(self._rows, name)
+        return rows.index_select(0, index)
 
     # Exact resume: a checkpoint keeps the contents in parts, each with the transitions since the one before.
 
@@ -89,6 +122,6 @@ class ReplayBuffer:
         held = min(added, self.capacity)
         self.added = added - held
         for part in parts:
-            self._append((part[name] for name in Batch._fields), len(part["reward"]))
+            self._append((part[name] for name in Transition._fields), len(part["reward"]))
         if self.added != added:
             raise ValueError(f"{self.added - added + held} transitions for a buffer that held {held}")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from conftest import SHRUNK, Configure, unreadable
 
-from rltemplate.algos.ppo import PPO, ActorCritic, Minibatch, compute_gae
+from rltemplate.algos.ppo import PPO, ActorCritic, Coefficients, Minibatch
 from rltemplate.learning.normalize import Scaling
+from rltemplate.learning.on_policy import compute_gae
 from rltemplate.train import build_algorithm
 
 
@@ -71,7 +72,7 @@ def test_nothing_waits_for_a_value_while_it_learns(configure: Configure) -> None
     ppo = pendulum(configure)
     rows = torch.zeros(6)
     mb = Minibatch(torch.zeros(6, 3), torch.zeros(6, 1), rows, rows, rows, rows)
-    report, net = ppo.update(*unreadable((ppo.state.net, mb, torch.tensor(0.1))))
+    report, net = ppo.update(*unreadable((ppo.state.net, mb, Coefficients(*torch.ones(3).unbind()))))
     assert net.params.device.type == report.metrics.device.type == "meta"
     scaling, obs, noise = Scaling(torch.zeros(3), torch.ones(3)), torch.zeros(2, 3), torch.zeros(2, 1)
     decision = ppo.policy_step(*unreadable((ppo.state.net.params, scaling, obs, noise)))

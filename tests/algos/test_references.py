@@ -43,7 +43,9 @@ BASE = {
 # What each case has that the others have not.
 PPO_CASES = """
     base actions=discrete actions=several,ent_coef=0.2 num_envs=1 learning_rate=0.003
-    learning_rate_schedule=linear adam_eps=0.01 num_steps=8 update_epochs=1 num_minibatches=1 gamma=1.0
+    learning_rate_schedule=linear ent_coef_schedule=linear,ent_coef=0.2
+    clip_coef_schedule=linear,clip_value_loss=true,num_envs=1 adam_eps=0.01
+    num_steps=8 update_epochs=1 num_minibatches=1 gamma=1.0
     gae_lambda=1.0 clip_coef=0.01 clip_value_loss=true ent_coef=0.2 vf_coef=2.0 max_grad_norm=0.05
     target_kl=0.008 normalize_advantage=false recompute_advantage=true normalize_obs=false obs_clip=0.5
     normalize_reward=false reward_clip=0.5 hidden_sizes=[7] activation=elu activation=relu

@@ -7,7 +7,7 @@ import torch
 from conftest import SHRUNK, Configure, Programs, unreadable
 
 from rltemplate.algos.sac import SAC, Inputs, LearningRates
-from rltemplate.learning.replay_buffer import Batch
+from rltemplate.learning.replay_buffer import Batch, Transition
 from rltemplate.train import build_algorithm
 
 
@@ -20,7 +20,7 @@ def build(configure: Configure, *overrides: str) -> SAC:
 def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(configure: Configure) -> None:
     """A running sum of 0.1 makes 2,999 of 3,000 updates."""
     sac = build(configure, "algo.updates_per_step=0.1", "algo.learning_starts=50", "algo.batch_size=2")
-    sac.replay.add(Batch(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), ()))))
+    sac.replay.add(Transition(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), (), ()))))
     due = 0
     for sac.env_steps in range(1, 30_051):
         due += sum(1 for _ in sac.due_inputs())

@@ -35,7 +35,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
     ("train env=ALE/Pong-v5", "env=ALE/Pong-v5: "),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
-    ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2663.6 GiB, and this"),
+    ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rltemplate.learning.replay_buffer import Batch, ReplayBuffer
+from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
 from rltemplate.run.checkpoint import Checkpoints, load_checkpoint, load_experience
 
 CPU = torch.device("cpu")
@@ -20,13 +20,14 @@ OBS, ACTION = 3, 2
 SIZES = [(64, 1), (12, 4), (11, 4), (9, 8), (7, 7), (1, 1)]
 
 
-def steps(num: int, seed: int = 0) -> Iterator[Batch]:
+def steps(num: int, seed: int = 0) -> Iterator[Transition]:
     """Steps of N environments without end, field by field."""
     rng = np.random.default_rng(seed)
     while True:
         obs, next_obs = rng.standard_normal((2, num, OBS), np.float32)
-        fields = obs, rng.standard_normal((num, ACTION)), rng.random(num), next_obs, rng.random(num) < 0.1
-        yield Batch(*map(torch.from_numpy, fields))
+        ends = rng.random((2, num)) < 0.1
+        fields = obs, rng.standard_normal((num, ACTION)), rng.random(num), next_obs, *ends
+        yield Transition(*map(torch.from_numpy, fields))
 
 
 class Plain:
@@ -36,7 +37,7 @@ class Plain:
         self.capacity, self.added = capacity, 0
         self.rows: dict[int, list[Any]] = {}
 
-    def add(self, step: Batch) -> None:
+    def add(self, step: Transition) -> None:
         for values in zip(*(field.numpy() for field in step), strict=True):
             self.rows[self.added % self.capacity] = list(values)
             self.added += 1
@@ -44,7 +45,7 @@ class Plain:
     def holds_the_same(self, buffer: ReplayBuffer) -> bool:
         index = torch.arange(len(self.rows))
         columns = zip(*(self.rows[row] for row in index.tolist()), strict=True)
-        expected = Batch(*(torch.from_numpy(np.array(column, np.float32)) for column in columns))
+        expected = [torch.from_numpy(np.array(column, np.float32)) for column in columns][:-1]
         found = buffer.take(index)
         same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         return same and buffer.size == len(self.rows)
@@ -67,6 +68,30 @@ def test_it_holds_the_newest_transitions(capacity: int, num: int, restored: bool
         assert plain.holds_the_same(buffer)
     buffer.add(next(steps(num)))
     assert not plain.holds_the_same(buffer)
+
+
+@pytest.mark.parametrize(("capacity", "num"), SIZES)
+@pytest.mark.parametrize("count", [3, 40])
+def test_n_step_returns_are_those_of_a_walk_through_the_episodes(capacity: int, num: int, count: int) -> None:
+    buffer, gamma, history = ReplayBuffer(capacity, OBS, ACTION, CPU, num), 0.9, list[Transition]()
+    for _, step in zip(range(count), steps(num), strict=False):
+        buffer.add(step)
+        history += map(Transition._make, zip(*(field.float() for field in step), strict=True))
+    first = max(0, len(history) - capacity)  # the oldest transition that is held
+    numbers = range(first, len(history))
+    batch, discount = buffer.take_n_step(torch.tensor(numbers) % capacity, 3, gamma)
+    for row, number in enumerate(numbers):
+        expected, power, last = 0.0, 1.0, history[number]
+        for later in range(number, min(len(history), number + 3 * num), num):
+            last = history[later]
+            expected, power = expected + power * float(last.reward), power * gamma
+            if last.terminated or last.truncated:
+                break
+        assert batch.reward[row].item() == pytest.approx(expected)
+        assert discount[row].item() == pytest.approx(power)
+        assert torch.equal(batch.obs[row], history[number].obs)
+        assert torch.equal(batch.next_obs[row], last.next_obs)
+        assert batch.terminated[row] == last.terminated
 
 
 def test_nothing_is_drawn_or_restored_that_is_not_there() -> None:
@@ -97,6 +122,7 @@ def test_nothing_waits_for_a_device() -> None:
         for _ in range(20):
             buffer.add(next(walking))
             buffer.take(buffer.draw(8, generator))
+            buffer.take_n_step(buffer.draw(8, generator), 3, 0.9)
         with pytest.raises(RuntimeError, match="waits"):
             buffer.take(torch.arange(10)[torch.arange(10) < torch.tensor(7)])
 
@@ -104,5 +130,5 @@ def test_nothing_waits_for_a_device() -> None:
 def test_it_takes_half_of_the_memory_of_stable_baselines3() -> None:
     """There both observations are float64 as Humanoid gives them, and there are two flags."""
     full = ReplayBuffer(1_000_000, 348, 17, CPU)  # of which no page is taken
-    assert full.nbytes == 1_000_000 * 4 * (2 * 348 + 17 + 2)
+    assert full.nbytes == 1_000_000 * 4 * (2 * 348 + 17 + 3)
     assert full.nbytes < 0.51 * 1_000_000 * (2 * 8 * 348 + 4 * (17 + 3))

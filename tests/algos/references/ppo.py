@@ -78,9 +78,11 @@ class ReferencePPO:
     def train_iteration(self) -> dict[str, float]:
         """One rollout and the passes over it; the metrics."""
         config = self.config
-        rate = config.learning_rate
-        if config.learning_rate_schedule.name == "linear":
-            rate *= max(0.0, 1.0 - self.env_steps / self.total)
+        left = max(0.0, 1.0 - self.env_steps / self.total)
+        rate, self.clip, self.ent_coef = config.learning_rate, config.clip_coef, config.ent_coef
+        rate *= left if config.learning_rate_schedule.name == "linear" else 1.0
+        self.clip *= left if config.clip_coef_schedule.name == "linear" else 1.0
+        self.ent_coef *= left if config.ent_coef_schedule.name == "linear" else 1.0
         self.adam.param_groups[0]["lr"] = rate
         raw, obs, actions, outcomes = self.collect()
         reward = self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
@@ -168,7 +170,7 @@ class ReferencePPO:
         self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, ret: Tensor, old_value: Tensor
     ) -> dict[str, float]:
         """One minibatch."""
-        config, clip = self.config, self.config.clip_coef
+        config, clip = self.config, self.clip
         log_prob, entropy = self.net.log_prob_and_entropy(obs, action)
         value = self.net.value(obs)
         if config.normalize_advantage:
@@ -181,7 +183,7 @@ class ReferencePPO:
             error = torch.maximum(error, (clipped - ret) ** 2)
         value_loss = error.mean() / 2.0
         self.adam.zero_grad()
-        (-gain + config.vf_coef * value_loss - config.ent_coef * entropy.mean()).backward()
+        (-gain + config.vf_coef * value_loss - self.ent_coef * entropy.mean()).backward()
         norm = clip_grad_norm_(self.net.parameters(), config.max_grad_norm)
         self.adam.step()
         ratio = ratio.detach()

@@ -1,0 +1,120 @@
+"""The part that on-policy algorithms share: rollouts, scaled rewards and advantages."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltemplate.learning.algorithm import StatefulAlgorithm
+from rltemplate.learning.normalize import rescale
+from rltemplate.types import Episode
+
+
+class PolicyStep(NamedTuple):
+    """One decision."""
+
+    normalized_obs: Tensor  # (N, O)
+    policy: Tensor  # (N, P) parameters of the action distribution
+    action: Tensor  # (N, A)
+    log_prob: Tensor  # (N,)
+
+
+class Rollout(NamedTuple):
+    """T steps of N environments, with rewards as the environment gave them."""
+
+    obs: Tensor  # (T, N, O) unscaled
+    normalized_obs: Tensor  # (T, N, O)
+    action: Tensor  # (T, N, A)
+    log_prob: Tensor  # (T, N)
+    reward: Tensor  # (T, N)
+    terminated: Tensor  # (T, N) 1.0 where the task ended
+    truncated: Tensor  # (T, N) 1.0 where the clock ended the episode
+    last_obs: Tensor  # (N, O) after the last step, normalised
+    final_obs: Tensor  # (K, O) normalised, in which the K truncated episodes ended, in order of (t, n)
+    episodes: list[Episode]
+
+
+def compute_gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimates (T, N) (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    `next_value` (T, N) is the value of the true successor. Two masks do two jobs: `terminated` says that no
+    reward can follow, `done` (terminated or truncated) ends the sum over later steps.
+    """
+    delta = reward + gamma * (1.0 - terminated) * next_value - value  # (T, N)
+    decay = gamma * gae_lambda * (1.0 - done)  # (T, N)
+    running = torch.zeros_like(delta[0])  # (N,)
+    advantages = []  # of the last step first
+    for delta_t, decay_t in zip(reversed(delta.unbind()), reversed(decay.unbind()), strict=True):
+        running = delta_t + decay_t * running
+        advantages.append(running)
+    return torch.stack(advantages[::-1])
+
+
+class OnPolicyAlgorithm(StatefulAlgorithm):
+    """An algorithm that learns from rollouts of its present policy.
+
+    Its state has the fields `obs_norm`, `return_norm` and `running_return` (N,), which is discounted and
+    unscaled. Its configuration has `num_steps` (T), `gamma` and `reward_clip`.
+    """
+
+    def decide(self, obs: Tensor, noise: Tensor) -> PolicyStep:
+        """Actions for unscaled observations (N, O)."""
+        raise NotImplementedError
+
+    def collect(self, obs: Tensor) -> Rollout:
+        """T steps with the present policy from the observations `obs` (N, O) on."""
+        num_steps, num_envs = self.config.num_steps, self.envs.num_envs
+        scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
+        raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
+        decisions: list[PolicyStep] = []
+        final_obs, episodes = [np.empty((0, self.envs.codec.obs_size), np.float32)], list[Episode]()
+        for t in range(num_steps):
+            noise = self.streams.draw("action", self.dist.noise, num_envs)
+            decision = self.decide(obs, noise)
+            step = self.envs.step(decision.action.cpu().numpy())
+            raw_obs.append(obs)
+            decisions.append(decision)
+            scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
+            if step.episodes:
+                final_obs.append(step.next_obs[step.truncated & ~step.terminated])
+                episodes += step.episodes
+            obs = self.to_device(step.obs)
+        self.obs = obs
+        self.env_steps += num_steps * num_envs
+        reward, terminated, truncated = self.to_device(scalars).unbind(0)
+        return Rollout(
+            obs=torch.stack(raw_obs),
+            normalized_obs=torch.stack([each.normalized_obs for each in decisions]),
+            action=torch.stack([each.action for each in decisions]),
+            log_prob=torch.stack([each.log_prob for each in decisions]),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated * (1.0 - terminated),  # an end that is both is an end
+            last_obs=self.normalized(obs),
+            final_obs=self.normalized(self.to_device(np.concatenate(final_obs))),
+            episodes=episodes,
+        )
+
+    def scaled_reward(self, rollout: Rollout) -> Tensor:
+        """Rewards (T, N) divided by the running deviation of the discounted return."""
+        state: Any = self.state
+        keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
+        running = state.running_return
+        returns = []  # (N,) of each step
+        for reward, keep_t in zip(rollout.reward.unbind(), keep.unbind(), strict=True):
+            returns.append(running + reward)
+            running = returns[-1] * keep_t
+        norm = state.return_norm.merged(torch.cat(returns)[:, None])
+        self.state = state._replace(return_norm=norm, running_return=running)
+        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
