@@ -44,21 +44,20 @@ def with_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def outcome_of(folder: Path, file: str, which: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of the clone."""
+def outcome_of(folder: Path, file: str, which: str) -> str:
+    """The output of tests of the clone."""
     words = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", which, f"tests/{file}.py"]
     environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", GENERIC.split())
 def test_tests_apply_to_a_new_algorithm_unasked(with_toy: Path, file: str) -> None:
-    done = outcome_of(with_toy, file, "toy")
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert " passed" in done.stdout.splitlines()[-1]
+    told = outcome_of(with_toy, file, "toy")
+    assert re.match(r"[0-9]+ passed", told.splitlines()[-1]), told[-8000:]
 
 
 @pytest.mark.long
@@ -67,9 +66,9 @@ def test_a_mistake_in_the_new_algorithm_is_found(with_toy: Path) -> None:
     right = code.read_text()
     hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
     code.write_text(right.replace("*data, rate)", f"*data, rate * ({hidden}))"))
-    done = outcome_of(with_toy, "launch/test_resume", "toy and changes_no_bit")
+    told = outcome_of(with_toy, "launch/test_resume", "toy and changes_no_bit")
     code.write_text(right)
-    assert re.match(r"[2-9] failed", done.stdout.splitlines()[-1]), done.stdout[-8000:]
+    assert re.match(r"[2-9] failed", told.splitlines()[-1]), told[-8000:]
 
 
 @pytest.mark.long

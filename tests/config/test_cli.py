@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -113,20 +113,14 @@ def test_a_text_stays_as_it_was_typed(name: str) -> None:
 
 
 def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[Sequence[str]] = []
-
-    def counted(words: Sequence[str], jobs: int) -> Any:
-        composed.append(words)
-        return compose_job(words, jobs)
-
-    monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", counted)
+    compose = Mock(side_effect=compose_job)
+    monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", compose)
     monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
     plan = preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
     assert plan.num_jobs == 600
-    assert composed == plan.overrides == [["seed=1", "algo.gamma=0.9"], ["seed=1", "algo.gamma=0.8"]]
-    nobody: Any = None
-    Sweeper.validate_batch_is_legal(nobody, plan.overrides)  # Hydra composes none of them
-    assert len(composed) == 2
+    Sweeper.validate_batch_is_legal(cast("Any", None), plan.overrides)  # Hydra composes none of them
+    assert plan.overrides == [["seed=1", "algo.gamma=0.9"], ["seed=1", "algo.gamma=0.8"]]
+    assert [call.args[0] for call in compose.call_args_list] == plan.overrides
 
 
 def test_an_id_of_a_file_is_the_file_and_others_need_none() -> None:
