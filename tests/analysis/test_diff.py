@@ -27,12 +27,8 @@ CONFIG: dict[str, Any] = {
     "recipe": "ppo-Hopper",
     "experiment": None,
     "seed": 1,
-    "total_env_steps": 1_000_000,
     "device": "cpu",
     "num_threads": 1,
-    "trace": "iteration",
-    "note": None,
-    "runs_dir": "runs",
 }
 RECORD: dict[str, Any] = {
     "schema": 1,
@@ -41,17 +37,7 @@ RECORD: dict[str, Any] = {
     "determinism": {"level": "repeat", "settings": {"mkl_branch": "none", "torch_num_threads": 1}},
     "environment": {"OMP_NUM_THREADS": "1"},
     "versions": {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "pytest": "9.2.0"},
-    "machine": {
-        "cpu": "AMD EPYC",
-        "cpu_flags": ["avx2", "fma"],
-        "logical_cores": 8,
-        "memory_bytes": 10,
-        "hostname": "one",
-        "python": "3.11.7",
-        "libc": "glibc 2.36",
-        "gpu_driver": "550.1",
-        "gpus": [],
-    },
+    "machine": {"cpu": "AMD EPYC", "logical_cores": 8, "memory_bytes": 10, "python": "3.11.7", "gpus": []},
 }
 
 
@@ -59,9 +45,9 @@ def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **
     """A run with other values by dotted key, and with other facts in sections of its record."""
     values, facts = copy.deepcopy(CONFIG), copy.deepcopy(RECORD)
     for key, value in (config or {}).items():
-        *above, last = key.split(".")
+        parent, _, last = key.rpartition(".")
         at = values
-        for part in above:
+        for part in filter(None, parent.split(".")):
             at = at[part]
         at[last] = copy.deepcopy(value)
     for section, value in record.items():
@@ -124,11 +110,10 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
         ({"versions": {"triton": "3"}}, ["versions"]),
         ({"machine": {"python": "3.12.1"}}, ["versions"]),
-        ({"machine": {"cpu": "Intel", "cpu_flags": ["avx2"], "logical_cores": 4}}, ["hardware"]),
-        ({"machine": {"memory_bytes": 20, "hostname": "two"}}, []),
-        ({"machine": {"gpu_driver": "560.2", "gpus": [{"name": "H100"}]}}, []),
+        ({"machine": {"cpu": "Intel", "logical_cores": 4}}, ["hardware"]),
+        ({"machine": {"memory_bytes": 20}}, []),
+        ({"machine": {"gpus": [{"name": "H100"}]}}, []),  # not used
         ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, ["settings"]),
-        ({"determinism": {"settings": {"mkl_branch": "AVX2", "torch_num_threads": 1}}}, ["settings"]),
         # the processor explains which branch a library takes
         ({"determinism": {"settings": {"mkl_branch": "AVX2"}}, "machine": {"cpu": "Intel"}}, ["hardware"]),
     ],

@@ -72,22 +72,17 @@ def test_many_at_once_lose_none(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-        assert writer.exitcode == 0
     entries = re.findall(r"^## .*, seed (\d) · finished\n\n(?:\* .*\n)+$", text(tmp_path), re.MULTILINE)
     assert sorted(entries) == sorted("0123" * 10)
     assert text(tmp_path).count("# Journal") == 1
 
 
-def test_a_journal_that_cannot_be_written_costs_a_line_and_its_folder_is_made(
+def test_a_journal_that_cannot_be_written_costs_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = write_run(tmp_path)
     (tmp_path / paths.JOURNAL).mkdir()  # a folder in its place
-    journal.write_run(run_dir, tmp_path, tmp_path)
+    journal.write_run(write_run(tmp_path), tmp_path, tmp_path)
     assert "no entry in" in capsys.readouterr().err
-    journal.write_run(run_dir, tmp_path / "not" / "there", tmp_path)
-    assert "the first of its kind here" in text(tmp_path / "not" / "there")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.long
