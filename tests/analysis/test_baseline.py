@@ -14,6 +14,7 @@ from conftest import RecordedRun, run_train, small, write_run
 from rltemplate.analysis import baseline
 from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
+from rltemplate.run.git import changes
 from rltemplate.types import ConfigError
 
 Check = Callable[..., list[str]]
@@ -27,15 +28,15 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     monkeypatch.setattr(baseline, "machine_facts", lambda: machine | {"gpus": []})
     monkeypatch.setattr(baseline, "package_versions", lambda: versions)
 
-    def call(*changes: dict[str, Any], files: list[str] | None = None) -> list[str]:
-        monkeypatch.setattr(baseline.changes, "files_since", lambda *_: [] if files is None else files)
+    def call(*jobs: dict[str, Any], files: list[str] | None = None) -> list[str]:
+        monkeypatch.setattr(changes, "files_since", lambda *_: [] if files is None else files)
         configs = []
-        for change in changes:
+        for change in jobs:
             config = raw_config(run_dir / paths.CONFIG)
             config |= {"baseline": "run-1", "runs_dir": str(tmp_path / "runs")}
             config["algo"]["gamma"] = change.get("algo.gamma", config["algo"]["gamma"])
             configs.append(config | {k: v for k, v in change.items() if "." not in k})
-        words = [[f"{key}={value}" for key, value in change.items()] for change in changes]
+        words = [[f"{key}={value}" for key, value in change.items()] for change in jobs]
         return baseline.check_baseline(tmp_path, configs, words)
 
     return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rltemplate.analysis import compare
@@ -37,24 +38,21 @@ def main(args: Args) -> int:
         raise ConfigError(f"keep={args.keep}: there is nothing to keep without zoom=true")
     a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
     comparison = compare.compare_runs(a, b)
-    said, document = compare.report(comparison), asdict(comparison)
+    document, diverged = asdict(comparison), comparison.verdict == compare.DIVERGED
     if not args.json:
-        print(said, flush=True)
+        print(compare.report(comparison), flush=True)
     if args.zoom != "false":
         document["zoom"], text = None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
-        if comparison.verdict == compare.DIVERGED:
+        if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            def say(line: str) -> None:
-                print(line, file=sys.stderr, flush=True)
-
+            say = partial(print, file=sys.stderr, flush=True)
             found = zoom.zoom_in(comparison, from_start=args.zoom == "start", keep=args.keep, say=say)
             document["zoom"], text = asdict(found), zoom_report.report(found)
-        said += f"\n\n{text}"
         if not args.json:
             print(f"\n{text}")
     if args.json:
         print(json.dumps(document))
-    elif comparison.verdict == compare.DIVERGED:
-        print(f"\n{said.partition(chr(10))[0]}")  # a difference, which is the exit status, is the last line
+    elif diverged:
+        print(f"\n{compare.headline(comparison)}")  # a difference, the exit status, is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1
