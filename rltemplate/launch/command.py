@@ -52,7 +52,7 @@ def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Calla
 
 def start_job(composed: DictConfig) -> float | None:
     """Run one job of a sweep as Hydra composed it."""
-    from rltemplate.launch.sweep import run_job
+    from rltemplate.launch.sweep_job import run_job
 
     choices, overrides, number, console = job_context()
     return run_job(lambda jobs: typed(composed, choices, jobs), overrides, number, console)

@@ -66,6 +66,7 @@ class Plan:
     resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
     jobs: int = 1  # of a sweep, beside each other
+    console: bool = False  # the runs of a sweep, one after the other, have the console of the command
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
@@ -150,6 +151,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             resume=words.sweep is not None,
             accept=words.accept is not None,
             jobs=beside,
+            console=_has_console(composed.hydra.launcher),
             auto=_about_auto(checked, distinct.values()),
         )
 
@@ -240,8 +242,12 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
 def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
     """Facts of the job that Hydra runs: choices by group, overrides, number in the sweep, own console."""
     hydra = HydraConfig.get()
-    console = str(hydra.launcher["_target_"]).endswith("BasicLauncher")
-    return dict(hydra.runtime.choices), list(hydra.overrides.task), int(hydra.job.num), console
+    choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
+    return choices, overrides, int(hydra.job.num), _has_console(hydra.launcher)
+
+
+def _has_console(launcher: DictConfig) -> bool:
+    return str(launcher["_target_"]).endswith("BasicLauncher")
 
 
 # --- Composition ------------------------------------------------------------------------------------------

@@ -1,0 +1,161 @@
+"""A job of a sweep, in a process of Hydra's launcher: finds its run, new or begun before, and waits for it.
+
+The id of a run follows from the sweep, the number of the job and the digest of its configuration. So a sweep
+that is resumed finds its runs again, as does a job that a scheduler calls a second time: a finished run is
+not repeated, one that ended early is resumed, a missing one is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from rltemplate.config.cli.preflight import Composed
+from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.schema import AUTO
+from rltemplate.launch import process
+from rltemplate.launch.resume import resume_job
+from rltemplate.run import paths
+from rltemplate.run.job import Job, new_job, run_folder
+from rltemplate.run.lines import to_stderr
+from rltemplate.run.read import leaves
+from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
+from rltemplate.types import BOOKKEEPING_KEYS, ConfigError, affects_results
+
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def run_job(
+    compose: Callable[[int], Composed], overrides: list[str], number: int, console: bool
+) -> float | None:
+    """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+
+    `compose` takes the number of jobs that run beside each other. Without a console of its own the run
+    writes to `job_<number>.log` in the folder of the sweep.
+    """
+    stop = Path(os.environ[process.STOP_VARIABLE])
+    if stop.exists():
+        return None
+    folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
+    log = None if console else folder / f"job_{number}.log"
+    exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
+    try:
+        job = _find_run(entry, folder, compose)
+        if job is not None:
+            if console:
+                say(f"#{number} {' '.join(overrides)}{f', resumed in {job.run_dir}' * job.resume}")
+            entry.status = "running"
+            write(entry, folder)
+        exit_status = 0 if job is None else _run(job, log, stop)
+    except ConfigError as error:
+        exit_status, entry.problem = 2, str(error)
+    except Exception as error:
+        exit_status, entry.problem = 1, str(error)
+        traceback.print_exc()
+    finally:
+        close_job(entry, folder, exit_status)
+    if console:
+        say(f"#{number}: {entry.status}")
+    return entry.final_return
+
+
+def _find_run(entry: SweepJob, folder: Path, compose: Callable[[int], Composed]) -> Job | None:
+    """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
+    record = SweepRecord.read(folder)
+    config, choices, auto = compose(record.jobs_beside)
+    env_name = choices["env"]
+    # A sweeper that draws may ask for other values under a number when the sweep is resumed.
+    number = None if record.num_jobs is None else entry.job
+    values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
+    # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
+    values |= dict.fromkeys(auto, AUTO)
+    for key in BOOKKEEPING_KEYS:
+        del values[key]
+    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, number, values])}"
+    run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", env_name)
+    there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
+    run_dir = run_dir if there is None else there.parent
+    entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
+    command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
+    if there is not None:
+        job = resume_job(run_dir, command, accept=record.accept)
+        return job and replace(job, sweep=sweep, journal=False)
+    job = new_job(config, command, env_name=env_name, overrides=entry.overrides, sweep=sweep)
+    return replace(job, run_id=run_dir.name, run_dir=str(run_dir))
+
+
+def _run(job: Job, log: Path | None, stop: Path) -> int:
+    """Run a job to its end, and pass on signals; its exit status, as a shell gives it.
+
+    The run does not outlive an exception.
+    """
+    environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
+    if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
+        environment = os.environ  # the scheduler says which devices a job may use
+    environment = process.worker_environment(job, from_dict(job.config), environment)
+    with contextlib.nullcontext() if log is None else log.open("ab") as out:
+        run = subprocess.Popen(
+            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    passed = 0
+    try:
+        while run.poll() is None:
+            for number in stop.read_text().split()[passed:] if stop.exists() else []:
+                run.send_signal(int(number))
+                passed += 1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(0.1)
+    finally:
+        if run.returncode is None:
+            run.terminate()
+            run.wait()
+    return run.returncode if run.returncode >= 0 else 128 - run.returncode
+
+
+def close_job(job: SweepJob, folder: Path, exit_status: int) -> None:
+    """Write the end of a job. Only a run whose record says so is `finished`."""
+    run_dir, record = job.run(folder), None
+    with contextlib.suppress(ConfigError):
+        record = None if run_dir is None else RunRecord.read(run_dir)
+    job.exit_status = exit_status
+    if record is not None and record.status == FINISHED:
+        job.status, job.final_return = FINISHED, record.final_metrics.get("eval/return")
+    elif exit_status in _INTERRUPTED:
+        job.status = "interrupted"
+    else:
+        job.status = "refused" if exit_status == 2 else "failed"
+    write(job, folder)
+
+
+def write(part: SweepRecord | SweepJob, folder: Path) -> None:
+    """Write a part of the record. A full disk is told, and ends nothing: each run has a record of its own."""
+    try:
+        part.write(folder)
+    except OSError as error:
+        to_stderr(f"{folder} cannot be written: {error.strerror}")
+
+
+def digest(values: Any) -> str:
+    """Eight digits that stand for plain values."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())[:8]
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print a line. The sweep goes on when its reader has read enough, as in `| head`."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,155 @@
+"""The progress of a sweep on its console, and its end: jobs, and returns over seeds.
+
+A terminal shows a table that is redrawn in place; other consoles get a line when a job starts or ends, and
+one a minute. All of it is read from the files of jobs and runs, so that it can neither slow nor stop them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rltemplate.analysis.experiments import find_experiments
+from rltemplate.analysis.runs import Run, load_runs
+from rltemplate.launch.sweep_job import say
+from rltemplate.run import paths
+from rltemplate.run.record import FINISHED, RUNNING, RunRecord, SweepJob, SweepRecord
+from rltemplate.run.sinks.console import show_number, show_time
+from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
+
+_REDRAW_S, _LINE_S = 0.5, 60.0
+
+
+class SweepTable:
+    """Says how far the jobs are."""
+
+    def __init__(self, folder: Path, record: SweepRecord) -> None:
+        self._folder, self._record = folder, record
+        self._in_place = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._changed: dict[Path, int] = {}  # when the file of a job was last changed
+        self._jobs: dict[int, SweepJob] = {}
+        self._steps: dict[int, int] = {}  # that the run of a job is to make
+        self._drawn: list[str] = []
+        self._began = self._shown_at = time.monotonic()
+        for job in self._news():  # of an earlier start
+            if job.status != FINISHED:
+                del self._jobs[job.job]
+        self._done_before = self._done()
+        say(f"{record.jobs_beside} at once, output in {folder}/job_<number>.log")
+
+    def update(self) -> None:
+        """Show what has changed, if it is time to."""
+        now = time.monotonic()
+        if now - self._shown_at < _REDRAW_S:
+            return
+        news = self._news()
+        if self._in_place:
+            self._shown_at = now
+            jobs = self._visible()
+            width = max((len(_title(job, self._record)) for job in jobs), default=0)
+            self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
+            return
+        for job in news:
+            say(f"{_title(job, self._record)}: {job.status}")
+        if now - self._shown_at >= _LINE_S:
+            self._shown_at = now
+            say(self._summary())
+
+    def close(self) -> None:
+        """Take the table from the terminal, or say the last news."""
+        self._shown_at -= _REDRAW_S
+        self._redraw([]) if self._in_place else self.update()
+
+    def _news(self) -> list[SweepJob]:
+        """Jobs whose files have changed since the last call."""
+        news = []
+        for path in self._folder.glob("job_*.json"):
+            try:
+                changed = path.stat().st_mtime_ns
+                if self._changed.get(path) != changed:
+                    job = SweepJob(**json.loads(path.read_text(encoding="utf-8")))
+                    self._jobs[job.job], self._changed[path] = job, changed
+                    news.append(job)
+            except (OSError, ValueError, TypeError):  # of a disk that is full, or away
+                continue
+        return sorted(news, key=lambda job: job.job)
+
+    def _progress(self, job: SweepJob) -> tuple[dict[str, Any], float]:
+        """The last row of a job's run, and the part of the job that is done, from 0 to 1."""
+        run_dir, steps = job.run(self._folder), None
+        run = None if run_dir is None else Run(run_dir, RunRecord(id="", status=""))
+        row = {} if run is None else run.last_row
+        with contextlib.suppress(ConfigError):  # of a disk that is away
+            steps = run and row and self._steps.setdefault(job.job, run.config["total_env_steps"])
+        running = min(1.0, row["env_steps"] / steps) if steps else 0.0
+        return row, running if job.status == RUNNING else 1.0
+
+    def _done(self) -> float:
+        return sum(self._progress(job)[1] for job in self._jobs.values())
+
+    def _summary(self) -> str:
+        counts = Counter(job.status for job in self._jobs.values())
+        said = ", ".join(f"{number} {status}" for status, number in counts.items())
+        done, total, left = self._done(), self._record.num_jobs or len(self._jobs), None
+        if done > self._done_before:
+            left = (total - done) * (time.monotonic() - self._began) / (done - self._done_before)
+        return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
+
+    def _line(self, job: SweepJob, width: int) -> str:
+        row, part = self._progress(job)
+        speed = row.get("time/steps_per_second") if job.status == RUNNING else None
+        value = job.final_return or row.get("eval/return", row.get("episode/return"))
+        parts = [f"{_title(job, self._record):{width}}", f"{job.status:8}", f"{100 * part:3.0f}%"]
+        parts.append(f"return {'-' if value is None else show_number(value):>8}")
+        if speed:
+            left = (1 - part) * self._steps.get(job.job, 0) / speed
+            parts += [f"{speed:>7,.0f} steps/s", f"left {show_time(left)}"]
+        return "  ".join(parts)
+
+    def _visible(self) -> list[SweepJob]:
+        """All jobs that have begun, and those that run where the terminal is too low."""
+        jobs = [self._jobs[number] for number in sorted(self._jobs)]
+        room = max(1, shutil.get_terminal_size().lines - 2)
+        return jobs if len(jobs) <= room else [job for job in jobs if job.status == RUNNING][:room]
+
+    def _redraw(self, lines: list[str]) -> None:
+        width = shutil.get_terminal_size().columns
+        # On a terminal that became narrower, a line that was drawn takes several of its rows.
+        rows = sum(-(-len(line) // width) for line in self._drawn)
+        self._drawn = [line[: width - 1] for line in lines]
+        say(f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn), end="")
+
+
+def _title(job: SweepJob, record: SweepRecord) -> str:
+    """The number of a job, and its overrides without those of all jobs."""
+    every = {*record.words, *(text for text in job.overrides if text.partition("=")[0] in BOOKKEEPING_KEYS)}
+    return f"#{job.job} {' '.join(text for text in job.overrides if text not in every)}"
+
+
+def show_end(record: SweepRecord, folder: Path) -> None:
+    """Print a line for each job, the reasons of those that failed, statistics, and where the record is."""
+    say(f"sweep {record.id}: {record.status}")
+    for job in record.jobs:
+        value = "" if job.final_return is None else f", return {job.final_return:.2f}"
+        say(f"{_title(job, record)}: {job.status}{value}, {job.run_id or 'no run'}")
+        if job.status in ("failed", "refused"):
+            log = folder / f"job_{job.job}.log"
+            where = log if log.exists() else job.run(folder) or "above"
+            say(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
+    there = [run_dir for job in record.jobs if (run_dir := job.run(folder)) is not None]
+    runs, _ = load_runs(path for path in there if (path / paths.RECORD).exists())
+    counted = [each for each in find_experiments(runs) if each.counted]
+    if any(len(each.counted) > 1 for each in counted):
+        for each in counted:
+            seeds = len(each.counted)
+            say(f"{each}: mean return {each.interval('mean')} over {seeds} seed{'s' * (seeds != 1)}")
+    say(f"{folder / paths.SWEEP_INDEX}")
+    if record.status != "finished":
+        say("next: the same command with sweep=resume")

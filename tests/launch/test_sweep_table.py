@@ -1,0 +1,92 @@
+"""The progress of a sweep: a table on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_run
+
+from rltemplate.launch import sweep_table
+from rltemplate.launch.sweep_table import SweepTable
+from rltemplate.run import paths
+from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.record import SweepJob, SweepRecord
+
+FACTS: dict[str, Any] = {
+    "start_time": "",
+    "versions": {},
+    "snapshot": GitRecord(),
+    "commands": [["train.py"]],
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> SweepTable:
+    """The table of a resumed sweep of four jobs: one had finished, one had failed."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: request.param)
+    monkeypatch.setattr(sweep_table, "_REDRAW_S", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setenv("TERM", "xterm")
+    for number, status in enumerate(("finished", "failed")):
+        SweepJob(job=number, overrides=[f"seed={number}"], status=status, final_return=5.0).write(tmp_path)
+    return SweepTable(tmp_path, SweepRecord(id="s", words=["algo=ppo", "seed=0,1,2,3"], num_jobs=4, **FACTS))
+
+
+def begin(folder: Path, number: int, status: str = "running") -> None:
+    """A job with the first half of its run."""
+    run_dir = folder / "ppo-Thing" / f"run-{number}"
+    if not run_dir.exists():
+        write_run(folder, number, [10.0, 20.0])
+        rows = [{"env_steps": 100, "episode/return": 10.0, "time/steps_per_second": 1000.0}]
+        (run_dir / paths.METRICS).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    overrides = ["algo=ppo", f"seed={number}", f"runs_dir={folder}"]
+    SweepJob(job=number, overrides=overrides, status=status, run_dir=f"ppo-Thing/run-{number}").write(folder)
+
+
+@pytest.mark.parametrize("table", [True], indirect=True)
+def test_a_terminal_has_a_table_that_is_redrawn_in_place(
+    table: SweepTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path, 2)
+    begin(tmp_path, 3)
+    shown = ["#0 seed=0  finished  100%  return        5"]
+    shown += [
+        f"#{n} seed={n}  running    50%  return       10    1,000 steps/s  left 0:00:00" for n in (2, 3)
+    ]
+    head = "4 jobs: 1 finished, 2 running, left 0:00:00"
+    drawn = [
+        ((100, 24), "", [head, *shown]),
+        (
+            (40, 24),
+            "\x1b[8F\x1b[J",
+            [line[:39] for line in (head, *shown)],
+        ),  # each took two rows of this width
+        ((100, 4), "\x1b[4F\x1b[J", [head, *shown[1:]]),
+    ]
+    for size, before, lines in drawn:
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda size=size: os.terminal_size(size))
+        capsys.readouterr()
+        table.update()
+        assert capsys.readouterr().out == before + "".join(f"{line}\n" for line in lines)
+    table.close()
+    assert capsys.readouterr().out == "\x1b[3F\x1b[J"
+
+
+@pytest.mark.parametrize("table", [False], indirect=True)
+def test_another_console_has_a_line_for_each_change(
+    table: SweepTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "\x1b" not in capsys.readouterr().out
+    for status in ("running", "running", "failed"):
+        begin(tmp_path, 3, status)
+        table.update()
+        table.update()
+    table.close()
+    assert set(capsys.readouterr().out.splitlines()) == {"#3 seed=3: running", "#3 seed=3: failed"}
