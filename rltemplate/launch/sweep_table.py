@@ -71,14 +71,12 @@ class SweepTable:
         """Jobs whose files have changed since the last call."""
         news = []
         for path in self._folder.glob("job_*.json"):
-            try:
+            with contextlib.suppress(OSError, ValueError, TypeError):  # of a disk that is full, or away
                 changed = path.stat().st_mtime_ns
                 if self._changed.get(path) != changed:
                     job = SweepJob(**json.loads(path.read_text(encoding="utf-8")))
                     self._jobs[job.job], self._changed[path] = job, changed
                     news.append(job)
-            except (OSError, ValueError, TypeError):  # of a disk that is full, or away
-                continue
         return sorted(news, key=lambda job: job.job)
 
     def _progress(self, job: SweepJob) -> tuple[dict[str, Any], float]:
