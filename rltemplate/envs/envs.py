@@ -115,8 +115,10 @@ class Envs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state` with the next `step`: instead of `reset`, in environments not used before.
 
-        Replays episodes. Raises ConfigError if the environment does not repeat itself.
+        Replays episodes. ConfigError if `state` is of another environment, or this one does not repeat itself.
         """
+        if state["id"] != self.config.id:
+            raise ConfigError(f"env.id={self.config.id}: the checkpoint holds {state['id']}")
         self._returns[:] = state["returns"].numpy()
         self._lengths[:] = state["lengths"].numpy()
         recordings = [each and {**each, "actions": each["actions"].numpy()} for each in state["states"]]

@@ -167,9 +167,9 @@ def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> Non
 
 @pytest.mark.parametrize("sign", ["", "+"])
 def test_wrappers_keep_the_order_of_the_words(sign: str) -> None:
-    words = ["env.wrappers={own.module.Class:null,A:{x:1}}", "env.training_wrappers.B.y.z=2"]
+    words = ["env.wrappers={own.module:Class:null,A:{x:1}}", "env.training_wrappers.B.y.z=2"]
     (config,) = preflight([*(sign + word for word in words), "env.infos=[a.b]"]).configs
-    assert list(config.env.wrappers.items()) == [("own.module.Class", None), ("A", {"x": 1})]
+    assert list(config.env.wrappers.items()) == [("own.module:Class", None), ("A", {"x": 1})]
     assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
 
 

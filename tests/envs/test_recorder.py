@@ -22,16 +22,9 @@ FURTHER = 200  # steps after the snapshot
 
 LIMIT = 60  # which ends episodes of those that never fall over
 IDS = [
-    *(
-        "CartPole-v1",
-        "Pendulum-v1",
-        "LunarLander-v3",
-        "BipedalWalker-v3",
-        "InvertedPendulum-v5",
-        "Reacher-v5",
-    ),
-    *("InvertedDoublePendulum-v5", "Pusher-v5", "Swimmer-v5", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5"),
-    *("Ant-v5", "Humanoid-v5"),
+    *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "BipedalWalker-v3", "InvertedPendulum-v5"),
+    *("InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5", "Swimmer-v5", "Hopper-v5", "Walker2d-v5"),
+    *("HalfCheetah-v5", "Ant-v5", "Humanoid-v5"),
 ]
 # They draw from the environment's generator, keep state within an episode, and apply to training alone.
 STICKY, STACK = {"repeat_action_probability": 0.5}, {"stack_size": 3}
@@ -123,6 +116,8 @@ def test_another_action_or_generator_is_noticed(workers: int, capfd: pytest.Capt
     for wrong in (state, other_kind):
         with pytest.raises(ConfigError, match=r"CartPole-v1 does not repeat itself from its generator state"):
             restored(wrong, workers=workers)
+    with pytest.raises(ConfigError, match=r"env.id=Acrobot-v1: the checkpoint holds CartPole-v1"):
+        restored(state, "Acrobot-v1")
     assert capfd.readouterr().err == ""
 
 

@@ -168,14 +168,11 @@ def _read(word: str, parser: OverridesParser) -> Override:
     sign, key, value = re.fullmatch(r"([+~]*)([^=]*)(=.*)?", word, re.DOTALL).groups()  # type: ignore[union-attr]
     if not key.strip() or value is None or "~" in sign:
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
-    # A sign is not needed: arguments and wrappers of the environment are added, and every other key is there.
-    kept = (
-        "++"
-        if re.match(r"env\.(kwargs|(training_)?wrappers)\b", key)
-        else sign
-        if key.startswith("hydra")
-        else ""
-    )
+    # A sign is not needed: arguments of the environment are added, and every other key is there.
+    added = re.match(r"env\.(kwargs|wrappers|training_wrappers)\b", key)
+    kept = "++" if added else sign if key.startswith("hydra") else ""
+    # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
+    value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value
     value, override = value[1:], None
     with suppress(HydraException, ValueError):  # ValueError: a number of thousands of digits
         override = parser.parse_overrides([f"{kept}{key}={value}"])[0]
