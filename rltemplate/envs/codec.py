@@ -20,9 +20,7 @@ class Codec:
     """
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        self.env_id = env_id
-        self.obs_space = obs_space
-        self.action_space = action_space
+        self.env_id, self.obs_space, self.action_space = env_id, obs_space, action_space
         if isinstance(obs_space, spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) >= 2:
             raise ConfigError(
                 f"{env_id} observes images {obs_space.shape}, and the networks are multi-layer perceptrons; "

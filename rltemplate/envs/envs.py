@@ -115,7 +115,7 @@ class Envs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state` with the next `step`: instead of `reset`, in environments not used before.
 
-        Replays episodes. ConfigError if `state` is of another environment, or this one does not repeat itself.
+        Replays episodes. ConfigError if the environment is another one, or does not repeat itself.
         """
         if state["id"] != self.config.id:
             raise ConfigError(f"env.id={self.config.id}: the checkpoint holds {state['id']}")
