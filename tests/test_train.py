@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from conftest import Command, Configure, git, newest_state, rows, run_train, small
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -230,3 +231,20 @@ def test_compiling_is_refused_without_a_compiler(
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
         build_algorithm(configure("compile=true"))
+
+
+def test_evaluations_and_videos_draw_from_no_global_generator_of_the_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = cast(Any, CartPoleEnv.step)
+
+    def noisy(env: CartPoleEnv, action: Any) -> Any:
+        obs, reward, *rest = step(env, action)
+        return obs, reward + float(np.random.normal()), *rest  # noqa: NPY002  the case
+
+    monkeypatch.setattr(STEP, noisy)
+    for every in (0, 64):
+        words = [f"eval_every={every}", f"video_every={every}", "total_env_steps=128", "eval_episodes=1"]
+        assert run(job_in(tmp_path / f"{every}", configure, *words)) == 0
+    traces = [(tmp_path / f"{every}" / paths.TRACE).read_bytes() for every in (0, 64)]
+    assert traces[0] == traces[1]

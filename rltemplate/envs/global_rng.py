@@ -5,9 +5,10 @@ Environments and libraries may, and with `determinism=repeat` their draws must r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,3 +46,14 @@ def restore_global_rng(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextlib.contextmanager
+def own_global_rng(seed: int) -> Iterator[None]:
+    """Let environments in the block draw from generators of their own, which start from `seed`."""
+    before = global_rng_state()
+    seed_global_rng(seed)
+    try:
+        yield
+    finally:
+        restore_global_rng(before)

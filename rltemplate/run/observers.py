@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
 from rltemplate.determinism import switches
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.global_rng import global_rng_state
+from rltemplate.envs.global_rng import global_rng_state, own_global_rng
 from rltemplate.envs.make import make_env
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
@@ -24,15 +26,15 @@ from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.state import first_not_finite
 from rltemplate.run.trace import NO_PAST, OLD_TRACE, Trace
-from rltemplate.run.video.recorder import VideoRecorder
+from rltemplate.run.video.recorder import RENDERERS, VideoRecorder
 from rltemplate.types import Algorithm, Episode, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import gymnasium as gym
-    import numpy as np
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 _LONGEST_EPISODE = 10_000
+_LONGEST_VIDEO = 1_000  # steps
 
 
 def evaluate(
@@ -98,16 +100,14 @@ class Observers:
             self.trace.warn_through(logger.message)
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
         self._logger, self._stopping = logger, stopping
-        # Both can be sent to another process, unlike the environments.
-        codec = self._codec = envs.codec
+        self._codec = envs.codec
         self._video = VideoRecorder(
             lambda render_mode: make_env(config.env, render_mode),
-            lambda obs: codec.decode_action(self._act(codec.encode_obs([obs])))[0],
-            seed=config.seed,
             note=logger.message,
             fps=config.video_fps,
             size=config.video_size,
-            renderers=None if config.video_renderer == "auto" else [config.video_renderer],
+            renderers=RENDERERS if config.video_renderer == "auto" else [config.video_renderer],
+            stopping=stopping,
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
         self._iterations = 0
@@ -203,13 +203,27 @@ class Observers:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
-        episodes = evaluate(lambda: make_env(config.env), self._codec, self._act, seeds)
+        with own_global_rng(seeds[0]):
+            episodes = evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds)
         return episode_means("eval", episodes)
 
     def _film(self) -> None:
-        steps = self._algorithm.env_steps
-        path = self._video.record(paths.video_path(self._run_dir, steps), steps)
-        if path is not None:
+        """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
+        steps, actions, (seed,) = (
+            self._algorithm.env_steps,
+            list[Any](),
+            env_seeds(self._config.seed, "video", 1),
+        )
+
+        def act(obs: np.ndarray) -> np.ndarray:
+            encoded = self._act(obs)
+            actions.append(self._codec.decode_action(encoded)[0])
+            return encoded
+
+        with own_global_rng(seed):
+            evaluate(lambda: make_env(self._config.env), self._codec, act, [seed])
+        path = paths.video_path(self._run_dir, steps)
+        if self._video.record(path, seed, actions[:_LONGEST_VIDEO]):
             self._logger.video(path, steps)
 
     def _log(self, evaluation: dict[str, float]) -> None:

@@ -1,18 +1,21 @@
-"""The child process of a video: environment, renderer and encoder of one episode."""
+"""The child process of a video: it repeats the actions of an episode, draws what they do, and encodes it."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
+
+from rltemplate.envs.global_rng import seed_global_rng
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,71 +23,68 @@ if TYPE_CHECKING:
     Picture = NDArray[np.uint8]
 
 MAX_FPS = 30.0  # also the rate of environments that do not say how fast they run
-CAPTION_MIN_PX = 120  # on smaller pictures a caption would not be legible
+DISK = 3  # exit status: the renderer works, and the disk does not
+NATIVE = "native"  # first line of output: the environment draws its own pictures
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The episode of all videos of a run. `make_env` is the pickled function that makes the environment."""
+    """An episode that was played, and how to draw it."""
 
-    make_env: bytes
+    make_env: Callable[[str], Any]
     seed: int
-    max_steps: int
+    actions: Sequence[Any]
+    renderer: str
+    part: Path
     fps: int | None
     size: int
+    stall_s: float
 
 
 def serve() -> None:
-    """Play, draw and encode one episode for the parent at the other end of the pipe.
-
-    The parent sends what to record, is told whether MuJoCo draws it or the environment itself, and then gets
-    an observation for each action.
-    """
-    pipe = Connection(int(sys.argv[1]))
-    job, renderer, part, caption = pipe.recv()
+    """Write the file of the job that standard input holds; the last line of output says what went wrong."""
     try:
-        _record(job, renderer, part, caption, pipe)
-        pipe.send(("done", None))
-    except (EOFError, ConnectionError):  # the parent is gone
-        part.unlink(missing_ok=True)
+        _record(cloudpickle.load(sys.stdin.buffer))
+        status = 0
     except Exception as error:
+        print(one_line(error))
         # A library that is missing is an OSError without a number.
-        pipe.send(("disk" if getattr(error, "errno", None) else "error", one_line(error)))
+        status = DISK if getattr(error, "errno", None) else 1
+    sys.stdout.flush()
     # No destructors: those of OpenGL libraries may crash, and nothing is left to be written.
-    os._exit(0)
+    os._exit(status)
 
 
-def _record(job: Job, renderer: str, part: Path, caption: str, pipe: Connection) -> None:
+def _record(job: Job) -> None:
     import av
 
-    env = cloudpickle.loads(job.make_env)("rgb_array")
-    obs, _ = env.reset(seed=job.seed)
+    parent = os.getppid()
+    faulthandler.dump_traceback_later(job.stall_s, exit=True)
+    env = job.make_env("rgb_array")
+    seed_global_rng(job.seed)
+    env.reset(seed=job.seed)
     mujoco: Any = sys.modules.get("mujoco")  # an environment that uses it has imported it
-    is_mujoco = mujoco is not None and isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel)
-    pipe.send(("mujoco" if is_mujoco else "native", None))
-    pipe.recv()
     draw = env.render
-    if is_mujoco:
+    if mujoco is not None and isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel):
         from rltemplate.run.video.mujoco_pictures import open_painter
 
         mujoco.set_mju_user_warning(lambda _: None)  # or each warning goes into a file in the work folder
-        draw = open_painter(renderer, env, job.size)
+        draw = open_painter(job.renderer, env, job.size)
+    else:
+        print(NATIVE, flush=True)
     every, fps = frame_rate(env, job.fps)
-    container: Any = None
-    total, steps, done = 0.0, 0, False
-    while True:
-        if steps % every == 0 or done:
-            picture = _captioned(_even(draw()), f"{caption}   step {steps}   return {total:.1f}")
-            if container is None:
-                container, stream = open_mp4(part, fps, picture)
+    picture = _even(draw())
+    container, stream = open_mp4(job.part, fps, picture)
+    for step in range(len(job.actions) + 1):
+        faulthandler.dump_traceback_later(job.stall_s, exit=True)
+        if os.getppid() != parent:  # the run was killed
+            job.part.unlink()
+            os._exit(1)
+        if step > 0:
+            env.step(job.actions[step - 1])
+        if step % every == 0 or step == len(job.actions):
+            picture = _even(draw()) if step > 0 else picture
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        if done:
-            break
-        pipe.send(("obs", obs))
-        obs, reward, terminated, truncated, _ = env.step(pipe.recv())
-        total += float(reward)
-        steps += 1
-        done = bool(terminated or truncated) or steps >= job.max_steps
     container.mux(stream.encode(None))
     container.close()
     with contextlib.suppress(Exception):  # it may own processes or connections
@@ -105,20 +105,6 @@ def frame_rate(env: Any, wanted: int | None) -> tuple[int, Fraction]:
     source = float(env.metadata.get("render_fps") or 1 / getattr(env.unwrapped, "dt", 1 / MAX_FPS))
     every = max(1, int(np.ceil(source / MAX_FPS - 1e-9)) if wanted is None else round(source / wanted))
     return every, max(Fraction(source).limit_denominator(100) / every, Fraction(1))
-
-
-def _captioned(picture: Picture, text: str) -> Picture:
-    """`picture` with a strip below it that holds `text`, as far as it fits."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    height, width = picture.shape[:2]
-    if min(height, width) < CAPTION_MIN_PX:
-        return picture
-    size = min(max(11, width // 28), 20)
-    strip = Image.new("RGB", (width, 2 * ((size * 9 // 5) // 2)), (24, 28, 36))
-    place, font = (size // 2, strip.height / 2), ImageFont.load_default(size)
-    ImageDraw.Draw(strip).text(place, text, fill=(235, 238, 243), font=font, anchor="lm")
-    return np.concatenate([picture, np.asarray(strip, np.uint8)])
 
 
 def open_mp4(path: Path, fps: Fraction, picture: Picture) -> tuple[Any, Any]:

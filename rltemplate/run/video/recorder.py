@@ -1,9 +1,8 @@
 """One evaluation episode as an H.264 file that a browser plays, recorded without any effect on the run.
 
-This process keeps the policy. A child process, new for each video, keeps the environment, the renderer and
-the encoder (`episode.py`), and asks for one action per observation. So a renderer that crashes or never
-answers takes only the child with it, no state of a renderer or global generator can touch the run, and a
-video depends on the policy and the seed alone. The price is one to two seconds a video.
+The run plays the episode. A child process, new for each video, repeats its actions in an environment of its
+own, draws and encodes (`episode.py`). So a renderer that crashes or never answers takes only the child with
+it, and no state of a renderer can touch the run. The price is one to two seconds a video.
 
 Renderers:
     native             the environment's own `rgb_array` pictures, for all that is not MuJoCo
@@ -16,88 +15,108 @@ For MuJoCo the first one that works draws all videos of a run.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
 
-from rltemplate.run.video.episode import Job, one_line
+from rltemplate.run.video.episode import DISK, NATIVE, Job, one_line
 
 RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
-_SEED_KEY = (0x766964,)  # keeps the episode of a video apart from others that start from the same seed
+_CODE = "from rltemplate.run.video.episode import serve; serve()"
 
 
 class VideoRecorder:
-    """Records episodes of `policy`, which gets raw observations and returns the environment's own actions.
+    """Draws episodes that were played.
 
     `make_env(render_mode)` returns one Gymnasium environment; it is called in another process, so cloudpickle
-    must take it. `seed` fixes the episode. `note` gets one line, once, if videos turn out to be impossible.
-    `max_steps` ends an endless episode. Without `fps` a video runs in real time with at most 30 frames per
-    second. `size` is the edge of MuJoCo's pictures in pixels. A renderer that does not answer for `stall_s`
-    seconds is given up. `renderers` are then the ones that are left.
+    must take it. `note` gets one line, once, if videos turn out to be impossible. Without `fps` a video runs
+    in real time with at most 30 frames per second. `size` is the edge of MuJoCo's pictures in pixels. A
+    renderer that draws no picture for `stall_s` seconds is given up. `renderers` are then the ones that are
+    left. A video is given up as soon as `stopping`.
     """
 
     def __init__(
         self,
         make_env: Callable[..., Any],
-        policy: Callable[[Any], Any],
-        seed: int,
         note: Callable[[str], None],
-        max_steps: int = 1000,
         fps: int | None = None,
         size: int = 320,
-        renderers: Sequence[str] | None = None,
+        renderers: Sequence[str] = RENDERERS,
         stall_s: float = 60.0,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.renderers = list(renderers or RENDERERS)
-        self._policy, self._note, self._stall_s = policy, note, stall_s
-        number = int(np.random.SeedSequence(seed, spawn_key=_SEED_KEY).generate_state(1)[0])
-        self._job = Job(cloudpickle.dumps(make_env), number, max_steps, fps, size)
+        self.renderers = list(renderers)
+        self._make_env, self._note, self._stopping = make_env, note, stopping
+        self._settings: dict[str, Any] = {"fps": fps, "size": size, "stall_s": stall_s}
         self._failures: list[str] = []
         self._noted = False
 
-    def record(self, path: Path, env_steps: int) -> Path | None:
-        """Write one episode to `path`; `env_steps` of training stand in the caption.
+    def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
+        """Write the episode of `actions` after a reset with `seed` to `path`; false if there is no video.
 
-        Returns `path`, or None if there is no video. Trouble with environment, renderer, encoder or disk ends
-        there; only an exception of the policy itself comes through. `path` is either the whole video or as it
-        was before.
+        Trouble with environment, renderer, encoder or disk ends here. `path` is the whole video or as it was.
         """
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        while self.renderers:
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while self.renderers:
+                renderer = self.renderers[0]
+                status, said = self._draw(
+                    Job(self._make_env, seed, actions, renderer, part, **self._settings)
+                )
+                if self._stopping():
+                    return False
+                if status == 0:
+                    part.replace(path)
+                    return True
+                if status == DISK:
+                    raise OSError(said[-1])
+                native = said[0] == NATIVE
+                self._failures.append(f"{NATIVE if native else renderer}: {_reason(status, said)}")
+                self.renderers = [] if native else self.renderers[1:]
+            self._say(f"videos are off: {'; '.join(self._failures)}")
+        except OSError as error:
+            self._say(f"a video was skipped: {error}")
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        return False
+
+    def _draw(self, job: Job) -> tuple[int, list[str]]:
+        """The exit status of the child process, negative after a signal, and the lines that it wrote."""
+        environ = os.environ | {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "dummy"}
+        environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
+        environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        environ["MUJOCO_GL"] = "" if job.renderer == "raycast" else job.renderer
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+            given.write(cloudpickle.dumps(job))
+            given.seek(0)
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CODE],
+                env=environ,
+                stdin=given,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the child itself
+            )
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._record(part, f"{env_steps:,} env steps")
-                part.replace(path)
-                return path
-            except OSError as error:
-                self._say(f"a video was skipped: {error}")
-                return None
-            except _RendererError as error:
-                self._failures.append(f"{self.renderers.pop(0)}: {error}")
+                while child.poll() is None and not self._stopping():
+                    time.sleep(0.01)
             finally:
                 with contextlib.suppress(OSError):
-                    part.unlink(missing_ok=True)
-        self._say(f"videos are off: {'; '.join(self._failures)}")
-        return None
-
-    def _record(self, part: Path, caption: str) -> None:
-        renderer = self.renderers[0]
-        with _Child(renderer, self._stall_s) as child:
-            kind, value = child.ask((self._job, renderer, part, caption))
-            if kind == "native":
-                self.renderers = [kind]
-            while kind != "done":
-                kind, value = child.ask(self._policy(value) if kind == "obs" else None)
+                    # The child leads its own session, so this also ends what the environment has started.
+                    os.killpg(child.pid, signal.SIGKILL)
+                status = child.wait()
+            said.seek(0)
+            return status, said.read().decode(errors="replace").strip().split("\n")
 
     def _say(self, text: str) -> None:
         if not self._noted:
@@ -105,65 +124,8 @@ class VideoRecorder:
             self._note(one_line(text))
 
 
-class _RendererError(Exception):
-    """No video by this renderer."""
-
-
-class _Child:
-    """The process that renders, and questions to it with a time limit."""
-
-    def __init__(self, renderer: str, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
-        self._pipe, theirs = multiprocessing.Pipe()
-        environ = os.environ | {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "dummy"}
-        environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
-        environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        if renderer != "native":
-            environ["MUJOCO_GL"] = "" if renderer == "raycast" else renderer
-        code = "from rltemplate.run.video.episode import serve; serve()"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(theirs.fileno())],
-                env=environ,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the child itself
-            )
-
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            # The child leads its own session, so this also ends what the environment has started.
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._pipe.close()
-        self._errors.close()
-
-    def ask(self, message: Any) -> tuple[str, Any]:
-        """The answer to `message`. Raises OSError for trouble with the disk, else _RendererError."""
-        with contextlib.suppress(OSError):  # a child that has gone: its answer says why
-            self._pipe.send(message)
-        try:
-            if not self._pipe.poll(self._stall_s):
-                raise _RendererError(f"no answer within {self._stall_s:g} s")
-            kind, value = self._pipe.recv()
-        except (OSError, EOFError):
-            raise _RendererError(self._last_words()) from None
-        if kind == "disk":
-            raise OSError(value)
-        if kind == "error":
-            raise _RendererError(value)
-        return kind, value
-
-    def _last_words(self) -> str:
-        """The signal or exit status of the child, and the last line it printed."""
-        status = self._process.wait()
-        self._errors.seek(0)
-        told = self._errors.read().decode(errors="replace").strip().split("\n")
-        ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{ended}: {told[-1][:160]}"
+def _reason(status: int, said: Sequence[str]) -> str:
+    """Why a child gave no video, in a line."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}: {said[-1][:160]}"
+    return next((line for line in said if line.startswith("Timeout (")), said[-1])[:160]
