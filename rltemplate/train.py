@@ -23,14 +23,12 @@ import importlib
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from rltemplate.analysis import targets
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import ALGORITHMS, check_buffer
-from rltemplate.config.loading import about_added, complete, from_dict, to_dict
+from rltemplate.config.loading import about_added, complete, from_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
@@ -94,7 +92,7 @@ def run(job: Job) -> int:
         # Observe.
         signals.enter_context(stop_signals(stop.request))
         training.begin(algorithm, facts)
-        observers = training.observe(algorithm, envs, stop.requested, partial(_standing, config))
+        observers = training.observe(algorithm, envs, stop.requested)
 
         # Loop.
         while not stop.requested() and algorithm.env_steps < config.total_env_steps:
@@ -124,12 +122,6 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
         envs.close()
         raise
     return algorithm, envs
-
-
-def _standing(config: Config, env_steps: int, value: float) -> str | None:
-    """A line that places a mean return of evaluations among published ones, if there is anything to say."""
-    found = targets.standing_of(to_dict(config), env_steps, value)
-    return found and f"eval/return {targets.show(value)} at {env_steps:,} steps: {found.summary}"
 
 
 def main() -> int:

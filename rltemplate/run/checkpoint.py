@@ -161,8 +161,6 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint.with_suffix(".json")
     with _reading(path):
         digest, _, text = path.read_bytes().partition(b"\n")
-    if digest == b"{":  # as up to version 5
-        raise ConfigError(f"{path} was made by an older version of this code, which can read it")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
     manifest: dict[str, Any] = json.loads(text)

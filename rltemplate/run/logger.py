@@ -112,20 +112,17 @@ class Logger:
         self._sinks = []
 
     def _read(self) -> None:
-        """Read all kept metrics, with one transfer for each device."""
+        """Read all kept metrics with one transfer."""
         import torch
 
-        kept, self._kept = self._kept, []
-        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
-        for name, value in (entry for metrics in kept for entry in metrics.items()):
+        kept = [entry for metrics in self._kept for entry in metrics.items()]
+        self._kept = []
+        for name, value in kept:
             if value.ndim:
                 raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}")
-            self._values.setdefault(name, [])
-            groups.setdefault(value.device, []).append((name, value.double()))
-        for group in groups.values():
-            numbers = torch.stack([value for _, value in group]).tolist()
-            for (name, _), number in zip(group, numbers, strict=True):
-                self._values[name].append(number)
+        numbers = torch.stack([value.double() for _, value in kept]).tolist() if kept else []
+        for (name, _), number in zip(kept, numbers, strict=True):
+            self._values.setdefault(name, []).append(number)
 
     def _to_sinks(self, call: Callable[[Sink], object]) -> list[object]:
         """The answers of all sinks; one that fails is reported, closed and not used again."""

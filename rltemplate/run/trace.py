@@ -87,7 +87,6 @@ class Trace(Probe):
         head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
         self._head = _json(head)
         self._new = [self._head]  # lines that wait for the end of the iteration
-        self._anew = True  # whether a file that is there is an old one
 
     def resume(self, iterations: int, chain: str) -> bool:
         """Continue the file behind `iterations`, which ended with `chain`; later lines are cut off.
@@ -96,28 +95,33 @@ class Trace(Probe):
         that at least the end can be compared.
         """
         self._iteration, self.chain = iterations, chain
-        if iterations == 0:
-            return True
-        last, names = f'["iteration",{iterations - 1},'.encode(), dict[str, list[str]]()
+        if iterations == 0 or not self._cut_back(f'["iteration",{iterations - 1},'.encode()):
+            with contextlib.suppress(FileNotFoundError):  # kept for the user
+                self._lines.path.replace(self._lines.path.with_name(OLD_TRACE))
+            return iterations == 0
+        self._new = []
+        return True
+
+    def _cut_back(self, last: bytes) -> bool:
+        """Remove the lines behind the one that begins with `last`; false without one that ends this chain."""
+        names = dict[str, list[str]]()
         try:
             with self._lines.path.open("rb") as file:
                 if file.readline().decode() != self._head + "\n":
                     return False
-                for line in file:
+                while not (line := file.readline()).startswith(last):
                     if line.startswith(b'["items",'):
                         _, event, items = json.loads(line)
                         names[event] = items
-                    elif line.startswith(last):
-                        break
-                else:
-                    return False
+                    if not line:
+                        return False
                 size = file.tell()
-                if json.loads(line)[-1] != chain:
-                    return False
+            if json.loads(line)[-1] != self.chain:
+                return False
         except (FileNotFoundError, ValueError):
             return False
         os.truncate(self._lines.path, size)
-        self._names, self._new, self._anew = names, [], False
+        self._names = names
         return True
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
@@ -168,7 +172,8 @@ class Trace(Probe):
         self._since.reset()
         self._new.append(_json(["iteration", self._iteration, algorithm.env_steps, text, self.chain]))
         self._iteration += 1
-        self._write()
+        self._lines.write("\n".join(self._new))
+        self._new = []
 
     def facts(self) -> TraceFacts:
         """The digest of everything so far, for the record."""
@@ -196,14 +201,5 @@ class Trace(Probe):
         text = "".join(items.values())
         self._since.update(f"{event}{index}{text}".encode())
         return text
-
-    def _write(self) -> None:
-        if self._anew:
-            with contextlib.suppress(FileNotFoundError):  # kept for the user
-                self._lines.path.replace(self._lines.path.with_name(OLD_TRACE))
-            self._anew = False
-        self._lines.write("\n".join(self._new))
-        self._new = []
-
 
 _json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps() would make one for each line

@@ -42,7 +42,7 @@ from rltemplate.run.record import (
     utc_now,
 )
 from rltemplate.run.sinks import make_sinks
-from rltemplate.run.sinks.sink import RunFacts, Standing
+from rltemplate.run.sinks.sink import RunFacts
 from rltemplate.types import Algorithm, ConfigError, RunError
 
 
@@ -120,15 +120,10 @@ class TrainingRun:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation)
 
-    def observe(
-        self, algorithm: Algorithm, envs: Envs, stopping: Callable[[], bool], standing: Standing
-    ) -> Observers:
-        """Set up everything that looks at the run.
-
-        `stopping` says whether it has been asked to end, `standing` places a return among published ones.
-        """
+    def observe(self, algorithm: Algorithm, envs: Envs, stopping: Callable[[], bool]) -> Observers:
+        """Set up everything that looks at the run; `stopping` says whether it has been asked to end."""
         config, resumed = self.config, self._continuation
-        sinks = make_sinks(config.logger, self._facts(standing))
+        sinks = make_sinks(config.logger, self._facts())
         self._logger = logger = Logger(sinks, LineFile(self._path / paths.METRICS))
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
         if self._git.problem is not None:
@@ -243,7 +238,7 @@ class TrainingRun:
                 raise RunError(problem) from failure
             to_stderr(problem)  # what ended the run is already being raised
 
-    def _facts(self, standing: Standing) -> RunFacts:
+    def _facts(self) -> RunFacts:
         """The run as sinks show it."""
         config, resumed, record = self.config, self._continuation, self._record
         return RunFacts(
@@ -257,5 +252,4 @@ class TrainingRun:
             tags=[config.algo.name, config.env.id, config.determinism.level.name],
             notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
             resumed_at=None if resumed is None else resumed.part.env_steps,
-            standing=standing,
         )

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import sys
-import time
 from collections import deque
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +21,6 @@ _SHOWN = {
     "loss/value": "loss/value",
     "loss/critic": "loss/critic",
 }
-_REDRAW_S = 0.1  # writing to a terminal takes time: with short log intervals not every row is drawn
 _CLEAR = "\r\x1b[K"
 
 
@@ -52,9 +50,7 @@ class ConsoleSink:
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
         self._line = ""  # the one that is redrawn
-        self._drawn_at = -math.inf
-        start = f"{facts.title}: {self._shown(facts.run_dir)}"
-        self.note(start if len(start) < self._width() else start.replace(": ", "\n", 1))
+        self.note(f"{facts.title}\n{self._shown(facts.run_dir)}")
         if facts.resumed_at is not None:
             self.note(f"goes on after {facts.resumed_at} of {facts.total_env_steps} steps")
 
@@ -69,9 +65,7 @@ class ConsoleSink:
         while len("  ".join(parts)) > width:
             parts.pop()
         self._line = "  ".join(parts)
-        if time.monotonic() - self._drawn_at >= _REDRAW_S:
-            self._drawn_at = time.monotonic()
-            self._put(_CLEAR + self._line)
+        self._put(_CLEAR + self._line)
 
     def video(self, path: Path, env_steps: int) -> None:
         """Say where a video is."""
@@ -90,9 +84,6 @@ class ConsoleSink:
             self._line = ""
         steps = int(metrics.get("env_steps", 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
-        find, value = self._facts.standing, metrics.get("eval/return")
-        if status == "finished" and find and value is not None and (standing := find(steps, value)):
-            self.note(standing)
         command = "evaluate" if status == "finished" else "resume"
         self.note(f"next: make {command} run={shlex.quote(str(self._shown(self._facts.run_dir)))}")
 

@@ -16,8 +16,6 @@ from rltemplate.run.paths import VIDEOS
 from rltemplate.run.read import read_metrics
 
 Row = Mapping[str, float]
-# A line about a mean return (float) after so many environment steps (int), if there is anything to say.
-Standing = Callable[[int, float], str | None]
 
 
 class Sink(Protocol):
@@ -50,7 +48,6 @@ class RunFacts:
     tags: Sequence[str]
     notify: Callable[[str], None]
     resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
-    standing: Standing | None = None
 
 
 class RecordingSink(ABC):
@@ -95,11 +92,11 @@ class RecordingSink(ABC):
             return
         self._opened = True
         self.open()
-        rows = {int(row["env_steps"]): row for row in read_metrics(self.facts.run_dir)}
         found = (self.facts.run_dir / VIDEOS).glob("step_*.mp4")
         videos = {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
-        for at in sorted({*rows, *videos}):
-            if at in rows and at < env_steps:
-                self.add_row(rows[at])
-            if at in videos and at < env_steps:
+        earlier = {int(row["env_steps"]): row for row in read_metrics(self.facts.run_dir)}
+        for at in sorted(at for at in {*earlier, *videos} if at < env_steps):
+            if at in earlier:
+                self.add_row(earlier[at])
+            if at in videos:
                 self.add_video(videos[at], at)

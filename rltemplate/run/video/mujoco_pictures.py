@@ -124,11 +124,6 @@ class RayCaster:
         key = np.clip(normals[hit] @ (lamp / np.linalg.norm(lamp)), 0, None)
         fill = np.abs((normals[hit] * rays[hit]).sum(axis=1))  # a weak lamp at the camera
         colours[hit] *= (AMBIENT + FILL * fill + KEY * key).astype(np.float32)[:, None]
-        # Floors fade into the sky, which hides where a finite one ends.
-        floor = np.isin(geoms, self._planes)
-        sight = 4 * max(self._model.stat.extent, abs(position[2]))
-        haze = (1 - np.exp(-((reach[floor] / sight) ** 2))).astype(np.float32)[:, None]
-        colours[floor] += (SKY - colours[floor]) * haze
         return np.clip(colours * 255.0 + 0.5, 0, 255).astype(np.uint8).reshape(size, size, 3)
 
     def _floor(self, plane: Any, points: Floats) -> Floats:

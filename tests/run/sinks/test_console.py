@@ -28,7 +28,7 @@ def test_numbers_are_short_and_times_are_clocks() -> None:
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     """Of a resumed run, whose old part was slower."""
-    known: Any = {"total_env_steps": 100_000, "standing": lambda at, value: f"{value:.0f} at {at}"}
+    known: Any = {"total_env_steps": 100_000}
     stream = io.StringIO()
     console = ConsoleSink(run_facts(Path("/runs here/the-id"), resumed_at=500, **known), stream)
     row = {"loss/policy": -0.0123, "policy/entropy": 0.61, "time/steps_per_second": 9812.3}
@@ -38,8 +38,8 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     console.write({"env_steps": 21000, "wall_time_s": 503.0, **later})
     console.write({"env_steps": 100_010, "wall_time_s": 510.0})
     console.close("finished", {})
-    title, begin, first, note, second, last, *ending = stream.getvalue().splitlines()
-    assert (title, note) == ("ppo on CartPole-v1, seed 1: /runs here/the-id", "a note")
+    title, folder, begin, first, note, second, last, *ending = stream.getvalue().splitlines()
+    assert (title, folder, note) == ("ppo on CartPole-v1, seed 1", "/runs here/the-id", "a note")
     assert begin == "goes on after 500 of 100000 steps"
     # 79,000 steps are left, at 10,000 a second as between these two rows.
     assert second == (
@@ -49,7 +49,7 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     assert "return        -  left 0:00:10" in first  # one row only: 99,000 steps at its 9,812 a second
     assert last.startswith("step 100010/100000  100%")
     next_command = "next: make evaluate run='/runs here/the-id'"
-    assert ending == ["finished after 100010 steps in 0:08:30", "200 at 100010", next_command]
+    assert ending == ["finished after 100010 steps in 0:08:30", next_command]
 
 
 def in_terminal(width: int) -> str:
