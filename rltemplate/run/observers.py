@@ -239,11 +239,10 @@ class Observers:
         if found is None:
             return
         self._log({})
-        steps = self._algorithm.env_steps
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
         raise RunError(
-            f"{found} in iteration {self._iterations - 1}, environment steps {self._before:,} to {steps:,}\n"
-            f"{self._last_checkpoint()}{trace}"
+            f"{found} in iteration {self._iterations - 1}, environment steps {self._before:,} to "
+            f"{self._algorithm.env_steps:,}\n{self._last_checkpoint()}{trace}"
         )
 
     def _last_checkpoint(self) -> str:

@@ -202,4 +202,5 @@ class Trace(Probe):
         self._since.update(f"{event}{index}{text}".encode())
         return text
 
+
 _json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps() would make one for each line

@@ -126,14 +126,13 @@ class TrainingRun:
         sinks = make_sinks(config.logger, self._facts())
         self._logger = logger = Logger(sinks, LineFile(self._path / paths.METRICS))
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
-        if self._git.problem is not None:
-            logger.message(f"code not recorded: {self._git.problem}")
+        notes = [] if self._git.problem is None else [f"code not recorded: {self._git.problem}"]
+        notes += [] if resumed is None else resumed.part.notes
+        notes += ["compiling: the first update may take a minute"] if config.compile else []
+        for note in notes:
+            logger.message(note)
         if resumed is not None:
-            for note in resumed.part.notes:
-                logger.message(note)
             observers.resume(resumed.run_state)
-        if config.compile:
-            logger.message("compiling: the first update may take a minute")
         return observers
 
     def __enter__(self) -> TrainingRun:

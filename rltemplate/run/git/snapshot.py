@@ -42,7 +42,6 @@ ENDED_PATHS = (OUTCOME_PATH, TRACE_PATH, METRICS_PATH)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
-MAX_NAMED = 200  # files listed by name in a record; the count beside them is always exact
 _ADD_LIMIT_S = 600.0  # git takes a hundredth of a second for a new file
 _CHECKOUT_LIMIT_S = 1800.0  # a large tree on a slow disk
 
@@ -71,7 +70,6 @@ class GitRecord:
     branch: str | None = None
     dirty: bool | None = None
     skipped: list[SkippedFile] = field(default_factory=list)
-    skipped_count: int = 0
     dirty_submodules: list[str] = field(default_factory=list)
     problem: str | None = None
 
@@ -142,7 +140,7 @@ def withdraw_run(project: Path, record: GitRecord) -> None:
 
 
 def commit_outcome(
-    project: Path, record: GitRecord, outcome_json: str, files: Mapping[str, Path] | None = None
+    project: Path, record: GitRecord, outcome_json: str, files: Mapping[str, Path]
 ) -> str | None:
     """Put how the run ended, with its code, on top of its ref's history; one line if that did not work.
 
@@ -158,7 +156,7 @@ def commit_outcome(
                 return f"{ref} was deleted while the run went on"
             git("read-tree", code)
             _enter(git, OUTCOME_PATH, git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode()))
-            for name, file in (files or {}).items():
+            for name, file in files.items():
                 _enter(git, name, git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute())))
             git("update-ref", ref, _commit(git, git.line("write-tree"), tip, "Outcome of a run"), tip)
     except (GitError, OSError) as error:
@@ -170,11 +168,11 @@ def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Files of a run that go on top of its commit, by path there; those that are too large, by name."""
     files, left_out = {}, {}
     for name, path in ((TRACE, TRACE_PATH), (METRICS, METRICS_PATH)):
-        file = run_dir / name
-        if file.exists() and file.stat().st_size > MAX_ENDED_BYTES:
-            left_out[name] = f"{file.stat().st_size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
-        elif file.exists():
-            files[path] = file
+        size = (run_dir / name).stat().st_size if (run_dir / name).exists() else -1
+        if size > MAX_ENDED_BYTES:
+            left_out[name] = f"{size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
+        elif size >= 0:
+            files[path] = run_dir / name
     return files, left_out
 
 
@@ -259,7 +257,6 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")
     found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped or found.dirty_submodules)
-    found.skipped, found.skipped_count = found.skipped[:MAX_NAMED], len(found.skipped)
     found.tree = tree
 
 

@@ -47,6 +47,7 @@ class WandbSink(RecordingSink):
         mode = os.environ.get("WANDB_MODE", "").strip().lower() or self._settings.mode
         where = "offline"
         if mode not in ("offline", "dryrun"):
+            where = "offline, because no API key is configured (`wandb login` stores one)"
             if wandb.login(prompt=False, verify=False):
                 try:
                     self._run = self._init("online")
@@ -54,10 +55,7 @@ class WandbSink(RecordingSink):
                 except Exception as error:
                     wandb.teardown()  # until then the id is in use
                     where = f"offline, because {(str(error) or type(error).__name__).splitlines()[0]}"
-            else:
-                where = "offline, because no API key is configured (`wandb login` stores one)"
-        if self._run is None:
-            self._run = self._init("offline")
+        self._run = self._run or self._init("offline")
         self._known_steps = self._run.step  # once, because it is asked from the service process
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")

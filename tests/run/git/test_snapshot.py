@@ -288,7 +288,7 @@ def resume(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:
     return commit_run(repo, take_snapshot(repo), "run-1", config, known)
 
 
-def end(repo: Path, record: GitRecord, files: dict[str, Path] | None = None) -> str | None:
+def end(repo: Path, record: GitRecord, **files: Path) -> str | None:
     return commit_outcome(repo, record, '{"status": "ended"}', files)
 
 
@@ -301,7 +301,7 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     (tmp_path / "trace.jsonl").write_bytes(b"a trace\r\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"x" * 100)
     ended, _ = ended_files(tmp_path)
-    assert end(repo, resume(repo, first), ended) is None
+    assert end(repo, resume(repo, first), **ended) is None
     assert at(repo, f"{REF}^") == first.commit
     assert git(repo, "show", f"{REF}:{OUTCOME_PATH}") == '{"status": "ended"}'
     assert state(repo) == before
