@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ AGAINST_THE_ORDER = {
     "run/paths.py": "import rltemplate.run.record",
     "analysis/runs.py": "import torch",
 }
+BY_KERNELS = ("exp", "log", "sqrt", "tanh", "norm")
 BANNED = {
     "algos/new.py": "import torch\n\ntorch.manual_seed(1)\n",
     "learning/new.py": "from torch import distributions\n\nprint(distributions)\n",
@@ -56,6 +58,26 @@ def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) 
     assert {line.partition(":")[0] for line in names.stdout.splitlines() if "TID251" in line} == {
         f"rltemplate/{file}" for file in BANNED
     }
+
+
+def own_functions(text: str) -> list[str]:
+    """Calls, not of kernels, of functions whose bits depend on the processor or the number of threads."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, owner = node.func.attr, ast.unparse(node.func.value)
+            whole_sum = name == "sum" and not node.args
+            if (name in BY_KERNELS or whole_sum) and owner not in ("kernels", "math", "np"):
+                found.append(ast.unparse(node))
+    return sorted(found)
+
+
+def test_algorithms_take_elementary_functions_and_whole_sums_from_kernels() -> None:
+    files = [path for folder in ("algos", "learning") for path in (ROOT / "rltemplate" / folder).glob("*.py")]
+    found = {path.name: calls for path in files if (calls := own_functions(path.read_text(encoding="utf-8")))}
+    assert found == {"networks.py": ["(vectors[i] * vectors[i]).sum()"]}  # of NumPy
+    text = "kernels.exp(x) + torch.exp(x) + x.tanh() + x.sum(-1) + (x * x).sum()"
+    assert own_functions(text) == ["(x * x).sum()", "torch.exp(x)", "x.tanh()"]
 
 
 def tied_to_a_machine(text: str) -> list[str]:

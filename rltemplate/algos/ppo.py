@@ -11,8 +11,10 @@ details of proximal policy optimization"):
   end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling (c7, c8)                     PPO.train_iteration
-What may surprise: observation statistics are frozen during an iteration and merged at its end, so that the
-rollout and all passes over it see one and the same normalisation, and the first ratio is 1.
+What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
+and all passes over it see one and the same normalisation, and the first ratio is 1. A run begins with a
+rollout that is not learned from. Without it, statistics that come after the first passes shift the policy as
+much as these passes did.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
-from rltemplate.types import ForwardPass, IterationResult
+from rltemplate.types import Episode, ForwardPass, IterationResult
 
 
 class ActorCritic(nn.Module):
@@ -187,16 +189,19 @@ class PPO(OnPolicyAlgorithm):
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
         """One rollout, and the passes over it."""
-        config, obs = self.config, self.begin_iteration()
-        coef = self.coefficients()
-        rollout: Rollout = self._collect(obs)
-        reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
+        self.begin_iteration()
+        config, coef, episodes = self.config, self.coefficients(), list[Episode]()
+        # The observations of a run's first rollout are not scaled yet: it fills the statistics and no more.
+        for _ in range(2 if config.normalize_obs and self.env_steps == 0 else 1):
+            rollout: Rollout = self._collect(self.obs)
+            episodes += rollout.episodes
+            reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
+            if config.normalize_obs:
+                seen = rollout.obs.flatten(0, 1)
+                self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(seen))
         net, metrics = self.learn(rollout, reward, coef)
         self.state = self.state._replace(net=net)
-        if config.normalize_obs:
-            seen = rollout.obs.flatten(0, 1)
-            self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(seen))
-        return IterationResult(metrics | {"optim/learning_rate": coef.learning_rate}, rollout.episodes)
+        return IterationResult(metrics | {"optim/learning_rate": coef.learning_rate}, episodes)
 
     def coefficients(self) -> Coefficients:
         """The coefficients of the coming iteration."""

@@ -84,6 +84,10 @@ class ReferencePPO:
         self.clip *= left if config.clip_coef_schedule.name == "linear" else 1.0
         self.ent_coef *= left if config.ent_coef_schedule.name == "linear" else 1.0
         self.adam.param_groups[0]["lr"] = rate
+        if config.normalize_obs and self.env_steps == 0:
+            raw, _, _, outcomes = self.collect()
+            self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
+            self.obs_norm.see(list(raw.flatten(0, 1)))
         raw, obs, actions, outcomes = self.collect()
         reward = self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
         with torch.no_grad():
