@@ -32,7 +32,7 @@ from filelock import FileLock
 from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, PPOConfig
 from rltemplate.config.loading import to_config
 from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.envs.envs import Envs
@@ -42,12 +42,16 @@ from rltemplate.run.sinks.sink import RunFacts
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What makes one iteration of each algorithm a matter of a tenth of a second.
+# What makes one iteration of an algorithm a matter of a tenth of a second, by the type of its configuration.
 FEW_STEPS = {
-    "ppo": "algo.num_steps=16 algo.num_minibatches=4 algo.update_epochs=2",
-    "sac": "algo.steps_per_iteration=24 algo.learning_starts=8 algo.batch_size=8 algo.buffer_size=64",
+    PPOConfig: "algo.num_steps=16 algo.num_minibatches=4 algo.update_epochs=2",
+    OffPolicyConfig: "algo.steps_per_iteration=24 algo.learning_starts=8 algo.batch_size=8 "
+    "algo.buffer_size=64",
 }
-SHRUNK = {name: ["env.num_envs=2", *FEW_STEPS.get(name, "").split()] for name in ALGORITHMS}
+SHRUNK = {
+    name: ["env.num_envs=2", *" ".join(FEW_STEPS.get(kind, "") for kind in entry.config.mro()).split()]
+    for name, entry in ALGORITHMS.items()
+}
 
 
 def plain(words: Sequence[str]) -> list[str]:

@@ -32,8 +32,8 @@ class Engine:
         It takes and returns tensors, in tuples and lists however nested, draws no random numbers and changes
         none of its arguments. A float among the arguments becomes a tensor. What else it reads is guarded by
         `torch.compile`: a number that changed compiles it anew, up to eight times. Each combination of shapes
-        is a program of its own. `examples` are arguments of each shape, for functions that are not called in
-        the first iteration.
+        and of bools is a program of its own. `examples` are arguments of each such combination, for functions
+        that are not called in the first iteration.
         """
         prepared = self._prepared(function)
         if self.compiles and examples is not None:

@@ -15,7 +15,7 @@ from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.optim import FlatModule
-from rltemplate.learning.replay_buffer import Batch, ReplayBuffer, Transition
+from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
 from rltemplate.types import Episode, ForwardPass, IterationResult
 
 Noise = Callable[[], Tensor]  # draws (B, A)
@@ -80,7 +80,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         """The learning rates of the coming iteration, a NamedTuple of 0-d tensors with a field `actor`."""
         raise NotImplementedError
 
-    def inputs(self, batch: Batch, number: int, noise: Noise) -> Any:
+    def inputs(self, batch: Any, number: int, noise: Noise) -> Any:
         """The data of update `number`, counted from 1: a NamedTuple. The policy learns in some updates."""
         raise NotImplementedError
 
@@ -145,8 +145,8 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             batch = self.batch(draw("replay", self.replay.draw, size))
             yield self.inputs(batch, number, lambda: draw("update", self.dist.noise, size))
 
-    def batch(self, index: Tensor) -> Batch:
-        """The transitions in the rows `index` (B,), as the networks see them."""
+    def batch(self, index: Tensor) -> Any:
+        """The transitions in the rows `index` (B,), as the networks see them: a `Batch`."""
         batch = self.replay.take(index)
         return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
 

@@ -26,11 +26,11 @@ from rltemplate.types import Algorithm, ConfigError
 
 ENVS = sorted(path.stem for path in (ROOT / "conf" / "env").glob("[A-Z]*.yaml"))
 CONTINUOUS = "Pendulum"
-COMMON = {"optim/learning_rate", "loss/policy", "policy/entropy"}
+COMMON = {"optim/learning_rate", "loss/policy"}
 PROMISED = {
     "ppo": """loss/value policy/approx_kl policy/clip_fraction value/explained_variance optim/grad_norm
-        policy/first_ratio_max_error""",
-    "sac": "loss/critic alpha/value loss/alpha critic/q_mean",
+        policy/entropy policy/first_ratio_max_error""",
+    "sac": "policy/entropy loss/critic alpha/value loss/alpha critic/q_mean",
 }
 
 
