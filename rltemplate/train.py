@@ -101,6 +101,7 @@ def run(job: Job) -> int:
             result = algorithm.train_iteration()
             observers.observe(result, before, time.perf_counter() - started)
         observers.finish()
+    # Close: the order is in TrainingRun.__exit__.
     if observers.complete:
         return FINISHED
     return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)

@@ -1,7 +1,7 @@
 """THE list of secrets: names of files that speak of one, and tokens and keys that cannot be anything else.
 
-Files with such a name or content never enter a snapshot of the code (run/git), and a configuration with such
-a value is refused. Names are matched without regard to case.
+New files with such a name, and new or changed files with such content, never enter a snapshot of the code
+(run/git). A configuration with such a value is refused. Names are matched without regard to case.
 
 Entropy and names such as `password =` are no criteria for files: a digest of a commit, a lock file or the
 image in a notebook would be taken for a secret.

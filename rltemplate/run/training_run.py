@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +143,21 @@ class TrainingRun:
         """End the run; each step is taken whatever becomes of the steps before it."""
         complete = self._observers is not None and self._observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
-        with contextlib.ExitStack() as ending:  # which takes the last step first
-            if self._record is not None and self._job.journal and self.config.logger.journal:
-                ending.callback(self._write_journal, self._path)
-            ending.callback(self._lock.release)
-            if self.algorithm is not None:
-                ending.callback(self.algorithm.close)
-            if self._record is not None:
-                ending.callback(self._end, self._record, status, error)
-            if self._logger is not None:
-                ending.callback(self._logger.close, status)
-            if self._observers is not None:
-                ending.callback(self._observers.close)
+        steps: list[Callable[[], object]] = []
+        if self._observers is not None:
+            steps.append(self._observers.close)  # the trace
+        if self._logger is not None:
+            steps.append(partial(self._logger.close, status))  # metrics.jsonl, then W&B and the other sinks
+        if self._record is not None:
+            steps.append(partial(self._end, self._record, status, error))  # record.json and the commit
+        if self.algorithm is not None:
+            steps.append(self.algorithm.close)  # environments and their workers
+        steps.append(self._lock.release)
+        if self._record is not None and self._job.journal and self.config.logger.journal:
+            steps.append(partial(self._write_journal, self._path))
+        with contextlib.ExitStack() as ending:
+            for step in reversed(steps):
+                ending.callback(step)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
