@@ -19,10 +19,10 @@ _IDLE_PATHS = (
 # package may give other bits.
 _IDLE_PACKAGES = {
     # logging, drawing and printing
-    *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow", "plotly"),
+    *("wandb", "tensorboard", "tensorboard-data-server", "rich", "matplotlib", "pillow"),
     *("sentry-sdk", "gitpython", "gitdb", "smmap", "protobuf", "grpcio", "certifi", "requests", "urllib3"),
     *("idna", "charset-normalizer", "httpx", "httpcore", "h11", "anyio", "sniffio", "click", "werkzeug"),
-    *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "narwhals", "googleapis-common-protos"),
+    *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
     # testing, checking and installing

@@ -36,6 +36,7 @@ WORKS = {
     "ppo-Hopper": f"{PPO} env=Hopper checkpoint_every=1000 total_env_steps=80000 {WORKER} compile=true",
     "ppo-LunarLander": f"{PPO} env=LunarLander checkpoint_every=2000 total_env_steps=16384 env.num_envs=1",
     "sac-Pendulum": f"{SAC} env=Pendulum total_env_steps=1600 {WORKER} compile=true",
+    "sac-Hopper": f"{SAC} env=Hopper total_env_steps=1200 env.num_envs=1 compile=true",
     "sac-Humanoid": f"{SAC} env=Humanoid {LYING} total_env_steps=4800 algo.updates_per_step=0.25",
 }
 

@@ -17,7 +17,7 @@ from rltemplate.launch.process import worker_environment
 from rltemplate.run.job import Job
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
-LATER = {"wandb", "tensorboard", "matplotlib", "plotly", "scipy", "av", "rich", "hydra", "sympy", "PIL"}
+LATER = {"wandb", "tensorboard", "matplotlib", "scipy", "av", "rich", "hydra", "sympy", "PIL"}
 LATER |= {"torch._dynamo", "torch._inductor", "torch.utils.tensorboard", "pandas", "joblib", "submitit"}
 # Nor these before it is known what to run: they come with the run's own process.
 IN_THE_RUN = (LATER - {"hydra"}) | {"torch", "numpy", "gymnasium", "mujoco", "xxhash"}
