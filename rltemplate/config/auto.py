@@ -5,12 +5,11 @@ A run is recorded with values: resuming, reproducing and comparing it repeat wha
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields, replace
 from typing import Any
 
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, Level, Products
-from rltemplate.determinism.machine import cpp_compiler
+from rltemplate.determinism.machine import cpp_compiler, usable_cores
 from rltemplate.types import ConfigError
 
 # What decides only how fast a run is, and its last bits: keys that take `auto`.
@@ -19,12 +18,6 @@ AUTO_KEYS = ("num_threads", "compile")
 # PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: on a larger machine
 # further cores are for further seeds, which a sweep runs beside each other, or for num_threads=4 on trial.
 _TWO_THREADS_FROM = 256**3
-
-
-def usable_cores() -> int:
-    """The CPU cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
 
 def may_compile(config: Config) -> bool:

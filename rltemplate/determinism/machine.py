@@ -25,13 +25,18 @@ CPU_FLAGS = (
 _CGROUPS = Path("/sys/fs/cgroup")  # version 2
 
 
+def usable_cores() -> int:
+    """The CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+
+
 def machine_facts() -> dict[str, Any]:
     """Operating system, Python, CPU, memory and GPUs, ready for JSON. Unknown values are None.
 
     Of GPUs only torch knows, so they are listed where this process uses CUDA.
     """
     present = cpu_identity()[1]
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "os": platform.platform(),
         "architecture": platform.machine(),
@@ -41,7 +46,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu": _first_core().get("model name") or platform.processor() or None,
         "cpu_flags": [flag for flag in CPU_FLAGS if flag in present],
         "logical_cores": os.cpu_count(),
-        "usable_cores": os.cpu_count() if affinity is None else len(affinity(0)),
+        "usable_cores": usable_cores(),
         "memory_bytes": usable_memory(),
         "gpu_driver": (_text("/proc/driver/nvidia/version") or "").partition("\n")[0] or None,
         "gpus": _gpus(),

@@ -35,6 +35,8 @@ class SweepTable:
         self._in_place = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._changed: dict[Path, int] = {}  # when the file of a job was last changed
         self._jobs: dict[int, SweepJob] = {}
+        self._rows: dict[int, dict[str, Any]] = {}  # the last row of a job's run
+        self._read: dict[int, str] = {}  # the status of a job when its row was read
         self._steps: dict[int, int] = {}  # that the run of a job is to make
         self._drawn: list[str] = []
         self._began = self._shown_at = time.monotonic()
@@ -52,6 +54,7 @@ class SweepTable:
         news = self._news()
         if self._in_place:
             self._shown_at = now
+            self._read_rows()
             jobs = self._visible()
             width = max((len(_title(job, self._record)) for job in jobs), default=0)
             self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
@@ -60,6 +63,7 @@ class SweepTable:
             say(f"{_title(job, self._record)}: {job.status}")
         if now - self._shown_at >= _LINE_S:
             self._shown_at = now
+            self._read_rows()
             say(self._summary())
 
     def close(self) -> None:
@@ -79,18 +83,27 @@ class SweepTable:
                     news.append(job)
         return sorted(news, key=lambda job: job.job)
 
-    def _progress(self, job: SweepJob) -> tuple[dict[str, Any], float]:
-        """The last row of a job's run, and the part of the job that is done, from 0 to 1."""
-        run_dir, steps = job.run(self._folder), None
-        run = None if run_dir is None else Run(run_dir, RunRecord(id="", status=""))
-        row = {} if run is None else run.last_row
-        with contextlib.suppress(ConfigError):  # of a disk that is away
-            steps = run and row and self._steps.setdefault(job.job, run.config["total_env_steps"])
-        running = min(1.0, row["env_steps"] / steps) if steps else 0.0
-        return row, running if job.status == RUNNING else 1.0
+    def _read_rows(self) -> None:
+        """Read the last rows of jobs that are running, and once more when a job has ended."""
+        for number, job in self._jobs.items():
+            run_dir = job.run(self._folder)
+            if run_dir is None or (job.status != RUNNING and self._read.get(number) == job.status):
+                continue
+            run = Run(run_dir, RunRecord(id="", status=""))
+            self._rows[number], self._read[number] = run.last_row, job.status
+            with contextlib.suppress(ConfigError):  # of a disk that is away
+                if number not in self._steps:
+                    self._steps[number] = run.config["total_env_steps"]
+
+    def _part(self, job: SweepJob) -> float:
+        """The part of a job that is done, from 0 to 1."""
+        if job.status != RUNNING:
+            return 1.0
+        done, steps = self._rows.get(job.job, {}).get("env_steps", 0), self._steps.get(job.job)
+        return min(1.0, done / steps) if steps else 0.0
 
     def _done(self) -> float:
-        return sum(self._progress(job)[1] for job in self._jobs.values())
+        return sum(self._part(job) for job in self._jobs.values())
 
     def _summary(self) -> str:
         counts = Counter(job.status for job in self._jobs.values())
@@ -101,9 +114,11 @@ class SweepTable:
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
 
     def _line(self, job: SweepJob, width: int) -> str:
-        row, part = self._progress(job)
+        row, part = self._rows.get(job.job, {}), self._part(job)
         speed = row.get("time/steps_per_second") if job.status == RUNNING else None
-        value = job.final_return or row.get("eval/return", row.get("episode/return"))
+        value = job.final_return
+        if value is None:
+            value = row.get("eval/return", row.get("episode/return"))
         parts = [f"{_title(job, self._record):{width}}", f"{job.status:8}", f"{100 * part:3.0f}%"]
         parts.append(f"return {'-' if value is None else show_number(value):>8}")
         if speed:

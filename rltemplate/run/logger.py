@@ -120,7 +120,10 @@ class Logger:
         for name, value in kept:
             if value.ndim:
                 raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}")
-        numbers = torch.stack([value.double() for _, value in kept]).tolist() if kept else []
+        # A metric may have stayed on the CPU while the others are on a GPU.
+        device = next((value.device for _, value in kept if value.device.type != "cpu"), torch.device("cpu"))
+        values = [value.to(device, torch.float64) for _, value in kept]
+        numbers = torch.stack(values).tolist() if kept else []
         for (name, _), number in zip(kept, numbers, strict=True):
             self._values.setdefault(name, []).append(number)
 

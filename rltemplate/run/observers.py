@@ -209,11 +209,8 @@ class Observers:
 
     def _film(self) -> None:
         """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
-        steps, actions, (seed,) = (
-            self._algorithm.env_steps,
-            list[Any](),
-            env_seeds(self._config.seed, "video", 1),
-        )
+        actions: list[Any] = []
+        (seed,) = env_seeds(self._config.seed, "video", 1)
 
         def act(obs: np.ndarray) -> np.ndarray:
             encoded = self._act(obs)
@@ -222,9 +219,9 @@ class Observers:
 
         with own_global_rng(seed):
             evaluate(lambda: make_env(self._config.env), self._codec, act, [seed])
-        path = paths.video_path(self._run_dir, steps)
+        path = paths.video_path(self._run_dir, self._algorithm.env_steps)
         if self._video.record(path, seed, actions[:_LONGEST_VIDEO]):
-            self._logger.video(path, steps)
+            self._logger.video(path, self._algorithm.env_steps)
 
     def _log(self, evaluation: dict[str, float]) -> None:
         steps = self._algorithm.env_steps

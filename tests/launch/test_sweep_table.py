@@ -35,7 +35,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setenv("TERM", "xterm")
     for number, status in enumerate(("finished", "failed")):
-        SweepJob(job=number, overrides=[f"seed={number}"], status=status, final_return=5.0).write(tmp_path)
+        SweepJob(job=number, overrides=[f"seed={number}"], status=status, final_return=0.0).write(tmp_path)
     return SweepTable(tmp_path, SweepRecord(id="s", words=["algo=ppo", "seed=0,1,2,3"], num_jobs=4, **FACTS))
 
 
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
 ) -> None:
     begin(tmp_path, 2)
     begin(tmp_path, 3)
-    shown = ["#0 seed=0  finished  100%  return        5"]
+    shown = ["#0 seed=0  finished  100%  return        0"]
     shown += [
         f"#{n} seed={n}  running    50%  return       10    1,000 steps/s  left 0:00:00" for n in (2, 3)
     ]

@@ -26,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rltemplate.config.auto import about_auto, usable_cores
+from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
     chosen_algorithm,
     group_names,
@@ -39,6 +39,7 @@ from rltemplate.config.command_args import folder, nearest, one_of, parse, reada
 from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import AUTO, Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
+from rltemplate.determinism.machine import usable_cores
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
