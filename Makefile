@@ -61,7 +61,7 @@ RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
 COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
-TARGETS := help install train resume evaluate runs diff stats compare prove prove-resume reproduce report rename \
+TARGETS := help install train resume evaluate film runs diff stats compare prove prove-resume reproduce report rename \
     test test-changed test-all test-slow lint format bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -102,6 +102,9 @@ resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_en
 	$(COMMAND)
 
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
+	$(COMMAND)
+
+film: $(STAMP) ## film the policy of a run: make film run=RUN [episodes=4 grid=2x2] [checkpoint=all] [gif=true]
 	$(COMMAND)
 
 ##@ Look

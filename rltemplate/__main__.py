@@ -25,6 +25,7 @@ from rltemplate.types import ConfigError
 COMMANDS = {
     "resume": "launch.resume",
     "evaluate": "rerun.commands.evaluate",
+    "film": "rerun.commands.film",
     "runs": "analysis.commands.runs",
     "diff": "analysis.commands.diff",
     "compare": "rerun.commands.compare",

@@ -37,7 +37,7 @@ from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run.checkpoint import newest_checkpoint
+from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.training_run import TrainingRun, check_level, settled
@@ -134,10 +134,18 @@ def main() -> int:
         return REFUSED if isinstance(error, ConfigError) else FAILED
 
 
-def load_policy(run_dir: Path, note: Callable[[str], None] = to_stderr) -> tuple[Config, Algorithm, Envs]:
-    """The configuration of a run and its newest policy, ready to act in a process of its own."""
-    checkpoint = newest_checkpoint(run_dir, note, experience=False)
-    if checkpoint is None:
+def load_policy(
+    run_dir: Path, note: Callable[[str], None] = to_stderr, path: Path | None = None
+) -> tuple[Config, Algorithm, Envs]:
+    """The configuration of a run and its newest policy, ready to act in a process of its own.
+
+    `path` names one of its checkpoints instead of the newest.
+    """
+    if path is not None:
+        checkpoint = load_checkpoint(path, experience=False)
+    elif (newest := newest_checkpoint(run_dir, note, experience=False)) is not None:
+        checkpoint = newest
+    else:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     config, added = complete(checkpoint.config)
     if added:

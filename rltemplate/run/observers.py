@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Bound for environments without a time limit of their own, which a good policy might never leave.
 _LONGEST_EPISODE = 10_000
-_LONGEST_VIDEO = 1_000  # steps
+LONGEST_VIDEO = 1_000  # steps
 
 
 def evaluate(
@@ -67,6 +67,25 @@ def evaluate(
         for env in envs:
             env.close()
     return [Episode(*each) for each in zip(returns, lengths, strict=True)]
+
+
+def play(
+    make_env: Callable[[], gym.Env[Any, Any]],
+    codec: Codec,
+    act: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+) -> tuple[Episode, list[Any]]:
+    """One whole episode, and its actions as the environment took them."""
+    actions: list[Any] = []
+
+    def recorded(obs: np.ndarray) -> np.ndarray:
+        encoded = act(obs)
+        actions.append(codec.decode_action(encoded)[0])
+        return encoded
+
+    with own_global_rng(seed):
+        (episode,) = evaluate(make_env, codec, recorded, [seed])
+    return episode, actions
 
 
 class _CutShort(Exception):
@@ -209,18 +228,10 @@ class Observers:
 
     def _film(self) -> None:
         """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
-        actions: list[Any] = []
         (seed,) = env_seeds(self._config.seed, "video", 1)
-
-        def act(obs: np.ndarray) -> np.ndarray:
-            encoded = self._act(obs)
-            actions.append(self._codec.decode_action(encoded)[0])
-            return encoded
-
-        with own_global_rng(seed):
-            evaluate(lambda: make_env(self._config.env), self._codec, act, [seed])
+        _, actions = play(lambda: make_env(self._config.env), self._codec, self._act, seed)
         path = paths.video_path(self._run_dir, self._algorithm.env_steps)
-        if self._video.record(path, seed, actions[:_LONGEST_VIDEO]):
+        if self._video.record(path, seed, actions[:LONGEST_VIDEO]):
             self._logger.video(path, self._algorithm.env_steps)
 
     def _log(self, evaluation: dict[str, float]) -> None:

@@ -1,0 +1,125 @@
+"""`make film`: the policy of a recorded run, filmed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rltemplate.config.command_args import choose, file, one_of, whole, word
+from rltemplate.run import paths
+from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.read import find_run
+from rltemplate.types import ConfigError
+
+_MOST = 6  # rows or columns
+
+
+def grid_of(text: str) -> tuple[int, int]:
+    """Rows and columns of `2x3`."""
+    found = re.fullmatch(rf"([1-{_MOST}])x([1-{_MOST}])", text)
+    if found is None:
+        raise ConfigError(f"expected rows x columns, such as 2x2, each from 1 to {_MOST}")
+    return int(found[1]), int(found[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Film the policy of a run: run=RUN [episodes=N] [grid=2x2] [checkpoint=last|all|STEPS] [gif=true].
+
+    Episodes follow each other; with `grid` they play side by side, as many as there are places. With
+    `checkpoint=all` the film has `episodes` of each kept checkpoint, so that one sees what was learned in
+    between. Episode i is the one that `make evaluate` with this seed plays as its i-th. `size` is the edge of
+    MuJoCo's pictures in pixels; other environments draw as large as they like. The film is an MP4 in the
+    run's `videos/`, or `out=FILE.mp4`; `gif=true` writes an animated GIF beside it.
+    """
+
+    run: str = word()
+    episodes: int | None = word(whole(1, 100), None)
+    grid: tuple[int, int] = word(grid_of, (1, 1))
+    checkpoint: str = word(default="last")
+    size: int = word(whole(16, 2048), 480)
+    gif: str = word(one_of("true", "false"), "false")
+    seed: int = word(whole(0), 0)
+    out: Path | None = word(file, None)
+    runs_dir: Path = word(Path, Path("runs"))
+
+
+def main(args: Args) -> int:
+    """Write the film, and say where it is."""
+    run_dir = find_run(args.run, args.runs_dir)
+    checkpoints = _chosen(run_dir, args.checkpoint)
+    places = args.grid[0] * args.grid[1]
+    episodes = args.episodes or (places if len(checkpoints) == 1 else 1)
+    name = f"film_{'all' if len(checkpoints) > 1 else _steps(checkpoints[0])}.mp4"
+    out = args.out or run_dir / paths.VIDEOS / name
+
+    from rltemplate.rng import env_seeds
+    from rltemplate.run.lines import replace_file
+    from rltemplate.run.video.film import Clip, gif, join
+
+    seeds = env_seeds(args.seed, "separate evaluation", episodes)
+    with tempfile.TemporaryDirectory() as folder:
+        clips = []
+        for checkpoint in checkpoints:
+            for number, seed in enumerate(seeds):
+                clip = Path(folder) / f"{_steps(checkpoint)}_{number}.mp4"
+                episode_return = _record(run_dir, checkpoint, seed, args.size, clip)
+                clips.append(Clip(clip, f"{_steps(checkpoint):,} steps   return {episode_return:,.1f}"))
+                print(
+                    f"episode {len(clips)} of {len(checkpoints) * episodes}: {clips[-1].caption}",
+                    file=sys.stderr,
+                )
+        film = Path(folder) / "film.mp4"
+        join(clips, args.grid, film)
+        written = {out: film}
+        if args.gif == "true":
+            written[out.with_suffix(".gif")] = film.with_suffix(".gif")
+            gif(film, film.with_suffix(".gif"), width=320 * args.grid[1])
+        for target, source in written.items():
+            try:
+                target.parent.mkdir(exist_ok=True)
+                replace_file(target, lambda file, source=source: file.write(source.read_bytes()))  # type: ignore[misc]
+            except OSError as error:
+                raise ConfigError(f"{target} cannot be written: {error.strerror}") from None
+            print(f"written: {target} ({target.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def _steps(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("step_"))
+
+
+def _chosen(run_dir: Path, wanted: str) -> list[Path]:
+    """The checkpoints that `checkpoint=` names, the oldest first."""
+    found = list_checkpoints(run_dir)
+    if not found:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    named = {"last": found[-1:], "all": found} | {str(_steps(path)): [path] for path in found}
+    if wanted not in named:
+        raise ConfigError(f"checkpoint={wanted}: {choose(wanted, named)}")
+    return named[wanted]
+
+
+def _record(run_dir: Path, checkpoint: Path, seed: int, size: int, path: Path) -> float:
+    """Play and draw one episode; its return."""
+    from rltemplate.envs.make import exits_are_errors, make_env
+    from rltemplate.run.observers import LONGEST_VIDEO, play
+    from rltemplate.run.video.recorder import VideoRecorder
+    from rltemplate.train import load_policy
+
+    config, algorithm, envs = load_policy(run_dir, path=checkpoint)
+    problems: list[str] = []
+    try:
+        with exits_are_errors():
+            episode, actions = play(lambda: make_env(config.env), envs.codec, algorithm.act, seed)
+            recorder = VideoRecorder(
+                lambda mode: make_env(config.env, mode), problems.append, size=size, fps=config.video_fps
+            )
+            if not recorder.record(path, seed, actions[:LONGEST_VIDEO]):
+                raise ConfigError(f"no film: {'; '.join(problems)}")
+    finally:
+        algorithm.close()
+    return episode.episode_return

@@ -1,0 +1,95 @@
+"""Films: clips of episodes, one after the other or in a grid, with captions; and animated GIFs of films."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import av
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from rltemplate.run.video.episode import open_mp4
+
+if TYPE_CHECKING:
+    from rltemplate.run.video.episode import Picture
+
+GIF_FPS = 15  # a GIF holds hundredths of seconds, and browsers slow down those of less than two
+_HOLD_S = 1.0  # the last picture of a page
+
+
+class Clip(NamedTuple):
+    """The video of an episode, and the text that its pictures get."""
+
+    path: Path
+    caption: str
+
+
+def join(clips: Sequence[Clip], grid: tuple[int, int], path: Path) -> None:
+    """Write one film of clips with pictures of one size: pages of rows x columns clips, played side by side.
+
+    A clip that ends before the others of its page shows its last picture.
+    """
+    rows, columns = grid
+    fps = _fps(clips[0].path)
+    container: Any = None
+    for page in (clips[at : at + rows * columns] for at in range(0, len(clips), rows * columns)):
+        for picture in _page(page, columns, rows, round(fps * _HOLD_S)):
+            if container is None:
+                container, stream = open_mp4(path, fps, picture)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+    container.mux(stream.encode(None))
+    container.close()
+
+
+def _page(clips: Sequence[Clip], columns: int, rows: int, hold: int) -> Iterator[Picture]:
+    """The pictures of clips side by side, the last one `hold` times more."""
+    shown: list[Any] = [None] * len(clips)
+    for coming in zip_longest(*(_pictures(clip) for clip in clips)):
+        shown = [old if new is None else new for old, new in zip(shown, coming, strict=True)]
+        empty = [np.full_like(shown[0], 255)] * (rows * columns - len(shown))
+        tiles = np.stack([*shown, *empty]).reshape(rows, columns, *shown[0].shape)
+        whole = np.concatenate([np.concatenate(row, axis=1) for row in tiles])
+        yield whole
+    for _ in range(hold):
+        yield whole
+
+
+def _pictures(clip: Clip) -> Iterator[Picture]:
+    for image in _images(clip.path):
+        yield np.asarray(_captioned(image, clip.caption))
+
+
+def _images(path: Path) -> Iterator[Image.Image]:
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            yield Image.fromarray(frame.to_ndarray(format="rgb24"))
+
+
+def _captioned(image: Image.Image, text: str) -> Image.Image:
+    """The image with white text on a dark bar along its lower edge."""
+    draw, size = ImageDraw.Draw(image, "RGBA"), max(11, image.width // 28)
+    pad = size // 3
+    draw.rectangle((0, image.height - size - 2 * pad, image.width, image.height), fill=(0, 0, 0, 150))
+    font = ImageFont.load_default(size)
+    draw.text((pad, image.height - pad), text, font=font, fill="white", anchor="ld")
+    return image
+
+
+def _fps(path: Path) -> Fraction:
+    with av.open(str(path)) as container:
+        return Fraction(container.streams.video[0].average_rate or 30)
+
+
+def gif(film: Path, path: Path, width: int) -> None:
+    """Write an MP4 as an animated GIF that repeats, at most `width` pixels wide."""
+    every = max(1, round(_fps(film) / GIF_FPS))
+    images = []
+    for image in islice(_images(film), None, None, every):
+        image.thumbnail((width, image.height))
+        images.append(image.quantize(128, dither=Image.Dither.NONE))
+    duration = round(1000 * every / _fps(film))
+    images[0].save(path, format="GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)

@@ -1,0 +1,68 @@
+"""`make film`: films of a recorded policy, read back picture by picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from conftest import RecordedRun
+from PIL import Image
+
+from rltemplate.__main__ import main
+
+
+def pictures(path: Path) -> list[np.ndarray]:
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+@pytest.mark.long
+def test_a_film_has_the_episodes_that_evaluate_plays(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, single, both = f"run={recorded_run.run_dir}", tmp_path / "single.mp4", tmp_path / "both.mp4"
+    assert main(["evaluate", run, "episodes=2", "--json"]) == 0
+    evaluated = capsys.readouterr().out
+    assert main(["film", run, f"out={single}"]) == 0
+    assert main(["film", run, f"out={both}", "grid=1x2", "gif=true"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    returns = [float(line.rpartition(" ")[2]) for line in told]
+    first, second = (round(each, 1) for each in json.loads(evaluated)["returns"])
+    assert returns == [first, first, second]
+    one, two = pictures(single), pictures(both)
+    height, width, _ = one[0].shape
+    assert two[0].shape == (height, 2 * width, 3)
+    # The left half is the first episode, but for what compression changes.
+    assert np.abs(two[5][:, :width].astype(int) - one[5]).mean() < 3
+    assert np.abs(two[5][:, width:].astype(int) - two[0][:, width:]).mean() > 0.1
+    with Image.open(both.with_suffix(".gif")) as gif:
+        assert (gif.width, getattr(gif, "n_frames", 1) > 3, gif.info["loop"]) == (640, True, 0)
+
+
+@pytest.mark.long
+def test_a_film_of_all_checkpoints_shows_each(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, film = f"run={recorded_run.run_dir}", tmp_path / "all.mp4"
+    assert main(["film", run, "checkpoint=all", f"out={film}"]) == 0
+    steps = [line.split(": ")[1].split(" ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert steps == ["64", "128", "192"]
+    assert pictures(film)
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, all, 64, 128, 192"),
+        ("grid=2", "grid=2: expected rows x columns, such as 2x2, each from 1 to 6"),
+    ],
+)
+def test_a_film_that_cannot_be_made_is_refused(
+    recorded_run: RecordedRun, word: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["film", f"run={recorded_run.run_dir}", word]) == 2
+    assert capsys.readouterr().err == f"error: {answer}\n"
+    assert not (recorded_run.run_dir / "videos").exists()
