@@ -18,7 +18,7 @@ from typing import Any
 from bench.contenders import Contender, Ours, build
 from bench.works import WORKS, Job, MeasurementError, Work
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import withdraw_run
+from rltemplate.run.git.snapshot import GitRecord, withdraw_run
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 
@@ -132,7 +132,7 @@ def observers(job: Job) -> dict[str, float]:
             config = dataclasses.replace(quiet, trace=TraceDetail[switched[0]], log_every=switched[1])
             folder = Path(scratch) / name
             folder.mkdir()
-            facts = RunFacts("bench", folder, "bench", 10**9, to_dict(config), {}, None, (), to_stderr)
+            facts = RunFacts("bench", folder, to_dict(config), GitRecord(), None, to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
             observer = Observers(config, folder, ours.algorithm, ours.envs, logger, lambda: False)
             watching[name] = observer
@@ -154,8 +154,6 @@ def observers(job: Job) -> dict[str, float]:
         while time.perf_counter() < end or len(rounds) < 3:
             turn = len(rounds) % len(names)  # so that no observer always comes after the same one
             rounds.append({name: iteration(name) for name in [*names[turn:], *names[:turn]]})
-        for observer in watching.values():
-            observer.close()
     ours.close()
     found = {}
     for name in ("nothing", *_WATCHING):

@@ -38,6 +38,7 @@ from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.envs.envs import Envs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.sinks.sink import RunFacts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -366,10 +367,11 @@ gym.register("Scripted-v0", entry_point="conftest:Scripted")
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:
     """Facts of a run of 1000 steps for its sinks."""
-    facts: dict[str, Any] = {"run_id": "run-1", "title": "ppo on CartPole-v1, seed 1"}
-    facts |= {"total_env_steps": 1000, "config": {"algo": {"gamma": 0.99}, "seed": 3}}
-    facts |= {"git": {"commit": "0123456789abcdef" * 2 + "01234567", "ref": "refs/runs/run-1"}}
-    facts |= {"group": "sweep-7", "tags": ["ppo", "CartPole"], "notify": lambda text: None}
+    algo, env = {"name": "ppo", "gamma": 0.99}, {"id": "CartPole-v1"}
+    config = {"algo": algo, "env": env, "determinism": {"level": "repeat"}, "seed": 1}
+    facts: dict[str, Any] = {"run_id": "run-1", "config": {"total_env_steps": 1000, **config}}
+    facts |= {"git": GitRecord(commit="0123456789abcdef" * 2 + "01234567", ref="refs/runs/run-1")}
+    facts |= {"sweep": "sweep-7", "notify": lambda text: None}
     return RunFacts(run_dir=run_dir, **{**facts, **known})
 
 

@@ -24,8 +24,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
-from rltemplate.run.state import entries
-from rltemplate.run.trace import digest
+from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 

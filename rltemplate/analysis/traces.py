@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.run.paths import TRACE
-from rltemplate.run.state import START
-from rltemplate.run.trace import FORMAT, VERSION
+from rltemplate.run.trace import FORMAT, START, VERSION
 from rltemplate.types import ConfigError
 
 DIGITS = 16  # hexadecimal digits of one fingerprint

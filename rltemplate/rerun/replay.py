@@ -200,7 +200,7 @@ def replay(job: Job, request: Request) -> None:
             keeper.step_by_step = iteration == request.iteration
             result = algorithm.train_iteration()
             keeper.end_iteration(algorithm, result.metrics)
-        keeper.close()
+        keeper.lines.close()
         keeper.write_kept()
     finally:
         algorithm.close()

@@ -37,7 +37,7 @@ from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
-from rltemplate.run.state import START
+from rltemplate.run.trace import START
 from rltemplate.types import ConfigError
 
 Say = Callable[[str], None]

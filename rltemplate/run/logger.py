@@ -34,15 +34,12 @@ class Logger:
     without the time between its parts) and the metrics.
     """
 
-    def __init__(
-        self, sinks: Sequence[Sink], lines: LineFile, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, sinks: Sequence[Sink], lines: LineFile) -> None:
         self.final_metrics: dict[str, float] = {}  # the last value of every metric
         self._sinks = list(sinks)
-        self._lines = lines
-        self._lines.warn = self.message
-        self._clock = clock
-        self._begun = clock()
+        self.lines = lines
+        self.lines.warn = self.message
+        self._begun = time.perf_counter()
         self._kept: list[Mapping[str, Tensor]] = []  # metrics of iterations, not yet read
         self._values: dict[str, list[float]] = {}  # read since the last row
         self._episodes: list[Episode] = []
@@ -54,8 +51,8 @@ class Logger:
         if len(self._kept) >= _READ_AT:
             self._read()
 
-    def log(self, env_steps: int, extra: Mapping[str, float]) -> dict[str, float]:
-        """Write one row about everything since the last one, and return its metrics.
+    def log(self, env_steps: int, extra: Mapping[str, float]) -> None:
+        """Write one row about everything since the last one.
 
         A metric is the mean over the iterations that reported it, and the largest value of a `_max_error`;
         `episode/*` are means over the episodes that ended, and are absent if none did. `extra`, such as
@@ -67,10 +64,9 @@ class Logger:
         self._values, self._episodes = {}, []
         metrics.update({name: float(value) for name, value in extra.items()})
         self.final_metrics.update(metrics)
-        row = {"env_steps": env_steps, "wall_time_s": round(self._clock() - self._begun, 6), **metrics}
-        self._lines.write(strict_json(row))
+        row = {"env_steps": env_steps, "wall_time_s": round(time.perf_counter() - self._begun, 6), **metrics}
+        self.lines.write(strict_json(row))
         self._to_sinks(lambda sink: sink.write(row))
-        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The values that the next row will be made of, and the clock: tensors and numbers."""
@@ -81,22 +77,16 @@ class Logger:
             "pending": {name: torch.tensor(v, dtype=torch.float64) for name, v in self._values.items()},
             "episodes": torch.tensor(self._episodes, dtype=torch.float64).reshape(-1, 2),
             "final_metrics": self.final_metrics,
-            "wall_time_s": self._clock() - self._begun,
+            "wall_time_s": time.perf_counter() - self._begun,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state_dict` was taken."""
         self._values = {name: values.tolist() for name, values in state["pending"].items()}
         self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
         self.final_metrics = dict(state["final_metrics"])
-        self._begun = self._clock() - state["wall_time_s"]
-
-    def sync(self) -> None:
-        """Flush all rows to the disk."""
-        self._lines.sync()
+        self._begun = time.perf_counter() - state["wall_time_s"]
 
     def video(self, path: Path, env_steps: int) -> None:
-        """Hand a finished video to the sinks."""
         self._to_sinks(lambda sink: sink.video(path, env_steps))
 
     def message(self, text: str) -> None:
@@ -106,7 +96,7 @@ class Logger:
 
     def close(self, status: str) -> None:
         """End the run with `status`. Every sink closes, even if another one fails."""
-        self._lines.close()
+        self.lines.close()
         self._sinks.reverse()
         self._to_sinks(lambda sink: sink.close(status, self.final_metrics))
         self._sinks = []

@@ -7,6 +7,7 @@ an iteration, so that they share one clock.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,7 @@ from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
 from rltemplate.run.logger import Logger, episode_means
-from rltemplate.run.state import first_not_finite
-from rltemplate.run.trace import NO_PAST, OLD_TRACE, Trace
+from rltemplate.run.trace import END, NO_PAST, OLD_TRACE, Trace, entries
 from rltemplate.run.video.recorder import RENDERERS, VideoRecorder
 from rltemplate.types import Algorithm, Episode, IterationResult, Probe, RunError
 
@@ -92,12 +92,16 @@ class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
 
 
-def make_trace(config: Config, run_dir: Path) -> Trace | None:
-    """The trace of a run, at the configured detail."""
-    if config.trace is TraceDetail.off:
-        return None
-    device = switches.resolve_device(config.device.name).type
-    return Trace(run_dir, config.trace.name, config.algo.name, device)
+def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
+    """Name, value and index of the first NaN or infinity in the losses, then in the state."""
+    losses = [(name, value) for name, value in result.metrics.items() if name.startswith("loss/")]
+    for name, values in (*losses, *entries(algorithm.state_dict(), END)):
+        if not hasattr(values, "is_floating_point") or not values.is_floating_point():
+            continue
+        # A finite sum has finite terms, and costs a tenth of a look at each. Some sums only overflow.
+        if not math.isfinite(values.sum().item()) and len(bad := (~values.isfinite()).nonzero()):
+            return f"{name} became {values[tuple(bad[0])].item()} at {bad[0].tolist()}"
+    return None
 
 
 class Observers:
@@ -113,10 +117,12 @@ class Observers:
         stopping: Callable[[], bool],
     ) -> None:
         """`stopping` says whether the run has been asked to end."""
-        self.trace = make_trace(config, run_dir)
+        self.trace: Trace | None = None
+        if config.trace is not TraceDetail.off:
+            device = switches.resolve_device(config.device.name).type
+            self.trace = Trace(run_dir, config.trace.name, config.algo.name, device)
+            self.trace.lines.warn = logger.message
         algorithm.probe = self.trace or Probe()
-        if self.trace is not None:
-            self.trace.warn_through(logger.message)
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
         self._logger, self._stopping = logger, stopping
         self._codec = envs.codec
@@ -181,11 +187,6 @@ class Observers:
         early = not self.complete and self._saved_steps < self._algorithm.env_steps
         if early and self._config.checkpoint_every:
             self._save()
-
-    def close(self) -> None:
-        """Close the trace."""
-        if self.trace is not None:
-            self.trace.close()
 
     @property
     def _at_end(self) -> bool:
@@ -272,9 +273,9 @@ class Observers:
             "chain": NO_PAST if self.trace is None else self.trace.chain,
         }
         # A checkpoint must not outlive the rows and the trace that lead to it.
-        self._logger.sync()
+        self._logger.lines.sync()
         if self.trace is not None:
-            self.trace.sync()
+            self.trace.lines.sync()
         replay = algorithm.replay
         try:
             self._checkpoints.save(steps, state, (lambda _: None) if replay is None else replay.since)

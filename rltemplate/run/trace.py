@@ -5,7 +5,8 @@ an event, and `[event, index, digests]` gives their digests, 16 hex digits each.
 `["iteration", number, environment steps, digests, chain]`, where `chain` is the digest of the chain before
 and of everything since: equal chains mean equal pasts. So two runs diverge where the first line differs.
 All that the algorithm holds is in it at the start and at the end of each iteration, entry by entry
-(state.py): a change between two iterations is no part of either.
+(`start/net/mu` is the entry `net`, `mu` of its `state_dict`): a change between two iterations is no part of
+either. Of a replay buffer only the part that came in during the iteration is looked at.
 
 With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written: of the
 parts of the iteration, such as a rollout. With detail `step` every draw of a random stream and every result
@@ -18,7 +19,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ import xxhash
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
-from rltemplate.run.state import START, State
 from rltemplate.types import Algorithm, Probe
 
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration
 OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
 RESET = "reset"  # an event that is recorded at every detail, since it happens once
+START, END = "start", "end"  # of an iteration; how the names of its entries begin
 
 
 def digest(value: Any) -> str:
@@ -57,6 +58,22 @@ def named_leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, values
 
 
+def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and texts in nested dictionaries and lists, named by their keys and sorted."""
+    if isinstance(state, Mapping):
+        for key in sorted(state):
+            yield from entries(state[key], f"{path}/{key}")
+    elif isinstance(state, Sequence) and not isinstance(state, str):
+        for place, value in enumerate(state):
+            yield from entries(value, f"{path}/{place}")
+    elif hasattr(state, "detach"):
+        yield path, state
+    elif state is not None:
+        import numpy as np  # not needed to compare traces
+
+        yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
+
+
 def add_item(items: dict[str, Any], item: str, value: Any) -> None:
     """Add an item, with a number where there are several of a name, such as two draws of a stream."""
     name, number = item, 1
@@ -74,12 +91,12 @@ class Trace(Probe):
     ) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
         self.step_by_step = detail == "step"  # may be changed between two iterations
-        self._lines = LineFile(run_dir / paths.TRACE)
+        self.lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
         self._items: dict[str, str] = {}  # of the event under way
         self._parts: dict[str, str] = {}  # of the iteration under way
         self._counts: Counter[str] = Counter()  # events in this iteration
-        self._state = State()
+        self._held = 0  # transitions in the replay buffer when the iteration began
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
         self.chain = NO_PAST
@@ -97,7 +114,7 @@ class Trace(Probe):
         self._iteration, self.chain = iterations, chain
         if iterations == 0 or not self._cut_back(f'["iteration",{iterations - 1},'.encode()):
             with contextlib.suppress(FileNotFoundError):  # kept for the user
-                self._lines.path.replace(self._lines.path.with_name(OLD_TRACE))
+                self.lines.path.replace(self.lines.path.with_name(OLD_TRACE))
             return iterations == 0
         self._new = []
         return True
@@ -106,7 +123,7 @@ class Trace(Probe):
         """Remove the lines behind the one that begins with `last`; false without one that ends this chain."""
         names = dict[str, list[str]]()
         try:
-            with self._lines.path.open("rb") as file:
+            with self.lines.path.open("rb") as file:
                 if file.readline().decode() != self._head + "\n":
                     return False
                 while not (line := file.readline()).startswith(last):
@@ -120,35 +137,24 @@ class Trace(Probe):
                 return False
         except (FileNotFoundError, ValueError):
             return False
-        os.truncate(self._lines.path, size)
+        os.truncate(self.lines.path, size)
         self._names = names
         return True
 
-    def warn_through(self, warn: Callable[[str], None]) -> None:
-        """Let `warn` have the lines about trouble with the disk."""
-        self._lines.warn = warn
-
-    def sync(self) -> None:
-        """Flush all lines to the disk."""
-        self._lines.sync()
-
     def begin(self, algorithm: Algorithm) -> None:
-        """Take the digest of everything that the algorithm begins with."""
         self._counts.clear()
-        start = {item: self._digest(value) for item, value in self._state.begin(algorithm)}
-        self._parts = {}
+        self._held = 0 if algorithm.replay is None else algorithm.replay.added
+        state = entries(algorithm.state_dict(), START)
+        self._parts = {item: self._digest(value) for item, value in state}
         if self.step_by_step or self._iteration == 0:
-            self._write_event(START, start)
-        else:
-            self._parts = start
+            self._write_event(START, self._parts)
+            self._parts = {}
 
     def draw(self, stream: str, value: Any) -> None:
-        """Take the digest of a draw."""
         if self.step_by_step:
             add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
-        """Take the digests of the results of an event, and end it."""
         if not (whole or self.step_by_step or event == RESET):
             return
         for item, value in named_leaves(values):
@@ -163,7 +169,10 @@ class Trace(Probe):
     def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
         """Write the line of an iteration that has ended, with its parts and the state at its end."""
         items, self._items = self._parts, {}
-        for name, value in (*metrics.items(), *self._state.end(algorithm)):
+        state = [*entries(algorithm.state_dict(), END)]
+        if algorithm.replay is not None:
+            state += entries(algorithm.replay.since(self._held).rows, f"{END}/experience")
+        for name, value in (*metrics.items(), *state):
             add_item(items, name, self._digest(value))
         text = self._add("iteration", algorithm.env_steps, items)
         past = xxhash.xxh3_128(bytes.fromhex(self.chain))
@@ -172,16 +181,12 @@ class Trace(Probe):
         self._since.reset()
         self._new.append(_json(["iteration", self._iteration, algorithm.env_steps, text, self.chain]))
         self._iteration += 1
-        self._lines.write("\n".join(self._new))
+        self.lines.write("\n".join(self._new))
         self._new = []
 
     def facts(self) -> TraceFacts:
         """The digest of everything so far, for the record."""
         return TraceFacts(digest=self.chain, iterations=self._iteration)
-
-    def close(self) -> None:
-        """Nothing can be added any more."""
-        self._lines.close()
 
     def _digest(self, value: Any) -> str:
         return digest(value)

@@ -20,14 +20,8 @@ from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
-from rltemplate.run.git.snapshot import (
-    GitRecord,
-    commit_outcome,
-    commit_run,
-    ended_files,
-    take_snapshot,
-    withdraw_run,
-)
+from rltemplate.run.git import snapshot
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import LineFile, RunLock, to_stderr
 from rltemplate.run.logger import Logger
@@ -108,7 +102,7 @@ class TrainingRun:
         if self._job.resume:
             self._lock.acquire()
         text = self._job.snapshot
-        self._git = take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
+        self._git = snapshot.take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
 
@@ -123,9 +117,17 @@ class TrainingRun:
 
     def observe(self, algorithm: Algorithm, envs: Envs, stopping: Callable[[], bool]) -> Observers:
         """Set up everything that looks at the run; `stopping` says whether it has been asked to end."""
-        config, resumed = self.config, self._continuation
-        sinks = make_sinks(config.logger, self._facts())
-        self._logger = logger = Logger(sinks, LineFile(self._path / paths.METRICS))
+        config, resumed, record = self.config, self._continuation, self._record
+        facts = RunFacts(
+            run_id=self._job.run_id,
+            run_dir=self._path,
+            config=to_dict(config),
+            git=self._git,
+            sweep=None if record is None or record.sweep is None else record.sweep.id,
+            notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
+            resumed_at=None if resumed is None else resumed.part.env_steps,
+        )
+        self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
         notes = [] if self._git.problem is None else [f"code not recorded: {self._git.problem}"]
         notes += [] if resumed is None else resumed.part.notes
@@ -144,8 +146,9 @@ class TrainingRun:
         complete = self._observers is not None and self._observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
         steps: list[Callable[[], object]] = []
-        if self._observers is not None:
-            steps.append(self._observers.close)  # the trace
+        trace = None if self._observers is None else self._observers.trace
+        if trace is not None:
+            steps.append(trace.lines.close)
         if self._logger is not None:
             steps.append(partial(self._logger.close, status))  # metrics.jsonl, then W&B and the other sinks
         if self._record is not None:
@@ -173,7 +176,7 @@ class TrainingRun:
         try:
             text = to_yaml(self.config)
             (path / paths.CONFIG).write_text(text)
-            self._git = commit_run(PROJECT, self._git, job.run_id, text)
+            self._git = snapshot.commit_run(PROJECT, self._git, job.run_id, text)
             record = RunRecord(
                 id=job.run_id,
                 status=RUNNING,
@@ -190,7 +193,7 @@ class TrainingRun:
             )
             record.write(path)
         except OSError as error:
-            withdraw_run(PROJECT, self._git)
+            snapshot.withdraw_run(PROJECT, self._git)
             for each in path.iterdir():
                 each.unlink()
             self._lock.release()
@@ -204,7 +207,7 @@ class TrainingRun:
         """Add this part to the record, and remove all that lies beyond the checkpoint."""
         record, part = continuation.record, continuation.part
         text, before = to_yaml(self.config), record.git
-        self._git = git = commit_run(PROJECT, self._git, self._job.run_id, text, before)
+        self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
         part.commit = git.commit
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.resumed = [*record.resumed, part]
@@ -229,9 +232,9 @@ class TrainingRun:
             record.trace = self._observers.trace.facts()
         try:
             record.write(self._path)
-            files, left_out = ended_files(self._path)
+            files, left_out = snapshot.ended_files(self._path)
             outcome = record.outcome(left_out)
-            not_recorded = self._git.problem or commit_outcome(PROJECT, self._git, outcome, files)
+            not_recorded = self._git.problem or snapshot.commit_outcome(PROJECT, self._git, outcome, files)
             if not_recorded != record.outcome_not_recorded:
                 record.outcome_not_recorded = not_recorded
                 record.write(self._path)
@@ -240,19 +243,3 @@ class TrainingRun:
             if error is None:
                 raise RunError(problem) from failure
             to_stderr(problem)  # what ended the run is already being raised
-
-    def _facts(self) -> RunFacts:
-        """The run as sinks show it."""
-        config, resumed, record = self.config, self._continuation, self._record
-        return RunFacts(
-            run_id=self._job.run_id,
-            run_dir=self._path,
-            title=f"{config.algo.name} on {config.env.id}, seed {config.seed}",
-            total_env_steps=config.total_env_steps,
-            config=to_dict(config),
-            git=dataclasses.asdict(self._git),
-            group=None if record is None or record.sweep is None else record.sweep.id,
-            tags=[config.algo.name, config.env.id, config.determinism.level.name],
-            notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
-            resumed_at=None if resumed is None else resumed.part.env_steps,
-        )

@@ -19,8 +19,7 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
-from rltemplate.run.state import entries
-from rltemplate.run.trace import Trace
+from rltemplate.run.trace import Trace, entries
 from rltemplate.train import build_algorithm, load_policy
 from rltemplate.types import Algorithm, ConfigError
 
@@ -122,7 +121,7 @@ def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones
         (tmp_path / str(number)).mkdir()
         algorithm.probe = trace = Trace(tmp_path / str(number), "step", algo)
         trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
-        trace.close()
+        trace.lines.close()
         lines = map(json.loads, (tmp_path / str(number) / TRACE).read_text().splitlines()[1:])
         items.append([line if line[0] == "items" else line[:2] for line in lines])
         assert bool(programs()) == config.compile

@@ -20,7 +20,7 @@ from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run.state import entries
+from rltemplate.run.trace import entries
 from rltemplate.train import build_algorithm
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.

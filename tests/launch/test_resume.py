@@ -21,8 +21,7 @@ from rltemplate.config.schema import Config
 from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
-from rltemplate.run.state import entries
-from rltemplate.run.trace import Trace, digest
+from rltemplate.run.trace import Trace, digest, entries
 from rltemplate.train import build_algorithm
 from rltemplate.types import Algorithm, ConfigError
 
@@ -35,7 +34,7 @@ def digests(algorithm: Algorithm, folder: Path) -> list[str]:
     algorithm.probe = trace = Trace(folder, "step", "any")
     for _ in range(3):
         trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
-    trace.close()
+    trace.lines.close()
     lines = (folder / "trace.jsonl").read_text().splitlines()
     return [line if "iteration" not in line else line.rsplit(",", 1)[0] for line in lines]
 

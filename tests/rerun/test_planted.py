@@ -26,8 +26,8 @@ from rltemplate.rerun.operations import BETWEEN
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE
-from rltemplate.run.observers import make_trace
 from rltemplate.run.record import RunRecord
+from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
@@ -49,14 +49,12 @@ def made(folder: Path, config: Config, fault: str = "") -> Path:
     with planted_fault(fault):
         seed_global_rng(config.seed)
         algorithm, _ = build_algorithm(config)
-        trace = make_trace(config, folder)
-        assert trace is not None
-        algorithm.probe = trace
+        algorithm.probe = trace = Trace(folder, config.trace.name, config.algo.name)
         while algorithm.env_steps < config.total_env_steps:
             result = algorithm.train_iteration()
             trace.end_iteration(algorithm, result.metrics)
         algorithm.close()
-        trace.close()
+        trace.lines.close()
     RunRecord(id=folder.name, status="finished").write(folder)
     return folder
 

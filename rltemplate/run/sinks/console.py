@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
-from rltemplate.run.sinks.sink import Row, RunFacts
+from rltemplate.run.sinks.sink import Row, RunFacts, Sink
 
 # Metrics shown of a row, in this order; everything else is in metrics.jsonl.
 _SHOWN = {
@@ -39,20 +39,22 @@ def show_time(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Title, run folder, progress and latest metrics; at the end the next command."""
 
     def __init__(self, facts: RunFacts, stream: TextIO | None = None) -> None:
         self._facts = facts
-        self._total = max(1, facts.total_env_steps)
+        algo, env, total = (facts.config[key] for key in ("algo", "env", "total_env_steps"))
+        self._total = max(1, total)
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
         self._line = ""  # the one that is redrawn
-        self.note(f"{facts.title}\n{self._shown(facts.run_dir)}")
+        title = f"{algo['name']} on {env['id']}, seed {facts.config['seed']}"
+        self.note(f"{title}\n{self._shown(facts.run_dir)}")
         if facts.resumed_at is not None:
-            self.note(f"goes on after {facts.resumed_at} of {facts.total_env_steps} steps")
+            self.note(f"goes on after {facts.resumed_at} of {total} steps")
 
     def write(self, row: Row) -> None:
         """Write a line, or redraw it with the latest value of each metric."""
@@ -68,7 +70,6 @@ class ConsoleSink:
         self._put(_CLEAR + self._line)
 
     def video(self, path: Path, env_steps: int) -> None:
-        """Say where a video is."""
         self.note(f"video after {env_steps} steps: {self._shown(path)}")
 
     def note(self, text: str) -> bool:
@@ -77,7 +78,6 @@ class ConsoleSink:
         return True
 
     def close(self, status: str, final_metrics: Row) -> None:
-        """Say how the run ended, and name the next command."""
         metrics = {**self._latest, **final_metrics}
         if self._line:
             self._put(f"{_CLEAR}{self._line}\n")

@@ -1,4 +1,4 @@
-"""The protocol of sinks, which show or store log rows besides `metrics.jsonl`, and the facts that they get.
+"""Sinks, which show or store log rows besides `metrics.jsonl`, and the facts that they get.
 
 A sink may fail at any time: the logger then reports it once, switches it off, and the run goes on.
 Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run began) and the metrics.
@@ -7,31 +7,16 @@ Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.paths import VIDEOS
 from rltemplate.run.read import read_metrics
 
 Row = Mapping[str, float]
-
-
-class Sink(Protocol):
-    """Shows or stores log rows. Every method may raise; none may block for long."""
-
-    def write(self, row: Row) -> None:
-        """One log point."""
-
-    def video(self, path: Path, env_steps: int) -> None:
-        """A video of the policy after `env_steps` environment steps lies at `path`."""
-
-    def note(self, text: str) -> bool:
-        """A line of plain text for the user. True if the user sees it here."""
-
-    def close(self, status: str, final_metrics: Row) -> None:
-        """The run ended with `status` (`finished`, `failed`, `interrupted`). Called once, as the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +25,34 @@ class RunFacts:
 
     run_id: str
     run_dir: Path
-    title: str
-    total_env_steps: int
     config: Mapping[str, Any]
-    git: Mapping[str, Any]
-    group: str | None  # the id of the sweep
-    tags: Sequence[str]
+    git: GitRecord
+    sweep: str | None  # its id
     notify: Callable[[str], None]
     resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
 
 
-class RecordingSink(ABC):
+class Sink(ABC):
+    """Shows or stores log rows. Every method may raise; none may block for long."""
+
+    @abstractmethod
+    def write(self, row: Row) -> None:
+        """One log point."""
+
+    @abstractmethod
+    def video(self, path: Path, env_steps: int) -> None:
+        """A video of the policy after `env_steps` environment steps lies at `path`."""
+
+    @abstractmethod
+    def close(self, status: str, final_metrics: Row) -> None:
+        """The run ended with `status` (`finished`, `failed`, `interrupted`). Called once, as the last."""
+
+    def note(self, text: str) -> bool:
+        """A line of plain text for the user. True if the user sees it here."""
+        return False
+
+
+class RecordingSink(Sink):
     """A sink with a store of its own, opened by the first row or video.
 
     A resumed run first gets its earlier rows and videos again, from the run folder: the store then holds
@@ -62,30 +64,21 @@ class RecordingSink(ABC):
         self._opened = False
 
     @abstractmethod
-    def open(self) -> None:
-        """Open the store."""
+    def open(self) -> None: ...
 
     @abstractmethod
-    def add_row(self, row: Row) -> None:
-        """Store a row."""
+    def add_row(self, row: Row) -> None: ...
 
     @abstractmethod
-    def add_video(self, path: Path, env_steps: int) -> None:
-        """Store a video."""
+    def add_video(self, path: Path, env_steps: int) -> None: ...
 
     def write(self, row: Row) -> None:
-        """Store a row; opens the store."""
         self._open_before(int(row["env_steps"]))
         self.add_row(row)
 
     def video(self, path: Path, env_steps: int) -> None:
-        """Store a video; opens the store."""
         self._open_before(env_steps)
         self.add_video(path, env_steps)
-
-    def note(self, text: str) -> bool:
-        """Notes are for the console."""
-        return False
 
     def _open_before(self, env_steps: int) -> None:
         if self._opened:

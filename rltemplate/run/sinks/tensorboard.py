@@ -46,14 +46,12 @@ class TensorBoardSink(RecordingSink):
         self._add(0, summary=text("config", "\n".join("    " + line for line in config.splitlines())))
 
     def add_row(self, row: Row) -> None:
-        """One scalar per metric."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
         self._add(int(row["env_steps"]), self._begun + row["wall_time_s"], summary=Summary(value=values))
 
     def add_video(self, path: Path, env_steps: int) -> None:
-        """The path of a video."""
         from torch.utils.tensorboard.summary import text
 
         self._add(env_steps, summary=text("video", str(path)))
@@ -66,6 +64,5 @@ class TensorBoardSink(RecordingSink):
         self._file.flush()
 
     def close(self, status: str, final_metrics: Row) -> None:
-        """Close the event file."""
         if self._file is not None:
             self._file.close()

@@ -10,6 +10,8 @@ import contextlib
 import os
 import shlex
 import threading
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +64,14 @@ class WandbSink(RecordingSink):
         self.facts.notify(f"W&B: {'' if self.facts.resumed_at is None else 'resumed, '}{where}")
 
     def _init(self, mode: str) -> Any:
-        facts, settings = self.facts, self._settings
+        facts, config, settings = self.facts, self.facts.config, self._settings
+        tags = [config["algo"]["name"], config["env"]["id"], config["determinism"]["level"]]
         client = self._wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,  # the run has its own snapshot
             disable_code=True,
-            git_commit=facts.git.get("commit"),
+            git_commit=facts.git.commit,
             init_timeout=_INIT_TIMEOUT_S,
             finish_timeout=_FINISH_TIMEOUT_S,
             finish_timeout_raises=True,
@@ -81,25 +84,21 @@ class WandbSink(RecordingSink):
             name=facts.run_id,
             project=settings.project,
             entity=settings.entity,
-            group=settings.group or facts.group,
-            tags=[*facts.tags, *settings.tags],
-            config={**facts.config, "git": dict(facts.git)},
+            group=settings.group or facts.sweep,
+            tags=[*tags, *settings.tags],
+            config={**config, "git": asdict(facts.git)},
             resume="allow" if mode == "online" else None,
             settings=client,
         )
 
-    def add_row(self, row: Row) -> None:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         """Log a row, unless W&B has it."""
-        self._log(row, int(row["env_steps"]))
+        if row["env_steps"] >= self._known_steps:
+            self._run.log(dict(row), step=int(row["env_steps"]))
 
     def add_video(self, path: Path, env_steps: int) -> None:
         """Log a video beside the row of its step."""
-        video = self._wandb.Video(str(path), format="mp4")
-        self._log({"env_steps": env_steps, "video": video}, env_steps)
-
-    def _log(self, values: Any, env_steps: int) -> None:
-        if env_steps >= self._known_steps:
-            self._run.log(dict(values), step=env_steps)
+        self.add_row({"env_steps": env_steps, "video": self._wandb.Video(str(path), format="mp4")})
 
     def close(self, status: str, final_metrics: Row) -> None:
         """Finish the run of W&B within a few seconds; what is not uploaded then stays on disk."""

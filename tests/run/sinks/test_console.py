@@ -11,7 +11,6 @@ import re
 import struct
 import termios
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import run_facts
@@ -28,9 +27,9 @@ def test_numbers_are_short_and_times_are_clocks() -> None:
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     """Of a resumed run, whose old part was slower."""
-    known: Any = {"total_env_steps": 100_000}
-    stream = io.StringIO()
-    console = ConsoleSink(run_facts(Path("/runs here/the-id"), resumed_at=500, **known), stream)
+    stream, run_dir = io.StringIO(), Path("/runs here/the-id")
+    config = {**run_facts(run_dir).config, "total_env_steps": 100_000}
+    console = ConsoleSink(run_facts(run_dir, resumed_at=500, config=config), stream)
     row = {"loss/policy": -0.0123, "policy/entropy": 0.61, "time/steps_per_second": 9812.3}
     console.write({"env_steps": 1000, "wall_time_s": 501.0, **row})
     console.note("a note")

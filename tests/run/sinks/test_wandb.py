@@ -200,8 +200,8 @@ def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, ser
     assert server.rows() == EVERYTHING[:10]
     upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
     given = {name: value for each in upserts for name, value in each.items() if value is not None}
-    assert (given["groupName"], given["commit"]) == ("sweep-7", run.sink.facts.git["commit"])
-    assert json.loads(given["config"])["algo"]["value"] == {"gamma": 0.99}
+    assert (given["groupName"], given["commit"]) == ("sweep-7", run.sink.facts.git.commit)
+    assert json.loads(given["config"])["algo"]["value"] == {"name": "ppo", "gamma": 0.99}
     history = server.api.streams["wandb-history.jsonl"]
     del history[-3:]
     server.api.streams["wandb-summary.json"] = history[-1:]
