@@ -1,1 +1,1 @@
-"""Small environments that show something; `env=examples.terms:HopperTerms-v0` finds them."""
+"""Small environments and a wrapper; `env=examples.terms:HopperTerms-v0` finds them."""

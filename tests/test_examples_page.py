@@ -1,18 +1,24 @@
-"""The three extensions of docs/examples.md, applied as the page has them: they train, and resume exactly."""
+"""The extensions of docs/examples.md, applied as the page has them, pass the tests of algorithms."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SHRUNK, copy_project, git, rows, run_train
-from test_fork import outcome_of
 
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "examples.md").read_text(), flags=re.MULTILINE)[1:]
 BLOCK = re.compile(r"^(?:(\S+)|[^\n]*)\n\n```(?:python|yaml|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ALGOS = {"td3": 3, "ppo": 1, "sac": 1}  # number of files that change
+# With a test for every algorithm.
+GENERIC = "algos/test_algorithms determinism/test_checks config/test_config launch/test_interruptions"
+GENERIC += " launch/test_resume run/test_trace test_train"
+QUIET = ["logger=none", "video_every=0", "run_dir=run"]
 
 Extended = Callable[[str], Path]
 
@@ -36,6 +42,14 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Extended:
     return apply
 
 
+def outcome_of(folder: Path, file: str, which: str) -> str:
+    """The output of tests of an extended project."""
+    words = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", which, f"tests/{file}.py"]
+    environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
+
+
 @pytest.mark.parametrize(("algo", "number"), ALGOS.items())
 def test_every_block_can_be_applied(extended: Extended, algo: str, number: int) -> None:
     changed = git(extended(algo), "diff", "--name-only", "HEAD~1", "--", "rltemplate", "conf")
@@ -43,18 +57,50 @@ def test_every_block_can_be_applied(extended: Extended, algo: str, number: int) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algo", ALGOS)
-def test_it_trains_and_resumes_exactly(extended: Extended, fork: Path, tmp_path: Path, algo: str) -> None:
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_changed_algorithm_trains_and_resumes_exactly(
+    extended: Extended, fork: Path, tmp_path: Path, algo: str
+) -> None:
     """PPO learns the same beside its model, and SAC something else with longer returns."""
-    words = [f"algo={algo}", "env=Pendulum", *SHRUNK.get(algo, SHRUNK["sac"]), "compile=false"]
-    words += ["total_env_steps=192", "num_threads=1", "logger=none", "log_every=32", "eval_every=0"]
-    for name, project in ("new", extended(algo)), ("old", extended("td3") if algo == "td3" else fork):
-        done = run_train(project, tmp_path, *words, "video_every=0", f"run_dir={name}")
+    words = [f"algo={algo}", "env=Pendulum", *SHRUNK[algo], "compile=false", "num_threads=1"]
+    words += ["total_env_steps=192", "log_every=32", "eval_every=0", *QUIET]
+    found = []
+    for project in extended(algo), fork:
+        folder = tmp_path / project.name
+        folder.mkdir()
+        done = run_train(project, folder, *words)
         assert done.returncode == 0, done.stderr
-    new, old = rows(tmp_path / "new"), rows(tmp_path / "old")
+        found.append(rows(folder / "run"))
+    new, old = found
     losses = [row.pop("loss/auxiliary") for row in new if "loss/auxiliary" in row]
     assert len(losses) == (len(new) if algo == "ppo" else 0)
-    assert {"loss/policy"} <= set(new[-1])
-    assert (new == old) == (algo != "sac")
+    assert (new == old) == (algo == "ppo")
     told = outcome_of(extended(algo), "launch/test_resume", f"changes_no_bit and {algo}")
     assert re.match(r"3 passed", told.splitlines()[-1]), told[-8000:]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", GENERIC.split())
+def test_tests_apply_to_a_new_algorithm_unasked(extended: Extended, file: str) -> None:
+    told = outcome_of(extended("td3"), file, "td3")
+    assert re.match(r"[0-9]+ passed", told.splitlines()[-1]), told[-8000:]
+
+
+@pytest.mark.long
+def test_a_mistake_in_the_new_algorithm_is_found(extended: Extended) -> None:
+    code = extended("td3") / "rltemplate" / "algos" / "td3.py"
+    right = code.read_text()
+    hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
+    code.write_text(right.replace("rates.critic, eps", f"rates.critic * ({hidden}), eps"))
+    told = outcome_of(extended("td3"), "launch/test_resume", "td3 and changes_no_bit")
+    code.write_text(right)
+    assert re.match(r"[2-9] failed", told.splitlines()[-1]), told[-8000:]
+
+
+@pytest.mark.long
+def test_the_new_algorithm_learns(extended: Extended, tmp_path: Path) -> None:
+    words = ["algo=td3", "env=Pendulum", "total_env_steps=6000", *QUIET]
+    done = run_train(extended("td3"), tmp_path, *words, "algo.hidden_sizes=[64,64]", "compile=false")
+    assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "run")[-1]["eval/return"] > -500.0  # a random policy comes to -1200

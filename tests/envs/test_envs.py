@@ -123,7 +123,7 @@ class Counts(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, {"steps": np.full(2, self.number), **final}
 
 
-SHAPED = {"tests.toy.shaping:Upright": {"gamma": 0.5}}
+SHAPED = {"examples.shaping:Upright": {"gamma": 0.5}}
 
 
 def test_wrappers_apply_in_their_order_and_those_of_training_around_them() -> None:

@@ -30,7 +30,7 @@ IDS = [
 STICKY, STACK = {"repeat_action_probability": 0.5}, {"stack_size": 3}
 WRAPPED: dict[str, Any] = {
     "wrappers": {"StickyAction": STICKY, "FrameStackObservation": STACK},
-    "training_wrappers": {"tests.toy.shaping:Upright": None},
+    "training_wrappers": {"examples.shaping:Upright": None},
 }
 MOMENTS = ("first episode", "mid-episode", "just ended")
 
