@@ -18,12 +18,13 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.loading import load_config, to_dict
+from rltemplate.config.loading import complete, to_dict
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
+from rltemplate.run.read import raw_config
 from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
@@ -86,7 +87,7 @@ def test_observers_change_no_bit_of_training(train_command: Command, tmp_path: P
 def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None:
     run_dir = finished
     assert run_dir.parent.name == "ppo-CartPole"
-    config = load_config(run_dir / paths.CONFIG)
+    config = complete(raw_config(run_dir / paths.CONFIG))[0]
     assert (config.seed, config.recipe, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
 
     record = json.loads((run_dir / paths.RECORD).read_text())

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import nearest
-from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
-from rltemplate.run.read import leaves, parse_row, read_metrics
+from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 

@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved, without_auto
 from rltemplate.config.command_args import choose
-from rltemplate.config.recorded import raw_config
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
 from rltemplate.types import ConfigError
 
@@ -187,13 +186,3 @@ def about_added(name: str, added: Mapping[str, Any]) -> str:
     """A line that says which values a run takes for keys that were added after it was recorded."""
     told = ", ".join(f"{key}={value}" for key, value in added.items())
     return f"{name} was recorded without keys that exist now; it takes {told}, as in conf/"
-
-
-def load_config(path: Path) -> Config:
-    """The configuration of a recorded run, from its `config.yaml`; see `load_recorded`."""
-    return load_recorded(path)[0]
-
-
-def load_recorded(path: Path) -> tuple[Config, dict[str, Any]]:
-    """The configuration of a recorded run, and the keys that its `config.yaml` lacks with their values."""
-    return complete({str(key): value for key, value in raw_config(path).items()})

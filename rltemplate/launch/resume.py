@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rltemplate.config.command_args import one_of, program, whole, word
-from rltemplate.config.loading import check, load_config, to_dict
+from rltemplate.config.loading import check, complete, to_dict
 from rltemplate.launch.process import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import Job
 from rltemplate.run.lines import RunLock
-from rltemplate.run.read import find_run
+from rltemplate.run.read import find_run, raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
@@ -56,7 +56,7 @@ def resume_job(
 
     Raises ConfigError for all that can be known before anything starts. Changes nothing.
     """
-    record, config = RunRecord.read(run_dir), load_config(run_dir / paths.CONFIG)
+    record, config = RunRecord.read(run_dir), complete(raw_config(run_dir / paths.CONFIG))[0]
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")

@@ -15,13 +15,12 @@ from typing import Any
 
 from rltemplate.analysis import traces
 from rltemplate.config.command_args import few, nearest
-from rltemplate.config.loading import load_config
-from rltemplate.config.recorded import raw_config
+from rltemplate.config.loading import complete
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.lines import RunLock
-from rltemplate.run.read import find_run
+from rltemplate.run.read import find_run, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, RunRecord, TraceFacts
 from rltemplate.types import ConfigError
 
@@ -159,8 +158,8 @@ def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
 
 def _check_possible(run: RecordedRun) -> None:
     """Raise ConfigError for a run that no single run can reproduce; add notes about limits."""
-    record, notes = run.record, run.notes
-    if raw_config(run.folder / paths.CONFIG).get("trace") in ("off", False):
+    record, notes, config = run.record, run.notes, raw_config(run.folder / paths.CONFIG)
+    if config.get("trace") in ("off", False):
         raise ConfigError(f"{record.id}: was made with trace=off, so there is nothing to compare with")
     if why := record.left_out.get(paths.TRACE):
         raise ConfigError(f"{record.id}: its trace is too long for its ref ({why}); give the run's folder")
@@ -168,9 +167,7 @@ def _check_possible(run: RecordedRun) -> None:
         raise ConfigError(f"{record.id}: ended before its first iteration; there is nothing to compare")
     for part in record.resumed:
         changed = [*part.changed.get("code", []), *part.changed.get("libraries", [])]
-        if part.changed.get("total_env_steps") and any(
-            load_config(run.folder / paths.CONFIG).algo.tied_to_total()
-        ):
+        if part.changed.get("total_env_steps") and any(complete(config)[0].algo.tied_to_total()):
             changed.append("total_env_steps")
         if changed:
             raise ConfigError(

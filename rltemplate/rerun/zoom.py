@@ -23,8 +23,7 @@ import numpy as np
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.config.command_args import make_folder
-from rltemplate.config.loading import load_config, to_dict
-from rltemplate.config.recorded import raw_config
+from rltemplate.config.loading import complete, to_dict
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.operations import BETWEEN, Finding, LoggedOperation, how_made
 from rltemplate.rerun.recorded_code import Code, checked_out
@@ -36,6 +35,7 @@ from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
+from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
 from rltemplate.types import ConfigError
@@ -80,7 +80,7 @@ class _Work:
             folders.append(folder)
             config, log = raw_config(side.run_dir / paths.CONFIG), folder / "output.txt"
             if side.commit is None:  # the present code may have other keys
-                config = to_dict(load_config(side.run_dir / paths.CONFIG))
+                config = to_dict(complete(config)[0])
             start = None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start))
             request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
             words, children = [json.dumps(asdict(request))], self.children

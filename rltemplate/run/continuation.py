@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.config.command_args import few
-from rltemplate.config.loading import about_added, complete, from_dict, load_recorded, to_dict, to_yaml
+from rltemplate.config.loading import about_added, complete, from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run import paths
@@ -23,7 +23,7 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text, strict_json
-from rltemplate.run.read import leaves, read_metrics
+from rltemplate.run.read import leaves, raw_config, read_metrics
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, Algorithm, ConfigError
 
@@ -49,7 +49,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     Raises ConfigError if the run must not resume. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
-    record, (recorded, added) = RunRecord.read(run_dir), load_recorded(run_dir / paths.CONFIG)
+    record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir / paths.CONFIG))
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()

@@ -12,9 +12,9 @@ import pytest
 from conftest import RecordedRun, run_train, small, write_run
 
 from rltemplate.analysis import baseline
-from rltemplate.config.recorded import raw_config
 from rltemplate.run import paths
 from rltemplate.run.git import changes
+from rltemplate.run.read import raw_config
 from rltemplate.types import ConfigError
 
 Check = Callable[..., list[str]]

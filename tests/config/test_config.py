@@ -23,12 +23,11 @@ from rltemplate.config.loading import (
     CONF,
     complete,
     from_dict,
-    load_config,
-    load_recorded,
     to_dict,
     to_yaml,
 )
 from rltemplate.config.schema import Config, Level
+from rltemplate.run.read import raw_config
 from rltemplate.types import ConfigError
 
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -141,9 +140,9 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     assert from_dict(to_dict(config)) == config
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(path) == config
+    assert complete(raw_config(path))[0] == config
     path.write_text(to_yaml(config).replace("seed: 0", "seed: 1"), encoding="utf-8")
-    assert load_config(path) != config
+    assert complete(raw_config(path))[0] != config
 
 
 def test_a_recorded_text_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +156,10 @@ def test_a_recorded_text_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.Mo
         config = from_dict(values)
         assert to_dict(config) == values
         path.write_text(to_yaml(config), encoding="utf-8")
-        assert load_config(path) == config
+        assert complete(raw_config(path))[0] == config
     path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^seed: (?!.*71)"):  # nor is the variable's value shown
-        load_config(path)
+        complete(raw_config(path))[0]
 
 
 def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +215,11 @@ def test_a_key_that_came_afterwards_takes_the_value_of_conf(
         file.write("  aux_coef: 0.25\n")
     monkeypatch.setattr("rltemplate.config.loading.CONF", conf)
     monkeypatch.setitem(ALGORITHMS, "ppo", dataclasses.replace(ALGORITHMS["ppo"], config=WithAux))
-    config, added = load_recorded(path)
+    config, added = complete(raw_config(path))
     assert (added, to_dict(config)["algo"]["aux_coef"]) == ({"algo.aux_coef": 0.25}, 0.25)
     # Once it is written down, nothing has to be added, and what a process is told must be whole.
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_recorded(path) == (config, {})
+    assert complete(raw_config(path)) == (config, {})
     whole = to_dict(config)
     del whole["algo"]["aux_coef"]
     with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
