@@ -1,7 +1,7 @@
 """Environments as algorithms see them: flat float observations, plain actions, no hidden resets.
 
-From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecorder`, `SerialEnvs` or
-`WorkerPool`, and `Codec`. An episode begins only by an explicit reset mask: no phantom step enters a buffer.
+From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecorder`, `EnvGroup`,
+`WorkerPool` and `Codec`. An episode begins only by an explicit reset mask: no phantom step enters a buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.make import codec_of
-from rltemplate.envs.vector import SerialEnvs, WorkerPool, step_dtype
+from rltemplate.envs.vector import WorkerPool, step_dtype
 from rltemplate.types import ConfigError, Episode, Probe
 
 
@@ -46,11 +46,7 @@ class Envs:
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
         self.codec = codec_of(config)  # refuses before any worker starts
         dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
-        self._vector: SerialEnvs | WorkerPool
-        if config.num_workers:
-            self._vector = WorkerPool(config, self._seeds, dtype)
-        else:
-            self._vector = SerialEnvs(config, slice(num_envs), np.zeros(num_envs, dtype))
+        self._vector = WorkerPool(config, self._seeds, dtype)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self.infos: dict[str, np.ndarray] = {}  # of the observations to act on, as in `Step`

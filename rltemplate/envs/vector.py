@@ -1,8 +1,8 @@
 """N environments stepped together, in this process and in others beside it. Nothing is reset by itself.
 
-Gymnasium's own SyncVectorEnv takes more time for infos and
-copies than small environments take for a step. Its AsyncVectorEnv waits forever for a worker that died in the
-wrong moment, loses tracebacks, and leaves its workers to signals that are meant for the run.
+Gymnasium's own SyncVectorEnv takes more time for infos and copies than small environments take for a step.
+Its AsyncVectorEnv waits forever for a worker that died in the wrong moment, loses tracebacks, and leaves its
+workers to signals that are meant for the run.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) ->
     return np.dtype(fields, align=True)
 
 
-class SerialEnvs:
-    """A group of the environments, one after the other. The first one that fails ends the step.
+class EnvGroup:
+    """The environments of one process, one after the other. The first one that fails ends the step.
 
-    `table` (N,) of `step_dtype` holds the results of all groups. Methods raise `RunError` where an
-    environment returns an invalid value; exceptions of an environment pass. Only `close` may follow either.
+    `table` (N,) of `step_dtype` holds the actions and results of all groups. Only `close` may follow an
+    exception.
     """
 
     def __init__(self, config: EnvConfig, group: slice, table: np.ndarray) -> None:
@@ -63,24 +63,21 @@ class SerialEnvs:
         for number in range(num)[group]:
             name = config.id if num == 1 else f"{config.id}, environment {number + 1} of {num}"
             self._envs.append(ActionRecorder(make_env(config, training=True), name))
+        self._actions = table["action"][group]
         self._results = StepResult(*(table[group][name] for name in StepResult._fields))
         self._steps = [env.step for env in self._envs]
 
-    def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
-        """Begin an episode where `mask` (N,) is true; of the result (N, ...) only these rows count."""
+    def reset(self, mask: np.ndarray, seeds: Sequence[int | None]) -> None:
         for row in np.flatnonzero(mask).tolist():
             self._results.obs[row] = self._envs[row].reset(seeds[row])
-        return self._results.obs
 
-    def step(self, actions: np.ndarray) -> StepResult:
-        """Step with `actions` (N, ...), which are not written to later; ended episodes were reset before."""
+    def step(self) -> None:
         obs, reward, terminated, truncated = self._results
+        actions = self._actions.copy()  # an environment may keep its action
         for row, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             obs[row], reward[row], terminated[row], truncated[row] = step(action)
-        return self._results
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """The results of a method of each environment, in order, called with one argument each or none."""
         given = [()] * len(self._envs) if arguments is None else [(argument,) for argument in arguments]
         return [getattr(env, name)(*each) for env, each in zip(self._envs, given, strict=True)]
 
@@ -97,10 +94,11 @@ class WorkerPool:
     Groups follow the order of the environments and are as even as possible, the last ones the smaller: with
     as many workers as environments none is left for this process. All groups work at the same time.
 
-    `RunError` if a worker has died. An exception of an environment in a worker is raised here as RuntimeError
-    with the traceback as a note. Of several failures that of the first environment is raised. Workers ignore
-    signals that are meant for the run, and none outlives it. Global generators of a worker start from the
-    seed of its first environment: after a fork they would all start from the same numbers.
+    `RunError` where an environment returns an invalid value, and if a worker has died. An exception of an
+    environment in a worker is raised here as RuntimeError with the traceback as a note. Of several failures
+    that of the first environment is raised. Workers ignore signals that are meant for the run, and none
+    outlives it. Global generators of a worker start from the seed of its first environment: after a fork they
+    would all start from the same numbers.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -108,7 +106,7 @@ class WorkerPool:
         bounds = [-(-number * num_envs // groups) for number in range(groups + 1)]
         self._groups = list(map(slice, bounds, bounds[1:]))
         self._id = config.id
-        self._own: SerialEnvs | None = None
+        self._own: EnvGroup | None = None
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         # Also when the interpreter exits, before multiprocessing waits for its children.
@@ -116,7 +114,8 @@ class WorkerPool:
         # A fork knows all environments that are registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         # Shared by all, without a name that could be left in a file system.
-        memory = context.RawArray("b", num_envs * dtype.itemsize)
+        size = num_envs * dtype.itemsize
+        memory = context.RawArray("b", size) if config.num_workers else bytearray(size)
         table: np.ndarray = np.frombuffer(memory, dtype)
         self._actions = table["action"]
         self._results = StepResult(*(table[name] for name in StepResult._fields))
@@ -129,7 +128,7 @@ class WorkerPool:
                 other.close()
                 self._pipes.append(pipe)
                 self._processes.append(process)
-            own = partial(SerialEnvs, config, self._groups[-1], table)
+            own = partial(EnvGroup, config, self._groups[-1], table)
             *_, self._own = self._finish(range(config.num_workers), own)
         except BaseException:
             self.close()
@@ -142,9 +141,9 @@ class WorkerPool:
         return self._results.obs
 
     def step(self, actions: np.ndarray) -> StepResult:
-        """Step with `actions` (N, ...)."""
+        """Step with `actions` (N, ...); ended episodes were reset before."""
         self._actions[:] = actions
-        self._do("step", [*((None,) for _ in self._pipes), (actions[self._groups[-1]],)])
+        self._do("step", [()] * len(self._groups))
         return self._results
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
@@ -214,7 +213,7 @@ def _work(
     from rltemplate.envs.global_rng import seed_global_rng  # imports torch, too long for a check
 
     table: np.ndarray = np.frombuffer(memory, dtype)
-    envs: SerialEnvs | None = None
+    envs: EnvGroup | None = None
     task: Any = ("", ())
     with contextlib.suppress(EOFError, ConnectionError):  # the run may end without a word
         while task is not None:
@@ -223,9 +222,7 @@ def _work(
             try:
                 if envs is None:
                     seed_global_rng(seed)
-                    envs = SerialEnvs(config, group, table)
-                elif method == "step":
-                    envs.step(table["action"][group].copy())  # an environment may keep its action
+                    envs = EnvGroup(config, group, table)
                 else:
                     answer = getattr(envs, method)(*arguments)
             except (ConfigError, RunError) as error:

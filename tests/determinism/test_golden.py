@@ -31,7 +31,7 @@ from rltemplate.types import ConfigError
 SCRIPT = """
 import json, sys
 from rltemplate.config.loading import from_dict
-from rltemplate.determinism import golden, kernels, libraries, switches
+from rltemplate.determinism import golden, kernels, switches
 from rltemplate.types import ConfigError
 
 config = from_dict(json.loads(sys.stdin.read()))
@@ -48,7 +48,7 @@ if "refused" not in settings:
     found = {"digests": golden.digests(), "check": told(golden.check, level, False)}
     level.golden = found["digests"] | {"tanh": found["digests"]["tanh"][::-1]}
     found["flipped"] = told(golden.check, level, False)
-    libraries.use_blas_threads(2)
+    switches.use_blas_threads(2)
     found["two threads"] = told(switches.confirm, settings)
     kernels.use("plain")
     found["plain"] = golden.digests(physics=False)
