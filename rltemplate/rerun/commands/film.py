@@ -58,7 +58,7 @@ def main(args: Args) -> int:
 
     from rltemplate.rng import env_seeds
     from rltemplate.run.lines import replace_file
-    from rltemplate.run.video.film import Clip, gif, join
+    from rltemplate.run.video.film import Clip, animate, join
 
     seeds = env_seeds(args.seed, "separate evaluation", episodes)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def main(args: Args) -> int:
         written = {out: film}
         if args.gif == "true":
             written[out.with_suffix(".gif")] = film.with_suffix(".gif")
-            gif(film, film.with_suffix(".gif"), width=320 * args.grid[1])
+            animate(film, film.with_suffix(".gif"), width=320 * args.grid[1])
         for target, source in written.items():
             try:
                 target.parent.mkdir(exist_ok=True)

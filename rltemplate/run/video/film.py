@@ -1,4 +1,4 @@
-"""Films: clips of episodes, one after the other or in a grid, with captions; and animated GIFs of films."""
+"""Films: clips of episodes, one after the other or in a grid, with captions; and films as animations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rltemplate.run.video.episode import open_mp4
 if TYPE_CHECKING:
     from rltemplate.run.video.episode import Picture
 
-GIF_FPS = 15  # a GIF holds hundredths of seconds, and browsers slow down those of less than two
+ANIMATION_FPS = 15  # a GIF holds hundredths of seconds, and browsers slow down those of less than two
 _HOLD_S = 1.0  # the last picture of a page
 
 
@@ -84,12 +84,13 @@ def _fps(path: Path) -> Fraction:
         return Fraction(container.streams.video[0].average_rate or 30)
 
 
-def gif(film: Path, path: Path, width: int) -> None:
-    """Write an MP4 as an animated GIF that repeats, at most `width` pixels wide."""
-    every = max(1, round(_fps(film) / GIF_FPS))
+def animate(film: Path, path: Path, width: int, seconds: float = 3600.0) -> None:
+    """Write an MP4 as an animation that repeats, a GIF or a WebP, at most `width` pixels wide."""
+    every = max(1, round(_fps(film) / ANIMATION_FPS))
+    frames = int(seconds * _fps(film) / every)
     images = []
-    for image in islice(_images(film), None, None, every):
+    for image in islice(_images(film), 0, every * frames, every):
         image.thumbnail((width, image.height))
-        images.append(image.quantize(128, dither=Image.Dither.NONE))
-    duration = round(1000 * every / _fps(film))
-    images[0].save(path, format="GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
+        images.append(image.quantize(128, dither=Image.Dither.NONE) if path.suffix == ".gif" else image)
+    options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "loop": 0, "quality": 60}
+    images[0].save(path, duration=round(1000 * every / _fps(film)), **options)
