@@ -55,6 +55,11 @@ def main(argv: list[str]) -> int:
     return status
 
 
+def command() -> int:
+    """The program `rltemplate` of an installed package."""
+    return main(sys.argv[1:])
+
+
 def _run(argv: list[str]) -> int:
     name, *words = argv or ["help"]
     if name in ("help", "--help", "-h"):

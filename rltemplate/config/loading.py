@@ -20,7 +20,9 @@ from rltemplate.config.command_args import choose
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
 from rltemplate.types import ConfigError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+# Inside the package where it is installed from a wheel, else beside it.
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
 # Without these a recorded configuration is damaged, and not merely old.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
