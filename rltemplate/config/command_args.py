@@ -24,7 +24,6 @@ from rltemplate.types import ConfigError
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
-_LONGEST = 200  # characters of a word that a message shows as a whole
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -183,9 +182,13 @@ def readable(message: str) -> str:
     message = _SECRET_SIZED.sub(
         lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
     )
-    message = re.sub(rf"[^\s:]{{{_LONGEST},}}", lambda word: _shortened(word[0]), message)
+    long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
+    message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
 
 
-def _shortened(word: str) -> str:
-    return f"{word[: _LONGEST // 2]}...{word[-_LONGEST // 4 :]} ({len(word):,} characters)"
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its type where it has none."""
+    # Gymnasium raises a TypeError of the environment again, with more words.
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return line.partition(" was raised from the environment creator")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -32,15 +34,11 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
     Values `auto` become those for one of `jobs` runs beside each other.
     """
-    try:
-        missing = sorted(OmegaConf.missing_keys(composed))
-        if missing:
+    with _in_one_line():
+        if missing := sorted(OmegaConf.missing_keys(composed)):
             raise ConfigError(f"no value for {missing[0]}: set it on the command line or in a file of conf/")
         config = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
-    if not isinstance(config, Config):
-        raise TypeError(f"composed a {type(config).__name__} instead of a Config")
+    assert isinstance(config, Config)
     if isinstance(config, ComposedConfig):
         config = without_auto(config)
     check(config)
@@ -52,18 +50,13 @@ def auto_keys(composed: DictConfig) -> set[str]:
     return {key for key in AUTO_KEYS if composed[key] == AUTO}
 
 
-# --- Checks of values -------------------------------------------------------------------------------------
-
-
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value out of its range or inconsistent with another."""
-    for problem in _out_of_range(config, ""):
-        raise ConfigError(problem)
     num_envs, num_workers = config.env.num_envs, config.env.num_workers
+    for problem in itertools.chain(_out_of_range(config, ""), config.algo.problems(num_envs)):
+        raise ConfigError(problem)
     if num_workers > num_envs:
         raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
-    for problem in config.algo.problems(num_envs):
-        raise ConfigError(problem)
     level, products = config.determinism.level, config.determinism.products
     if config.compile and not may_compile(config):
         raise ConfigError(
@@ -95,13 +88,14 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
                 yield f"{key}={value}: must be {least} {low} and at most {high}"
 
 
-# --- Other forms ------------------------------------------------------------------------------------------
-
-
-def _one_line(error: OmegaConfBaseException) -> str:
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
     """OmegaConf's message with the key in front: `seed=1.5: ... could not be converted to Integer`."""
-    first = str(error.msg if error.msg is not None else error).splitlines()[0]
-    return f"{error.full_key}: {first}" if error.full_key else first
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        first = str(error.msg if error.msg is not None else error).splitlines()[0]
+        raise ConfigError(f"{error.full_key}: {first}" if error.full_key else first) from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -126,12 +120,10 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     name = values.get("algo", {}).get("name")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
-    try:
+    with _in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
         merged = OmegaConf.merge(schema, literal(values))
-    except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -157,7 +149,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """
     typed = _typed(values)
     added: dict[str, Any] = {}
-    try:
+    with _in_one_line():
         lacking = sorted(OmegaConf.missing_keys(typed))
         if lacking and not {*lacking}.intersection(_NEVER_ADDED):
             shipped = _shipped(typed.algo.name, typed.determinism.level.name)
@@ -165,8 +157,6 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
                 value = OmegaConf.select(shipped, key)
                 OmegaConf.update(typed, key, value)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
     return to_config(typed), added
 
 

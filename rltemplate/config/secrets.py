@@ -19,8 +19,6 @@ from typing import Any
 
 from rltemplate.types import ConfigError
 
-# --- Names of files -----------------------------------------------------------------------------------
-
 SECRET_NAMES = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml"),
     *(".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".mylogin.cnf", ".htpasswd", ".dockercfg"),
@@ -50,8 +48,6 @@ SOURCE_SUFFIXES = (
     *(".rs", ".go", ".java", ".jl", ".r", ".js", ".jsx", ".ts", ".tsx", ".sh", ".proto", ".cmake"),
     *(".tex", ".bib", ".css"),
 )
-
-# --- Tokens -------------------------------------------------------------------------------------------
 
 # Kind, a text that any token of this kind contains, and the pattern. The text is searched for first, because
 # that settles nearly every file at once.
@@ -170,9 +166,6 @@ def _holds_old_w_and_b_key(data: bytes) -> bool:
         if _BEFORE_A_KEY.search(line) and not _OF_A_COMMIT.search(line):
             return True
     return False
-
-
-# --- Values of a configuration ---------------------------------------------------------------------------
 
 
 def refuse_secrets(value: Any, key: str = "") -> None:

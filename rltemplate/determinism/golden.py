@@ -66,9 +66,6 @@ def digests(physics: bool = True) -> dict[str, str]:
     return found
 
 
-# --- Inputs ----------------------------------------------------------------------------------------------
-
-
 def _numbers(count: int, low: float, high: float) -> Array:
     """Numbers spread over an interval, float64, from integers and exact steps alone."""
     integers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
@@ -79,8 +76,6 @@ def _tensor(*shape: int, double: bool = False, low: float = -1.0, high: float = 
     numbers = _numbers(math.prod(shape), low, high).reshape(shape)
     return torch.from_numpy(numbers if double else numbers.astype(np.float32))
 
-
-# --- Parts -----------------------------------------------------------------------------------------------
 
 Results = Iterable[Any]
 
@@ -208,12 +203,10 @@ def _update() -> Results:
 
 def _physics() -> Results:
     """200 steps of the model of Hopper under controls that nothing but integers decide."""
+    import gymnasium
     import mujoco
 
-    found = importlib.util.find_spec("gymnasium")
-    assert found is not None
-    assert found.origin is not None
-    text = (Path(found.origin).parent / "envs" / "mujoco" / "assets" / "hopper.xml").read_text()
+    text = Path(gymnasium.__file__).with_name("envs").joinpath("mujoco", "assets", "hopper.xml").read_text()
     # Without the attribute for which MuJoCo writes a warning into the current folder.
     model = mujoco.MjModel.from_xml_string(text.replace(' settotalmass="14"', ""))
     data = mujoco.MjData(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import logging
 import os
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 from gymnasium import spaces
 
+from rltemplate.config.command_args import first_line, nearest
 from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
@@ -63,14 +63,11 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(config.id, list(gym.registry), n=1)
-        unknown = isinstance(error, gym.error.UnregisteredEnv | ModuleNotFoundError)
-        hint = f"; did you mean {near[0]}?" if near and unknown else ""
-        raise ConfigError(f"env.id={config.id}: {_first_line(error)}{hint}") from error
+        raise ConfigError(f"env.id={config.id}: {first_line(error)}") from error
     except _MISTAKES as error:
         if not config.kwargs:
             raise
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(f"env.kwargs={config.kwargs}: {why}") from error
     if type(env.unwrapped).__name__ == "BipedalWalker":
         env = FreshWorld(env)
@@ -88,14 +85,13 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
     hint = ""
     try:
         found = importlib.import_module(module or "gymnasium.wrappers")
-        near = difflib.get_close_matches(own, dir(found), n=1)
-        hint = f"; did you mean {near[0]}?" if near and near[0] != own else ""
+        hint = "" if hasattr(found, own) else nearest(own, dir(found))
         wrapped = getattr(found, own)(env, **(arguments or {}))
         if not isinstance(wrapped, gym.Env):
             raise TypeError(f"gives {type(wrapped).__name__}, expected one gymnasium.Env")
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
-        why = f"{type(error).__name__}: {_first_line(error)}{hint}"
-        raise ConfigError(f"{key}={arguments}: {why}") from error
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{key}={arguments}: {why}; {hint}".rstrip("; ")) from error
     return wrapped
 
 
@@ -140,7 +136,7 @@ def check_env(config: EnvConfig) -> Codec:
         if isinstance(error, ConfigError):
             raise
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
-        why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {_first_line(error)}"
+        why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {first_line(error)}"
         why = str(error) if isinstance(error, RunError) else why  # which names its place itself
         raise ConfigError(f"env.id={config.id}: cannot be made, {why}") from error
 
@@ -169,12 +165,6 @@ def exits_are_errors() -> Iterator[None]:
         raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
     finally:
         os._exit = leave
-
-
-def _first_line(error: BaseException) -> str:
-    # Gymnasium raises a TypeError of the environment again, with more words.
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line.partition(" was raised from the environment creator")[0]
 
 
 def _quiet_mujoco() -> None:

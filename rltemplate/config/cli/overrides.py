@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.command_args import choose, nearest
+from rltemplate.config.command_args import choose, first_line, nearest
 from rltemplate.config.loading import CONF, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
 from rltemplate.types import ConfigError
@@ -98,9 +98,6 @@ def key_types(algorithm: str, node: Any = ComposedConfig, prefix: str = "") -> d
     return types
 
 
-# --- Answers to mistakes ----------------------------------------------------------------------------------
-
-
 def wrong_key(key: str, algorithm: str) -> str:
     """The answer to an unknown key: the nearest known one, and the keys beside it."""
     known = [name for name in key_types(algorithm) if name not in IDENTITY]
@@ -135,9 +132,6 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     if kind is None or get_origin(kind) is dict:
         return f"expected names with values, as in {key}.name=value" if kind else ""
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
-
-
-# --- Reading ----------------------------------------------------------------------------------------------
 
 
 def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]:
@@ -231,8 +225,8 @@ def _environment(name: str, files: Sequence[str]) -> str:
         if module:
             importlib.import_module(module)
     except Exception as error:  # a module of the user's may raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"env={name}: {module} cannot be imported ({reason}); is it installed?") from error
+        why = first_line(error)
+        raise ConfigError(f"env={name}: {module} cannot be imported ({why}); is it installed?") from error
     if env_id not in gymnasium.registry:
         hint = nearest(env_id, [*gymnasium.registry, *files])
         raise ConfigError(

@@ -35,7 +35,7 @@ from rltemplate.config.cli.overrides import (
     wrong_key,
     wrong_value,
 )
-from rltemplate.config.command_args import folder, nearest, one_of, parse, readable, rest, word
+from rltemplate.config.command_args import first_line, folder, nearest, one_of, parse, readable, rest, word
 from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import AUTO, Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
@@ -121,13 +121,13 @@ def _plan(argv: Sequence[str]) -> Plan:
         if not sweep:
             if words.sweep:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
-            config, choices, auto = compose_job(plain)
+            config = (single := compose_job(plain)).config
             if shows:
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
             own = [text for text in plain if not text.startswith("hydra")]
-            lines = list(filter(None, [about_auto(config, auto)]))
-            return Plan(argv=plain, configs=[config], overrides=[own], choices=choices, auto=lines)
+            lines = _about_auto([single], [own])
+            return Plan(argv=plain, configs=[config], overrides=[own], choices=single.choices, auto=lines)
         composed = _compose([str(each.input_line) for each in overrides if not each.is_sweep_override()])
         jobs, exact = _jobs(overrides, loader, composed)
         beside, launcher = _beside(composed, len(jobs) if exact else None)
@@ -183,9 +183,6 @@ def _check_folder(config: Config) -> None:
         raise ConfigError(f"{key}={text}: {error}") from error
     if key == "run_dir" and path.is_dir() and any(path.iterdir()):
         raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
-
-
-# --- Jobs -------------------------------------------------------------------------------------------------
 
 
 def _jobs(
@@ -251,9 +248,6 @@ def _has_console(launcher: DictConfig) -> bool:
     return str(launcher["_target_"]).endswith("BasicLauncher")
 
 
-# --- Composition ------------------------------------------------------------------------------------------
-
-
 class Composed(NamedTuple):
     """A configuration, Hydra's choices for it by group, and the keys whose value was `auto`."""
 
@@ -304,7 +298,7 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         return f"{word}: {launcher if key.startswith('hydra.') else wrong_key(key, algorithm)}"
     if wrong := re.match(r"Error merging override (.*)", text):
         key, _, value = wrong[1].lstrip("+").partition("=")
-        return f"{key}={value}: {wrong_value(key, value, algorithm) or _first_line(error.__cause__ or error)}"
+        return f"{key}={value}: {wrong_value(key, value, algorithm) or first_line(error.__cause__ or error)}"
     if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
         file, problem, key = in_file.groups()
         if problem.startswith("Key "):
@@ -312,8 +306,4 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         if key in _NAMED and "Cannot convert" in problem:
             return f"conf/{file}.yaml: its first line has to be '# @package _global_'"
         return f"conf/{file}.yaml: {key}: {problem}"
-    return _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return first_line(error)
