@@ -1,4 +1,4 @@
-"""Every command but training: `python -m rltemplate COMMAND key=value ... [--json]`.
+"""Every command: `python -m rltemplate COMMAND key=value ... [--json]`.
 
 Each command is a module with its words as a dataclass `Args`, and a function `main` that returns the exit
 status. `python -m rltemplate help` lists them.
@@ -6,15 +6,10 @@ status. `python -m rltemplate help` lists them.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-    # While modules are imported there is nothing to end or to remove, and Ctrl-C prints no traceback.
-    signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
-
-import inspect
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +18,7 @@ from rltemplate.launch.subprocesses import REFUSED, Interrupted
 from rltemplate.types import ConfigError
 
 COMMANDS = {
+    "train": "launch.command",
     "resume": "launch.resume",
     "evaluate": "rerun.commands.evaluate",
     "film": "rerun.commands.film",

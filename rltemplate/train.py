@@ -7,19 +7,12 @@ saved.
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-
-if __name__ == "__main__":
-    # Importing torch takes a second, in which there is nothing to save and Ctrl-C should say nothing. Nothing
-    # that is imported is garbage: looking for some takes a sixth of the start.
-    signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
-    gc.disable()
-
 import contextlib
 import dataclasses
+import gc
 import importlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -127,6 +120,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
 
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
+    gc.freeze()  # a full collection in mid-training need not look at what was imported
     try:
         return run(Job.from_environment())
     except (ConfigError, RunError) as error:
@@ -159,6 +153,4 @@ def load_policy(
 
 
 if __name__ == "__main__":
-    gc.freeze()  # a full collection in mid-training need not look at what was imported
-    gc.enable()
     sys.exit(main())

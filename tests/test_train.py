@@ -92,7 +92,7 @@ def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None
 
     record = json.loads((run_dir / paths.RECORD).read_text())
     assert (record["id"], record["status"]) == (run_dir.name, "finished")
-    assert record["command_line"][1:] == FINISHED
+    assert record["command_line"] == ["python", "-m", "rltemplate", "train", *FINISHED]
     assert record["determinism"]["settings"]["deterministic_algorithms"] is True
     assert record["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
     assert record["started_at"] < record["ended_at"]

@@ -1,122 +1,83 @@
-"""`make train`: check the command, then become the process of a run, or supervise a sweep."""
+"""`make train`: check the words of the command, then become the process of a run.
+
+Next: `main` of rltemplate/train.py, in that process. A list of values is a sweep (launch/sweep.py), of which
+each job starts such a process.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
-from omegaconf import DictConfig
-
-from rltemplate.config.algorithms import check_actions, check_buffer
-from rltemplate.config.cli.preflight import Plan, job_context, preflight, typed
-from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config, Device
-from rltemplate.determinism.machine import usable_memory
-from rltemplate.launch.process import become, worker_environment
-from rltemplate.run.job import PROJECT, new_job
+from rltemplate.config.command_args import program, rest
+from rltemplate.config.loading import from_dict
+from rltemplate.launch.process import worker_command, worker_environment
+from rltemplate.run.job import Job, new_job
 from rltemplate.types import ConfigError
 
-if TYPE_CHECKING:
-    from rltemplate.envs.codec import Codec
 
-HERE = "here"  # debug=here: the run stays in the process of the command
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Train: algo=sac env=Hopper seed=3; lists of values make a sweep.
 
-
-def main(command: Sequence[str], start_jobs: Callable[[], None], run_here: Callable[[], int]) -> int:
-    """Check, then run; the exit status of the command.
-
-    `start_jobs` hands `sys.argv` to Hydra, which calls `start_job`. `run_here` trains in this process.
+    Any key of conf/ can be set. `debug=fast` makes a short run, and `debug=here` one in this process, for a
+    debugger. The command of a sweep with `sweep=resume` added to it goes on with that sweep.
+    Exit status: 0 finished, 2 refused, 130 or 143 interrupted, 1 any other failure.
     """
-    try:
-        plan = preflight(command[1:])
-        if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):
-            raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
-        _check(plan)
-        if plan.sweep:
-            from rltemplate.launch.sweep import run_sweep
 
-            return run_sweep(plan, command, start_jobs)
-        if plan.configs:
-            _run_alone(plan, command, run_here)
+    overrides: list[str] = rest(options=True)
+
+
+def main(args: Args) -> int:
+    """Parse, check, and become the process of the run; returns at the end of a sweep only."""
+    # `make resume` needs none of this, and Hydra takes a quarter of a second.
+    from rltemplate.config.cli.preflight import preflight
+    from rltemplate.launch.checks import HERE, check_plan
+
+    command = program("train", *args.overrides)
+    plan = preflight(args.overrides)
+    check_plan(plan)
+    if plan.sweep:
+        from rltemplate.launch.sweep import run_sweep
+
+        return run_sweep(plan, command)
+    if not plan.configs:  # of --help or --cfg
+        from rltemplate.launch.sweep_job import run_hydra
+
+        run_hydra(plan.argv)
+        return 0
+    config, env_name = plan.configs[0], plan.choices["env"]
+    job = new_job(config, command, env_name=env_name, overrides=plan.overrides[0], journal=True)
+    if plan.choices.get("debug") == HERE:
+        environment = worker_environment(job, config, os.environ)
+        os.environ.clear()
+        os.environ.update(environment)
+        from rltemplate.train import main as train
+
+        return train()
+    return become(job)
+
+
+def become(job: Job) -> NoReturn:
+    """Replace this process by `python -P -m rltemplate.train`, which finds the job in its environment.
+
+    A process of its own, since libraries read variables of the environment when they are loaded. Exit status,
+    signals and console are the run's own.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words, environment = worker_command(), worker_environment(job, from_dict(job.config), os.environ)
+    try:
+        os.execve(words[0], words, environment)
+    except OSError as error:  # such as an override that is longer than the 128 KiB of Linux
+        raise ConfigError(f"the process of the run could not be started: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Args(overrides=sys.argv[1:])))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    sys.argv[1:] = plan.argv
-    start_jobs()
-    return 0
-
-
-def start_job(composed: DictConfig) -> float | None:
-    """Run one job of a sweep as Hydra composed it."""
-    from rltemplate.launch.sweep_job import run_job
-
-    choices, overrides, number, console = job_context()
-    return run_job(lambda jobs: typed(composed, choices, jobs), overrides, number, console)
-
-
-def _run_alone(plan: Plan, command: Sequence[str], run_here: Callable[[], int]) -> NoReturn:
-    """Become the process of a run, or train in this one."""
-    config = plan.configs[0]
-    job = new_job(config, command, env_name=plan.choices["env"], overrides=plan.overrides[0], journal=True)
-    if plan.choices.get("debug") != HERE:
-        become(job)
-    environment = worker_environment(job, config, os.environ)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.exit(run_here())
-
-
-def check_environments(configs: Sequence[Config]) -> None:
-    """Make every environment once; `ConfigError` if the algorithm or this machine's memory does not fit it.
-
-    The last job of a sweep may start in days, and would be refused then.
-    """
-    from rltemplate.envs.make import check_env
-
-    made: dict[str, Codec] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run gives them again
-        for config in configs:
-            env = f"{replace(config.env, num_envs=1, num_workers=0)}"
-            if env not in made:
-                made[env] = check_env(config.env)
-            check_actions(config.algo.name, made[env])
-            if config.device is Device.cpu:
-                check_buffer(config.algo, made[env], usable_memory())
-
-
-def _check(plan: Plan) -> None:
-    """Refuse a plan that this machine cannot run, and print doubts about it."""
-    if plan.configs and not _is_known(plan):
-        check_environments(plan.configs)
-    if not plan.resume and any(config.baseline is not None for config in plan.configs):
-        from rltemplate.analysis.baseline import check_baseline
-
-        configs = [to_dict(config) for config in plan.configs]
-        for line in check_baseline(PROJECT, configs, plan.overrides):
-            print(line, file=sys.stderr)
-    notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
-    for line in [*(f"note: {note}" for note in dict.fromkeys(notes)), *plan.auto]:
-        print(line, file=sys.stderr)
-
-
-def _is_known(plan: Plan) -> bool:
-    """True if the environment need not be made: a single run with the recipe of its pair, unchanged.
-
-    The run's own process refuses what the machine may lack for it, a second later in the same words.
-    """
-    if plan.sweep:
-        return False
-    config, choices, overrides = plan.configs[0], plan.choices, plan.overrides[0]
-    if choices.get("debug") == HERE:
-        return True  # libraries are loaded after their environment variables are set
-    tried = ("env.kwargs", "env.max_", "algo.buffer_size")
-    touched = any(word.lstrip("+").startswith(tried) for word in overrides)
-    touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
-    return (
-        config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
-    )
+        sys.exit(2)

@@ -15,13 +15,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
 from rltemplate.launch import process
-from rltemplate.launch.sweep_job import close_job, digest, say, write
+from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
@@ -32,7 +32,7 @@ from rltemplate.run.record import SweepRecord, utc_now
 from rltemplate.types import STOP_SIGNALS, ConfigError
 
 
-def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]) -> int:
+def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     """Run the sweep of a checked command to its end; the exit status of the command.
 
     Raises ConfigError, before anything has started, if the sweep cannot be resumed.
@@ -72,7 +72,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
     # Jobs are numbered in the order of the words that the sweep was first started with.
     place = {word: i for i, word in enumerate(record.words)}
-    sys.argv[1:] = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
+    argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
     received: list[int] = []
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -80,7 +80,7 @@ def run_sweep(plan: Plan, command: Sequence[str], start_jobs: Callable[[], None]
     stop = _stop_file(folder, record)
     launcher = _fork_launcher(stop)
     if launcher == 0:
-        start_jobs()
+        run_hydra(argv)
         return 0
     table = None if plan.console else SweepTable(folder, record)
     return _finish(folder, _wait_for(launcher, received, stop, table), received)

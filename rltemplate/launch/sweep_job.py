@@ -15,26 +15,39 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hydra
 import xxhash
+from omegaconf import DictConfig
 
-from rltemplate.config.cli.preflight import Composed
-from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.cli.preflight import Composed, job_context, typed
+from rltemplate.config.loading import CONF, from_dict, to_dict
 from rltemplate.config.schema import AUTO
 from rltemplate.launch import process
-from rltemplate.launch.resume import resume_job
 from rltemplate.run import paths
-from rltemplate.run.job import Job, new_job, run_folder
+from rltemplate.run.job import Job, new_job, resume_job, run_folder
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import leaves
 from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError, affects_results
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def run_hydra(argv: Sequence[str]) -> None:
+    """Have Hydra carry out a sweep or answer a question such as --cfg; each job of a sweep is `hydra_job`."""
+    sys.argv = ["train", *argv]
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(hydra_job)()
+
+
+def hydra_job(composed: DictConfig) -> float | None:
+    """Run one job of a sweep as Hydra composed it, in a process of its launcher."""
+    choices, overrides, number, console = job_context()
+    return run_job(lambda jobs: typed(composed, choices, jobs), overrides, number, console)
 
 
 def run_job(

@@ -15,7 +15,7 @@ from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
-from rltemplate.launch.command import check_environments
+from rltemplate.launch.checks import check_environments
 from rltemplate.types import ConfigError
 
 SHORT = 10_000  # environment steps of each run, where the user names no other number

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.loading import to_dict
+from rltemplate.config.loading import check, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.run import paths
-from rltemplate.run.record import SweepMembership
+from rltemplate.run.lines import RunLock
+from rltemplate.run.read import raw_config
+from rltemplate.run.record import RunRecord, SweepMembership
 from rltemplate.types import ConfigError
 
 PROJECT = paths.PROJECT
@@ -81,4 +83,39 @@ def new_job(
         command=list(command),
         overrides=list(overrides),
         **further,
+    )
+
+
+def resume_job(
+    run_dir: Path,
+    command: Sequence[str],
+    total_env_steps: int | None = None,
+    accept: bool = False,
+    num_workers: int | None = None,
+) -> Job | None:
+    """The job that resumes the run of a folder; None if it has finished and no more is wanted.
+
+    Raises ConfigError for all that can be known before anything starts. Changes nothing.
+    """
+    record, config = RunRecord.read(run_dir), complete(raw_config(run_dir / paths.CONFIG))[0]
+    recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
+    if total < recorded:
+        raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")
+    workers = config.env.num_workers if num_workers is None else num_workers
+    config = replace(config, total_env_steps=total, env=replace(config.env, num_workers=workers))
+    check(config)
+    if record.status == "finished" and total == recorded:
+        return None
+    lock = RunLock(run_dir)
+    lock.acquire()
+    lock.release()
+    return Job(
+        config=to_dict(config),
+        run_id=record.id,
+        run_dir=str(run_dir.absolute()),
+        command=list(command),
+        overrides=record.overrides,
+        resume=True,
+        accept=accept,
+        journal=True,
     )

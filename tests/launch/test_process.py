@@ -12,8 +12,9 @@ import pytest
 from conftest import ROOT, SHRUNK, Configure
 
 from rltemplate.config.loading import to_dict
-from rltemplate.launch import process
-from rltemplate.launch.process import STOP_VARIABLE, become, worker_environment
+from rltemplate.launch import command
+from rltemplate.launch.command import become
+from rltemplate.launch.process import STOP_VARIABLE, worker_environment
 from rltemplate.run.job import JOB_VARIABLE, Job, run_folder
 from rltemplate.run.record import SweepMembership
 from rltemplate.types import ConfigError
@@ -34,7 +35,7 @@ def test_a_job_survives_the_environment_and_is_taken_out_of_it(
     assert JOB_VARIABLE not in os.environ
     with pytest.raises(ConfigError, match=r"scripts/train\.py"):
         Job.from_environment()
-    monkeypatch.setattr(process, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
+    monkeypatch.setattr(command, "worker_command", lambda: [str(tmp_path / "no_such_interpreter")])
     with pytest.raises(ConfigError, match="could not be started"):
         become(job)
 
@@ -67,8 +68,8 @@ def test_debug_here_stops_at_breakpoints_and_computes_the_same(tmp_path: Path) -
     questions = f"import {place}\nb {place}.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
 
     def train(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *small, *words]
-        return subprocess.run(command, cwd=tmp_path, input=questions, capture_output=True, text=True)
+        line = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *small, *words]
+        return subprocess.run(line, cwd=tmp_path, input=questions, capture_output=True, text=True)
 
     assert "(42, 0." in train("debug=here", "run_dir=here").stdout
     assert "(42, 0." not in train("run_dir=away").stdout

@@ -43,8 +43,8 @@ def handover(*arguments):
     sys.stdout.flush()
     os._exit(0)
 os.execve = handover
-sys.argv = [{script!r}, *{words!r}]
-runpy.run_path({script!r}, run_name="__main__")
+sys.argv[1:] = {words!r}
+runpy.run_module("rltemplate.launch.command", run_name="__main__")
 """
 
 
@@ -68,7 +68,7 @@ def loaded_by_the_run(words: Sequence[str], folder: Path, before: str = "") -> s
 
 def loaded_by_the_command(*words: str) -> set[str]:
     """The modules in the process of the command when it hands over to the run's own."""
-    return printed(AT_THE_HANDOVER.format(script=str(ROOT / "scripts" / "train.py"), words=words), os.environ)
+    return printed(AT_THE_HANDOVER.format(words=words), os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     (facts,) = starts_in(tmp_path / "here")
     job = facts["job"]
     assert job["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
-    assert (job["run_dir"], job["command"][1:]) == (str(tmp_path / "here"), words)
+    assert (job["run_dir"], job["command"][4:]) == (str(tmp_path / "here"), words)
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
     assert "RLTEMPLATE_JOB" not in facts["children"]
     assert facts["code"] == str(fork / "rltemplate" / "train.py")
@@ -175,7 +175,7 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
     assert statuses(tmp_path) == ["failed", "refused", "failed", "failed", "finished", "finished"]
     assert [job.exit_status for job in before.jobs][:5] == [1, 2, 128 + signal.SIGKILL, 0, 0]
     assert [job.overrides for job in before.jobs] == [[f"seed={seed}"] for seed in range(1, 7)]
-    assert (before.status, before.commands[0][1:]) == ("failed", words)
+    assert (before.status, before.commands[0][4:]) == ("failed", words)
     assert all(text in said for text in ("#0 seed=1: failed, ", "exit status 1, see "))
     # One snapshot of the code for all jobs, which a ref keeps.
     (facts,) = starts_in(before.jobs[0].run(folder))
@@ -278,7 +278,7 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     assert not (tmp_path / "runs").exists()
     folder, record = sweep_in(tmp_path)
     assert (record.id, record.status) == (before.id, "finished")
-    assert [command[1:] for command in record.commands] == [[*words, "hydra/launcher=basic"], again]
+    assert [command[4:] for command in record.commands] == [[*words, "hydra/launcher=basic"], again]
     # The numbers are those of the first order.
     assert [job.final_return for job in record.jobs] == [10.0, 20.0, 10.0, 20.0]
     assert [job.run_id for job in record.jobs][:2] == [job.run_id for job in before.jobs]
@@ -405,7 +405,7 @@ def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
     refs = git(fork, "for-each-ref", "refs/runs")  # other tests have left theirs
     monkeypatch.setattr(SweepRecord, "write", full)
     with pytest.raises(ConfigError, match="No space left on device"):
-        sweep.run_sweep(plan, [], lambda: None)
+        sweep.run_sweep(plan, [])
     assert list(tmp_path.rglob("*sweep-*")) == []
     assert git(fork, "for-each-ref", "refs/runs") == refs
     for text in ('{"jobs_of_old": []}', "[]", "{"):

@@ -1,0 +1,76 @@
+"""Checks of a training command that need more than its configuration: environments, memory, the baseline."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rltemplate.config.algorithms import check_actions, check_buffer
+from rltemplate.config.cli.preflight import Plan
+from rltemplate.config.loading import to_dict
+from rltemplate.config.schema import Config, Device
+from rltemplate.determinism.machine import usable_memory
+from rltemplate.run.job import PROJECT
+from rltemplate.types import ConfigError
+
+if TYPE_CHECKING:
+    from rltemplate.envs.codec import Codec
+
+HERE = "here"  # debug=here: the run stays in the process of the command
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan that this machine cannot run, and print doubts about it."""
+    if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):
+        raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
+    if plan.configs and not _is_known(plan):
+        check_environments(plan.configs)
+    if not plan.resume and any(config.baseline is not None for config in plan.configs):
+        from rltemplate.analysis.baseline import check_baseline
+
+        configs = [to_dict(config) for config in plan.configs]
+        for line in check_baseline(PROJECT, configs, plan.overrides):
+            print(line, file=sys.stderr)
+    notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
+    for line in [*(f"note: {note}" for note in dict.fromkeys(notes)), *plan.auto]:
+        print(line, file=sys.stderr)
+
+
+def check_environments(configs: Sequence[Config]) -> None:
+    """Make every environment once; `ConfigError` if the algorithm or this machine's memory does not fit it.
+
+    The last job of a sweep may start in days, and would be refused then.
+    """
+    from rltemplate.envs.make import check_env
+
+    made: dict[str, Codec] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run gives them again
+        for config in configs:
+            env = f"{replace(config.env, num_envs=1, num_workers=0)}"
+            if env not in made:
+                made[env] = check_env(config.env)
+            check_actions(config.algo.name, made[env])
+            if config.device is Device.cpu:
+                check_buffer(config.algo, made[env], usable_memory())
+
+
+def _is_known(plan: Plan) -> bool:
+    """True if the environment need not be made: a single run with the recipe of its pair, unchanged.
+
+    The run's own process refuses what the machine may lack for it, a second later in the same words.
+    """
+    if plan.sweep:
+        return False
+    config, choices, overrides = plan.configs[0], plan.choices, plan.overrides[0]
+    if choices.get("debug") == HERE:
+        return True  # libraries are loaded after their environment variables are set
+    tried = ("env.kwargs", "env.max_", "algo.buffer_size")
+    touched = any(word.lstrip("+").startswith(tried) for word in overrides)
+    touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
+    return (
+        config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
+    )
