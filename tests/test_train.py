@@ -21,7 +21,6 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete, to_dict
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
@@ -140,7 +139,7 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
         run_dir=str(run_dir),
         command=["train.py"],
         overrides=[],
-        snapshot=GitRecord(problem="no snapshot in this test").to_json(),
+        snapshot=json.dumps({"problem": "no snapshot in this test"}),
     )
 
 

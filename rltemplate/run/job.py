@@ -25,7 +25,7 @@ JOB_VARIABLE = "RLTEMPLATE_JOB"
 class Job:
     """The instructions for the process of a run.
 
-    `snapshot` is the text of `GitRecord.to_json`. In a sweep it stays behind in the index until the run's
+    `snapshot` is a `GitRecord` as JSON. In a sweep it stays behind in the index until the run's
     process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
 
     With `resume` the run of the folder is resumed; with `accept` also if code or libraries have changed.

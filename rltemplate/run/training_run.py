@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -102,7 +103,7 @@ class TrainingRun:
         if self._job.resume:
             self._lock.acquire()
         text = self._job.snapshot
-        self._git = snapshot.take_snapshot(PROJECT) if text is None else GitRecord.from_json(text)
+        self._git = snapshot.take_snapshot(PROJECT) if text is None else GitRecord(**json.loads(text))
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
 

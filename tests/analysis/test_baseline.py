@@ -29,7 +29,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     monkeypatch.setattr(baseline, "package_versions", lambda: versions)
 
     def call(*jobs: dict[str, Any], files: list[str] | None = None) -> list[str]:
-        monkeypatch.setattr(changes, "files_since", lambda *_: [] if files is None else files)
+        monkeypatch.setattr(changes, "files_between", lambda *_: [] if files is None else files)
         configs = []
         for change in jobs:
             config = raw_config(run_dir / paths.CONFIG)

@@ -179,7 +179,7 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
     assert all(text in said for text in ("#0 seed=1: failed, ", "exit status 1, see "))
     # One snapshot of the code for all jobs, which a ref keeps.
     (facts,) = starts_in(before.jobs[0].run(folder))
-    assert GitRecord.from_json(facts["job"]["snapshot"]) == before.snapshot
+    assert GitRecord(**json.loads(facts["job"]["snapshot"])) == before.snapshot
     assert before.snapshot.tree == git(fork, "rev-parse", f"refs/runs/{before.id}^{{tree}}").strip()
     assert facts["job"]["sweep"] == {"id": before.id, "dir": str(folder), "job": 0}
     order(tmp_path)

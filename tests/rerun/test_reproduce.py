@@ -20,7 +20,6 @@ from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
-from rltemplate.run.git.snapshot import METRICS_PATH, OUTCOME_PATH, TRACE_PATH
 from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -68,12 +67,12 @@ class Place:
 
     def outcome(self) -> dict[str, Any]:
         """The end of the run, from its ref."""
-        found: dict[str, Any] = json.loads(self.file(OUTCOME_PATH))
+        found: dict[str, Any] = json.loads(self.file(snapshot.OUTCOME))
         return found
 
     def file(self, path: str) -> str:
         """A file of the run's ref."""
-        return git(self.clone, "show", f"refs/runs/{self.run}:{path}")
+        return git(self.clone, "show", f"refs/runs/{self.run}:{snapshot.RESERVED}{path}")
 
     def told(self, name: str, files: Mapping[str, Callable[[str], str]] | None = None, **changed: Any) -> str:
         """Another ref like the run's, with other files and other facts in its outcome; the id."""
@@ -85,8 +84,8 @@ class Place:
         record = snapshot.GitRecord(**{**outcome["git"], "ref": ref})
         record.commit = git(self.clone, "rev-parse", ref).strip()
         held = {}
-        for path in (TRACE_PATH, METRICS_PATH):
-            held[path] = self.runs_dir.parent / f"{name}-{Path(path).name}"
+        for path in (paths.TRACE, paths.METRICS):
+            held[path] = self.runs_dir.parent / f"{name}-{path}"
             held[path].write_text((files or {}).get(path, str)(self.file(path)))
         assert snapshot.commit_outcome(self.clone, record, json.dumps(outcome), held) is None
         return name
@@ -156,7 +155,7 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
         steps, quote, digits = rest.partition('"')
         return before + line + steps + quote + "0" * 16 + digits[16:]
 
-    run = place.told("tampered", files={TRACE_PATH: edit})
+    run = place.told("tampered", files={paths.TRACE: edit})
     found = place.again(run)
     assert found.verdict == DIVERGED
     assert found.headline.startswith("diverged in iteration 2 (environment steps 65 to ")
@@ -173,7 +172,7 @@ def test_metrics_are_compared_as_well(place: Place) -> None:
     torch = place.outcome()["versions"]["torch"]
     elsewhere = torch.partition("+")[0] + "+elsewhere"
     versions = {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
-    rows = {METRICS_PATH: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
+    rows = {paths.METRICS: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
     found = place.again(place.told("rows", rows, versions=versions), keep=place.clone.parent / "k")
     assert found.verdict == DIVERGED
     assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
@@ -189,16 +188,16 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     def three(text: str) -> str:
         return text[: text.index("\n", text.index('["iteration",2,')) + 1]
 
-    digest = json.loads(three(place.file(TRACE_PATH)).splitlines()[-1])[-1]
+    digest = json.loads(three(place.file(paths.TRACE)).splitlines()[-1])[-1]
     trace, resumed = {"digest": digest, "iterations": 3}, resumed_with()
-    run = place.told("early", {TRACE_PATH: three}, status="interrupted", trace=trace, **resumed)
+    run = place.told("early", {paths.TRACE: three}, status="interrupted", trace=trace, **resumed)
     found = place.again(run)
     assert found.verdict == IDENTICAL, report(found)
     assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
     assert "was interrupted after 3 iterations; made again up to there" in found.notes
     assert "was interrupted and resumed (1); compared with one straight run" in found.notes
     # It is no reproduction of a longer trace.
-    again = {TRACE_PATH: lambda text: text + text.splitlines()[-1].replace(",7,", ",8,") + "\n"}
+    again = {paths.TRACE: lambda text: text + text.splitlines()[-1].replace(",7,", ",8,") + "\n"}
     found = place.again(place.told("longer", again))
     assert (found.verdict, found.kept is None) == (SHORTER, False)
     # A killed run has no end, and a line that breaks off.
@@ -222,7 +221,7 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
-        ({"files": {TRACE_PATH: lambda text: "nonsense\n"}}, "before its first iteration"),
+        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "before its first iteration"),
         ({"left_out": {paths.TRACE: "33,000,000 bytes"}}, "(33,000,000 bytes); give the run's folder"),
     ],
     ids=["version", "python", "schema", "code", "total", "damaged", "long"],

@@ -12,25 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rltemplate.run.git.command import Git, GitError, as_text, repository
+from rltemplate.run.git.command import GitError, as_text, repository
 from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
 
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
-_NAMES = ("-z", "--name-only", "--no-renames")
 
 
-def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str] | None:
+def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None) -> list[str] | None:
     """Names of the files that differ between the code of two runs, relative to the top of the repository.
 
-    `a` and `b` are `git` of their records, `project` lies in the repository that is asked. None: unknown.
+    `a` and `b` are `git` of their records, `project` lies in the repository that is asked. Without `b` its
+    work tree is compared. None: unknown.
     """
-    told = _diff(project, a, b, *_NAMES)
-    return None if told is None else told.split("\0")[:-1]
-
-
-def files_since(project: Path, before: Mapping[str, Any]) -> list[str] | None:
-    """Names of the files in which the work tree around `project` is no longer a run's code; None: unknown."""
-    told = _diff(project, before, None, *_NAMES)
+    told = _diff(project, a, b, "-z", "--name-only", "--no-renames")
     return None if told is None else told.split("\0")[:-1]
 
 
@@ -52,12 +46,15 @@ def commits(side: Mapping[str, Any]) -> list[str]:
 
 
 def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *words: str) -> str | None:
-    """The code of two runs compared, where the repository has both; `b` is None for the work tree."""
-    if b is not None and {*_objects(a)} & {*_objects(b)}:
+    if b is not None and {*_trees(a)} & {*_trees(b)}:
         return ""
     try:
         with repository(project, aside=True) as git:
-            found = [_tree(git, a), _work_tree(git) if b is None else _tree(git, b)]
+            if b is None:
+                read_work_tree(git, here := GitRecord())
+                b = {"tree": here.tree}
+            # Empty where the repository does not have the code.
+            found = [next(filter(None, map(git.find, _trees(each))), "") for each in (a, b)]
             if not all(found):
                 return None
             return as_text(git("diff-tree", *_EXACT, *words, *found, "--", f":(top,exclude){RESERVED}"))
@@ -65,17 +62,6 @@ def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *wor
         return None
 
 
-def _objects(side: Mapping[str, Any]) -> list[str]:
+def _trees(side: Mapping[str, Any]) -> list[str]:
     # `git gc` may take `tree`, which has no ref.
-    return commits({"commit": side.get("tree")}) + commits(side)
-
-
-def _tree(git: Git, side: Mapping[str, Any]) -> str:
-    """The tree of a run's code; empty if the repository does not have it."""
-    return next(filter(None, (git.find(f"{name}^{{tree}}") for name in _objects(side))), "")
-
-
-def _work_tree(git: Git) -> str:
-    found = GitRecord()
-    read_work_tree(git, found)
-    return f"{found.tree}"
+    return [f"{name}^{{tree}}" for name in commits({"commit": side.get("tree")}) + commits(side)]

@@ -66,13 +66,14 @@ class Git:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
         settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
-        # In a session of its own, which Ctrl-C does not reach.
+        given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": limit_s}
         try:
-            streams: dict[str, Any] = {"input": stdin, "capture_output": True, "start_new_session": True}
-            done = subprocess.run(command, env=self.env, timeout=limit_s, check=False, **streams)
+            # In a session of its own, which Ctrl-C does not reach.
+            done = subprocess.run(command, capture_output=True, start_new_session=True, **given)
         except OSError as error:
-            message = f"git cannot be started ({error.strerror}): install it to have code recorded"
-            raise GitError(message) from None
+            raise GitError(
+                f"git cannot be started ({error.strerror}): install it to have code recorded"
+            ) from None
         except subprocess.TimeoutExpired:
             raise GitError(f"`git {args[0]}` took longer than {limit_s:.0f} s") from None
         if done.returncode not in (0, fine):
@@ -80,11 +81,9 @@ class Git:
         return bytes(done.stdout)
 
     def line(self, *args: str, stdin: bytes = b"", fine: int = 0) -> str:
-        """Standard output as one line of text."""
         return self(*args, stdin=stdin, fine=fine).decode().strip()
 
     def names(self, *args: str) -> list[bytes]:
-        """Standard output of a command with `-z`, as a list."""
         return self(*args).split(b"\0")[:-1]
 
     def find(self, name: str) -> str:
@@ -92,7 +91,6 @@ class Git:
         return self.line("rev-parse", "--quiet", "--verify", name, fine=1)
 
     def file(self, path: bytes) -> Path:
-        """A file of the work tree."""
         return self.top / os.fsdecode(path)
 
 

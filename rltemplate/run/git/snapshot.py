@@ -2,9 +2,9 @@
 
 The user's branch, index and files are never touched, and nothing is pushed.
 
-A run's commit holds the work tree and, at `CONFIG_PATH`, the resolved configuration. After the run, a commit
-on top of it holds how it ended, at `ENDED_PATHS`: the outcome, the trace and the metrics. The ref alone is
-enough to make the run again. The first commit is a function of base commit, tree and configuration.
+A run's commit holds the work tree and, in the folder `RESERVED`, the resolved configuration. After the run, a
+commit on top of it holds there how it ended: the outcome, the trace and the metrics. The ref alone is enough
+to make the run again. The first commit is a function of base commit, tree and configuration.
 A run that resumes with other code or another configuration adds a commit on top of its ref.
 
 The tree has the files on disk, not those that are staged, with git's own conversions (line endings, filters
@@ -19,26 +19,21 @@ changed file the version of the base commit is kept.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
 
 from rltemplate.config.secrets import secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
-from rltemplate.run.paths import METRICS, REF_PREFIX, TRACE
+from rltemplate.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 
 RESERVED = ".rltemplate/run/"  # the folder in a run's commit that is not code
 OUTCOME = "outcome.json"
-CONFIG_PATH = RESERVED + "config.yaml"
-OUTCOME_PATH = RESERVED + OUTCOME
-TRACE_PATH = RESERVED + "trace.jsonl"
-METRICS_PATH = RESERVED + "metrics.jsonl"
-ENDED_PATHS = (OUTCOME_PATH, TRACE_PATH, METRICS_PATH)
+ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
@@ -72,15 +67,6 @@ class GitRecord:
     skipped: list[SkippedFile] = field(default_factory=list)
     dirty_submodules: list[str] = field(default_factory=list)
     problem: str | None = None
-
-    def to_json(self) -> str:
-        """One line of JSON, to hand the code of a sweep to its jobs."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> GitRecord:
-        """The record that `to_json` wrote."""
-        return cls(**json.loads(text))
 
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
@@ -117,8 +103,8 @@ def commit_run(
         with repository(project) as git:
             git("read-tree", snapshot.tree)
             # A work tree that was itself taken from a run's commit still has how that run ended.
-            git("update-index", "--force-remove", "--", *ENDED_PATHS)
-            _enter(git, CONFIG_PATH, git.line("hash-object", "-w", "--stdin", stdin=config_yaml.encode()))
+            git("update-index", "--force-remove", "--", *(RESERVED + name for name in ENDED))
+            _enter(git, CONFIG, "--stdin", stdin=config_yaml.encode())
             tree, commit = git.line("write-tree"), None if before is None else before.commit
             tip = "" if before is None else git.find(ref)
             same = commit is not None and git.find(f"{commit}^{{tree}}") == tree
@@ -144,7 +130,7 @@ def commit_outcome(
 ) -> str | None:
     """Put how the run ended, with its code, on top of its ref's history; one line if that did not work.
 
-    `files` are stored byte for byte, by their path in the commit, one of ENDED_PATHS.
+    `files` are stored byte for byte, by their names in the commit.
     """
     ref, code = record.ref, record.commit
     if ref is None or code is None:
@@ -155,9 +141,9 @@ def commit_outcome(
             if not tip:
                 return f"{ref} was deleted while the run went on"
             git("read-tree", code)
-            _enter(git, OUTCOME_PATH, git.line("hash-object", "-w", "--stdin", stdin=outcome_json.encode()))
+            _enter(git, OUTCOME, "--stdin", stdin=outcome_json.encode())
             for name, file in files.items():
-                _enter(git, name, git.line("hash-object", "-w", "--no-filters", "--", str(file.absolute())))
+                _enter(git, name, "--no-filters", "--", str(file.absolute()))
             git("update-ref", ref, _commit(git, git.line("write-tree"), tip, "Outcome of a run"), tip)
     except (GitError, OSError) as error:
         return str(error)
@@ -165,14 +151,13 @@ def commit_outcome(
 
 
 def ended_files(run_dir: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Files of a run that go on top of its commit, by path there; those that are too large, by name."""
+    """Files of a run that go on top of its commit, and why those that are too large do not, by name."""
     files, left_out = {}, {}
-    for name, path in ((TRACE, TRACE_PATH), (METRICS, METRICS_PATH)):
-        size = (run_dir / name).stat().st_size if (run_dir / name).exists() else -1
-        if size > MAX_ENDED_BYTES:
-            left_out[name] = f"{size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
-        elif size >= 0:
-            files[path] = run_dir / name
+    for file in (run_dir / name for name in (TRACE, METRICS) if (run_dir / name).exists()):
+        if (size := file.stat().st_size) > MAX_ENDED_BYTES:
+            left_out[file.name] = f"{size:,} bytes, and the limit is {MAX_ENDED_BYTES:,}"
+        else:
+            files[file.name] = file
     return files, left_out
 
 
@@ -183,10 +168,7 @@ def fetch_command(run: str = "*") -> str:
 
 
 def find_commit(project: Path, name: str) -> str | None:
-    """The full name of a commit that a ref or a shorter name stands for; None if it is not here.
-
-    Raises GitError, as where there is no repository.
-    """
+    """The full name of the commit that a name stands for; None if it is not here. Raises GitError."""
     with repository(project) as git:
         return git.find(f"{name}^{{commit}}") or None
 
@@ -195,11 +177,10 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
     """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there."""
     found = {}
     with repository(project) as git:
-        for path in (CONFIG_PATH, *ENDED_PATHS):
-            if git.find(f"{commit}:{path}"):
-                name = path.removeprefix(RESERVED)
+        for name in (CONFIG, *ENDED):
+            if blob := git.find(f"{commit}:{RESERVED}{name}"):
                 found[name] = folder / name
-                found[name].write_bytes(git("cat-file", "blob", f"{commit}:{path}"))
+                found[name].write_bytes(git("cat-file", "blob", blob))
     return found
 
 
@@ -221,8 +202,9 @@ def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _enter(git: Git, name: str, blob: str) -> None:
-    git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{name}")
+def _enter(git: Git, name: str, *source: str, stdin: bytes = b"") -> None:
+    blob = git.line("hash-object", "-w", *source, stdin=stdin)
+    git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{blob},{RESERVED}{name}")
 
 
 def _commit(git: Git, tree: str, parent: str | None, message: str = "Code of a run") -> str:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import git
 
+from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.snapshot import (
-    CONFIG_PATH,
-    OUTCOME_PATH,
-    TRACE_PATH,
+    RESERVED,
     GitRecord,
     commit_outcome,
     commit_run,
@@ -24,7 +23,7 @@ from rltemplate.run.git.snapshot import (
     take_snapshot,
 )
 
-CONFIG = "algo: ppo\nseed: 1\n"
+CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
 LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"
 REF = "refs/runs/run-1"
 
@@ -75,7 +74,11 @@ def state(repo: Path) -> tuple[object, ...]:
 def stored(repo: Path, commit: str | None) -> dict[str, bytes]:
     """Path and content of every file of a commit, without the run's configuration."""
     names = git(repo, "ls-tree", "-r", "-z", "--name-only", f"{commit}").split("\0")[:-1]
-    return {name: git(repo, "show", f"{commit}:{name}").encode() for name in names if name != CONFIG_PATH}
+    return {
+        name: git(repo, "show", f"{commit}:{name}").encode()
+        for name in names
+        if name != CONFIG_PATH
+    }
 
 
 def on_disk(repo: Path) -> dict[str, bytes]:
@@ -245,7 +248,7 @@ def test_a_sweep_holds_its_snapshot_against_gc(repo: Path) -> None:
     (repo / "new.py").write_text("edited since\n")
     loose = take_snapshot(repo)  # the inverse
     git(repo, "gc", "-q", "--prune=now")
-    record = commit_run(repo, GitRecord.from_json(kept.to_json()), "job-1", CONFIG)
+    record = commit_run(repo, GitRecord(**json.loads(json.dumps(asdict(kept)))), "job-1", CONFIG)
     assert stored(repo, record.commit)["new.py"] == b"as the sweep began\n"
     (repo / "new.py").write_text("edited again\n")
     assert "read-tree" in no_code(commit_run(repo, loose, "lost", CONFIG))
@@ -303,10 +306,10 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     ended, _ = ended_files(tmp_path)
     assert end(repo, resume(repo, first), **ended) is None
     assert at(repo, f"{REF}^") == first.commit
-    assert git(repo, "show", f"{REF}:{OUTCOME_PATH}") == '{"status": "ended"}'
+    assert git(repo, "show", f"{REF}:{RESERVED}outcome.json") == '{"status": "ended"}'
     assert state(repo) == before
     with snapshot.worktree(repo, REF, tmp_path / "copy") as copy:
-        assert (copy / TRACE_PATH).read_bytes() == b"a trace\r\n"
+        assert (copy / RESERVED / paths.TRACE).read_bytes() == b"a trace\r\n"
         # A run that is started there has the same code as the first, and none of how that ended.
         record = record_run(copy, "from-there")
         assert git(repo, "diff", "--name-only", f"{record.commit}", f"{first.commit}") == ""
@@ -314,7 +317,7 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     assert len(git(repo, "worktree", "list").splitlines()) == 1
     monkeypatch.setattr(snapshot, "MAX_ENDED_BYTES", 10)
     told = {"metrics.jsonl": "100 bytes, and the limit is 10"}
-    assert ended_files(tmp_path) == ({TRACE_PATH: tmp_path / "trace.jsonl"}, told)
+    assert ended_files(tmp_path) == ({paths.TRACE: tmp_path / "trace.jsonl"}, told)
 
 
 def test_another_code_or_configuration_is_a_commit_on_top(repo: Path) -> None:
@@ -360,11 +363,11 @@ def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_pa
     assert "-print('train')\n+print('better')\n" in text
     assert "seed" not in text  # the configuration is no code, and is compared by itself
     (repo / "train.py").write_text("print('best')\n")
-    assert changes.files_since(repo, edited) == ["train.py"]
+    assert changes.files_between(repo, edited, None) == ["train.py"]
     # A record may come from anywhere, and may not give git options.
     assert changes.files_between(repo, clean, {"tree": f"--output={repo}/written"}) is None
     assert not (repo / "written").exists()
     # Committed code is in every clone; other code is known where it was recorded.
     (clone / "sub" / "deep.py").write_text("x = 4\n")
-    assert changes.files_since(clone, clean) == ["sub/deep.py"]
-    assert changes.files_since(clone, edited) is None
+    assert changes.files_between(clone, clean, None) == ["sub/deep.py"]
+    assert changes.files_between(clone, edited, None) is None
