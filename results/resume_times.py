@@ -81,7 +81,7 @@ def _checkpoints() -> Iterator[str]:
                 buffer.add(obs, action, reward[:, 0], next_obs, ends)
                 obs = next_obs
                 began = time.perf_counter()
-                writer.save(added, {**weights, "env_steps": added}, buffer.since)
+                writer.save(added, {**weights, "env_steps": added}, buffer)
                 times.append(time.perf_counter() - began)
             size = sum(path.stat().st_size for path in (Path(folder) / paths.CHECKPOINTS).iterdir())
             began = time.perf_counter()

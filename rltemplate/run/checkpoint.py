@@ -24,7 +24,7 @@ import xxhash
 
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
-from rltemplate.types import ConfigError, Experience
+from rltemplate.types import ConfigError, Replay
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,8 @@ class Checkpoints:
     config: Mapping[str, Any]
     keep: int
 
-    def save(
-        self, env_steps: int, state: Mapping[str, Any], experience: Callable[[int], Experience | None]
-    ) -> Path:
-        """Write `state`, and the transitions that `experience` gives from a number on.
+    def save(self, env_steps: int, state: Mapping[str, Any], replay: Replay | None) -> Path:
+        """Write `state`, and the transitions that came into the replay buffer since the last checkpoint.
 
         Each file is flushed to the disk and put in place in one step; older checkpoints go only after that.
         Raises OSError if the disk does not take it: then the earlier checkpoints are as they were.
@@ -65,7 +63,7 @@ class Checkpoints:
         path = paths.checkpoint_path(self.run_dir, env_steps)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            chunks = self._write_chunk(path.parent, experience)
+            chunks = {} if replay is None else self._write_chunk(path.parent, replay)
             replace_file(path, lambda file: _save(file, state))
             manifest = {"version": VERSION, "state": _digest(path), "chunks": chunks, "config": self.config}
             text = json.dumps(manifest).encode()
@@ -77,14 +75,12 @@ class Checkpoints:
         prune_checkpoints(self.run_dir, keep=self.keep)
         return path
 
-    def _write_chunk(self, folder: Path, experience: Callable[[int], Experience | None]) -> dict[str, str]:
+    def _write_chunk(self, folder: Path, replay: Replay) -> dict[str, str]:
         """The chunks that a checkpoint now needs, the last of them just written."""
         held: dict[str, str] = {}
         with contextlib.suppress(IndexError, ConfigError):  # without a readable one, everything is written
             held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
-        came = experience(max((_range(name)[1] for name in held), default=0))
-        if came is None:
-            return {}
+        came = replay.since(max((_range(name)[1] for name in held), default=0))
         oldest = came.last - came.capacity
         chunks = {name: digest for name, digest in held.items() if _range(name)[1] > oldest}
         if came.last > came.first:
@@ -127,7 +123,6 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def _steps(checkpoint: Path) -> int:
-    """Number of environment steps after which a checkpoint was taken."""
     return int(checkpoint.stem.removeprefix("step_"))
 
 
@@ -212,10 +207,10 @@ def newest_checkpoint(
             found = load_checkpoint(path, experience)
         except Damaged as error:
             problems.append(str(error))
-            continue
-        for problem in problems:
-            passed_over(f"{problem}; an older one is taken")
-        return found
+        else:
+            for problem in problems:
+                passed_over(f"{problem}; an older one is taken")
+            return found
     if problems:
         raise ConfigError(f"no checkpoint of {run_dir} is whole: {problems[0]}")
     return None

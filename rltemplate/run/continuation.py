@@ -37,11 +37,6 @@ class Continuation(NamedTuple):
     part: ResumedPart
     checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
 
-    @property
-    def run_state(self) -> dict[str, Any] | None:
-        """The state of the observers; None if the run starts over."""
-        return None if self.checkpoint is None else self.checkpoint.state["run"]
-
 
 def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     """The newest whole checkpoint of a job's run, and all that has changed since the run began.
@@ -115,23 +110,22 @@ def check_changes(
 
     Raises ConfigError for any unless `accept` is set. Code is unknown without git.
     """
-    code: list[str] = []
+    found, here = dict[str, list[str]](), package_versions()
     if git.tree is not None and snapshot.tree not in (None, git.tree):
         files = files_between(paths.PROJECT, asdict(git), {"tree": snapshot.tree})
         missing = ["the recorded code is not in this repository"]
-        code = missing if files is None else [path for path in files if file_matters(path)]
-    here = package_versions()
-    libraries = [
+        found["code"] = missing if files is None else [path for path in files if file_matters(path)]
+    found["libraries"] = [
         f"{package} {version} -> {here.get(package)}"
         for package, version in versions.items()
         if package_matters(package) and version != here.get(package)
     ]
-    changed = {what: found for what, found in (("code", code), ("libraries", libraries)) if found}
-    for what, found in changed.items():
+    changed = {what: named for what, named in found.items() if named}
+    for what, named in changed.items():
         if not accept:
             how = f" (git worktree add --detach FOLDER {git.ref})" if what == "code" and git.ref else ""
             raise ConfigError(
-                f"{name} began with other {what}: {few(found)}\n"
+                f"{name} began with other {what}: {few(named)}\n"
                 f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
             )
     return changed
@@ -156,10 +150,10 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
 
     A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
-    state, env_steps = continuation.run_state, continuation.part.env_steps
+    checkpoint, env_steps = continuation.checkpoint, continuation.part.env_steps
     if (metrics := run_dir / paths.METRICS).exists():
         # The row of the last step is made again if its evaluation was cut short.
-        limit = env_steps if state is not None and state["looked"] else env_steps - 1
+        limit = env_steps if checkpoint is not None and checkpoint.state["run"]["looked"] else env_steps - 1
         kept = [row for row in read_metrics(run_dir) if row["env_steps"] <= limit]
         replace_text(metrics, [strict_json(row) + "\n" for row in kept])
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])

@@ -276,13 +276,12 @@ class Observers:
         self._logger.lines.sync()
         if self.trace is not None:
             self.trace.lines.sync()
-        replay = algorithm.replay
         try:
-            self._checkpoints.save(steps, state, (lambda _: None) if replay is None else replay.since)
+            self._checkpoints.save(steps, state, algorithm.replay)
             self._saved_steps = steps
         except OSError as error:
-            problem = f"the checkpoint after {steps:,} steps could not be written, {error.strerror}"
-            problem = f"{problem}; {self._last_checkpoint()}"
+            reason = f"could not be written, {error.strerror}; {self._last_checkpoint()}"
+            problem = f"the checkpoint after {steps:,} steps {reason}"
             if self._at_end or self._stopping():
                 raise RunError(problem) from error
             self._logger.message(problem)

@@ -136,7 +136,7 @@ class TrainingRun:
         for note in notes:
             logger.message(note)
         if resumed is not None:
-            observers.resume(resumed.run_state)
+            observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])
         return observers
 
     def __enter__(self) -> TrainingRun:

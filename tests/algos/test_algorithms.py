@@ -187,7 +187,7 @@ def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: P
         algorithm.train_iteration()
     (tmp_path / CONFIG).write_text(to_yaml(config))
     state = algorithm.state_dict()
-    Checkpoints(tmp_path, to_dict(config), 1).save(algorithm.env_steps, state, lambda _: None)
+    Checkpoints(tmp_path, to_dict(config), 1).save(algorithm.env_steps, state, None)
     obs = np.linspace(-2, 2, 4 * envs.codec.obs_size, dtype=np.float32).reshape(4, -1)
     live = algorithm.act(obs)
     _, saved, _ = load_policy(tmp_path)

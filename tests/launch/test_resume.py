@@ -47,8 +47,7 @@ def interrupted(config: Config, tmp_path: Path) -> tuple[list[str], Path]:
         algorithm.train_iteration()
         # As the training loop does.
         state = algorithm.state_dict() | {"foreign": global_rng_state(), "run": {"iterations": i + 1}}
-        since = algorithm.replay.since if algorithm.replay else lambda _: None
-        last = checkpoints.save(algorithm.env_steps, state, since)
+        last = checkpoints.save(algorithm.env_steps, state, algorithm.replay)
     following = digests(algorithm, tmp_path / "straight")
     algorithm.close()
     return following, last

@@ -61,7 +61,7 @@ def test_it_holds_the_newest_transitions(capacity: int, num: int, restored: bool
         buffer.add(step)
         plain.add(step)
         if restored and k in (0, 1, 4, 11, 12, 17, 30):
-            checkpoint = writer.save(buffer.added, {"env_steps": buffer.added}, buffer.since)
+            checkpoint = writer.save(buffer.added, {"env_steps": buffer.added}, buffer)
             buffer = ReplayBuffer(capacity, OBS, ACTION, CPU, num)
             parts = load_experience(load_checkpoint(checkpoint), max(0, plain.added - capacity), plain.added)
             buffer.restore(plain.added, parts)

@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,24 +39,20 @@ def state(env_steps: int) -> dict[str, Any]:
     return {"env_steps": env_steps, "net": torch.arange(1000.0) + env_steps, "adam": [torch.zeros(3)]}
 
 
-def held(added: int) -> Callable[[int], Experience]:
-    """The answers of a replay buffer after `added` transitions: row i holds the number i."""
+def held(added: int) -> Any:
+    """A replay buffer after `added` transitions: row i holds the number i."""
 
     def since(first: int) -> Experience:
         first = max(first, added - CAPACITY, 0)
         return Experience(first, added, CAPACITY, {"obs": torch.arange(first, added).float()})
 
-    return since
+    return SimpleNamespace(since=since)
 
 
 def loaded(checkpoint_: Checkpoint, first: int, last: int) -> list[float]:
     """The numbers of transitions `first` to `last`, as they are found."""
     parts = list(load_experience(checkpoint_, first, last))
     return [row for part in parts for row in part["obs"].tolist()]
-
-
-def nothing(_: int) -> None:
-    return None
 
 
 def files(run_dir: Path) -> list[str]:
@@ -75,7 +72,7 @@ def test_the_newest_stay_and_come_back_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step_best.json").touch()  # of the user
     for env_steps in (8, 100, 20, 9):
-        writer.save(env_steps, state(env_steps), nothing)
+        writer.save(env_steps, state(env_steps), None)
     # By number, and not in the order of their names.
     ours = ["step_100.json", "step_100.pt", "step_20.json", "step_20.pt"]
     assert files(tmp_path) == [*ours, "step_best.json"]
@@ -148,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path, na
 
 def test_each_bit_counts(tmp_path: Path) -> None:
     """A flip anywhere in a small checkpoint is noticed: header, tensors, padding, list of files."""
-    Checkpoints(tmp_path, {"seed": 1}, keep=1).save(8, {"env_steps": 8, "a": torch.arange(4)}, nothing)
+    Checkpoints(tmp_path, {"seed": 1}, keep=1).save(8, {"env_steps": 8, "a": torch.arange(4)}, None)
     for path in (tmp_path / "checkpoints").iterdir():
         whole = path.read_bytes()
         for place in range(0, len(whole), max(1, len(whole) // 150)):
@@ -171,7 +168,7 @@ class Harmful:
 
 def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    path = Checkpoints(tmp_path, {}, 1).save(8, {"env_steps": 8, "bad": Harmful(mark)}, nothing)
+    path = Checkpoints(tmp_path, {}, 1).save(8, {"env_steps": 8, "bad": Harmful(mark)}, None)
     with pytest.raises(ConfigError, match="torch cannot load it"):
         load_checkpoint(path)
     assert not mark.exists()
@@ -250,7 +247,7 @@ def test_a_kill_at_any_step_of_a_write_leaves_a_whole_one(tmp_path: Path) -> Non
         assert steps == 40 if moment == 0 else steps >= 40
         assert torch.equal(found.state["net"], state(steps)["net"])
         assert loaded(found, max(0, steps - CAPACITY), steps) == list(range(max(0, steps - CAPACITY), steps))
-        Checkpoints(run_dir, {}, keep=1).save(200, state(200), nothing)
+        Checkpoints(run_dir, {}, keep=1).save(200, state(200), None)
         assert files(run_dir) == ["step_200.json", "step_200.pt"]
         if not killed:
             break

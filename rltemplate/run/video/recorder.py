@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which th
 _CODE = "from rltemplate.run.video.episode import serve; serve()"
 
 
+@dataclass
 class VideoRecorder:
     """Draws episodes that were played.
 
@@ -43,21 +45,15 @@ class VideoRecorder:
     left. A video is given up as soon as `stopping`.
     """
 
-    def __init__(
-        self,
-        make_env: Callable[..., Any],
-        note: Callable[[str], None],
-        fps: int | None = None,
-        size: int = 320,
-        renderers: Sequence[str] = RENDERERS,
-        stall_s: float = 60.0,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.renderers = list(renderers)
-        self._make_env, self._note, self._stopping = make_env, note, stopping
-        self._settings: dict[str, Any] = {"fps": fps, "size": size, "stall_s": stall_s}
-        self._failures: list[str] = []
-        self._noted = False
+    make_env: Callable[..., Any]
+    note: Callable[[str], None]
+    fps: int | None = None
+    size: int = 320
+    renderers: Sequence[str] = RENDERERS
+    stall_s: float = 60.0
+    stopping: Callable[[], bool] = lambda: False
+    failures: list[str] = field(default_factory=list, init=False)
+    noted: bool = field(default=False, init=False)
 
     def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
         """Write the episode of `actions` after a reset with `seed` to `path`; false if there is no video.
@@ -69,10 +65,9 @@ class VideoRecorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             while self.renderers:
                 renderer = self.renderers[0]
-                status, said = self._draw(
-                    Job(self._make_env, seed, actions, renderer, part, **self._settings)
-                )
-                if self._stopping():
+                job = Job(self.make_env, seed, actions, renderer, part, self.fps, self.size, self.stall_s)
+                status, said = self._draw(job)
+                if self.stopping():
                     return False
                 if status == 0:
                     part.replace(path)
@@ -80,9 +75,9 @@ class VideoRecorder:
                 if status == DISK:
                     raise OSError(said[-1])
                 native = said[0] == NATIVE
-                self._failures.append(f"{NATIVE if native else renderer}: {_reason(status, said)}")
+                self.failures.append(f"{NATIVE if native else renderer}: {_reason(status, said)}")
                 self.renderers = [] if native else self.renderers[1:]
-            self._say(f"videos are off: {'; '.join(self._failures)}")
+            self._say(f"videos are off: {'; '.join(self.failures)}")
         except OSError as error:
             self._say(f"a video was skipped: {error}")
         finally:
@@ -108,7 +103,7 @@ class VideoRecorder:
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the child itself
             )
             try:
-                while child.poll() is None and not self._stopping():
+                while child.poll() is None and not self.stopping():
                     time.sleep(0.01)
             finally:
                 with contextlib.suppress(OSError):
@@ -119,9 +114,9 @@ class VideoRecorder:
             return status, said.read().decode(errors="replace").strip().split("\n")
 
     def _say(self, text: str) -> None:
-        if not self._noted:
-            self._noted = True
-            self._note(one_line(text))
+        if not self.noted:
+            self.noted = True
+            self.note(one_line(text))
 
 
 def _reason(status: int, said: Sequence[str]) -> str:

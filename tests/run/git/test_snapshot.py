@@ -74,11 +74,7 @@ def state(repo: Path) -> tuple[object, ...]:
 def stored(repo: Path, commit: str | None) -> dict[str, bytes]:
     """Path and content of every file of a commit, without the run's configuration."""
     names = git(repo, "ls-tree", "-r", "-z", "--name-only", f"{commit}").split("\0")[:-1]
-    return {
-        name: git(repo, "show", f"{commit}:{name}").encode()
-        for name in names
-        if name != CONFIG_PATH
-    }
+    return {name: git(repo, "show", f"{commit}:{name}").encode() for name in names if name != CONFIG_PATH}
 
 
 def on_disk(repo: Path) -> dict[str, bytes]:
