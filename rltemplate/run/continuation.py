@@ -89,17 +89,14 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict
     Raises ConfigError for any other difference.
     """
     then, now = dict(leaves(to_dict(complete(before)[0]))), dict(leaves(to_dict(config)))
-    changed: dict[str, list[Any]] = {}
-    for key in {**then, **now}:
-        old: Any = then.get(key)
-        new: Any = now.get(key)
-        if old == new or key.partition(".")[0] in BOOKKEEPING_KEYS:
-            continue
+    compared = [key for key in {**then, **now} if key.partition(".")[0] not in BOOKKEEPING_KEYS]
+    pairs: dict[str, list[Any]] = {key: [then.get(key), now.get(key)] for key in compared}
+    changed = {key: [old, new] for key, (old, new) in pairs.items() if old != new}
+    for key, (old, new) in changed.items():
         if key not in EXECUTION_KEYS and not (key == "total_env_steps" and new > old):
             raise ConfigError(
                 f"{key}={new}: {name} was made with {old}; a run goes on with the configuration that it had"
             )
-        changed[key] = [old, new]
     return changed
 
 

@@ -45,7 +45,6 @@ class Job:
     journal: bool = False
 
     def to_json(self) -> str:
-        """One line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

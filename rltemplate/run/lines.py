@@ -48,7 +48,6 @@ class RunLock:
             pass
 
     def release(self) -> None:
-        """Release the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -74,7 +73,7 @@ class LineFile:
         self._write_waiting()
 
     def sync(self) -> None:
-        """Flush all lines to the disk, so that they survive a power failure."""
+        """Let all lines survive a power failure."""
         self._write_waiting()
         if self._fd is not None:
             with contextlib.suppress(OSError):  # the next line will tell

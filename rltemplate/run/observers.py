@@ -48,8 +48,8 @@ def evaluate(
     Every episode has an environment of its own, new because of what outlives an episode, such as Box2D's
     worlds. So the result depends on the policy and the seeds alone.
     """
-    envs = [make_env() for _ in seeds]
-    try:
+    with contextlib.ExitStack() as stack:
+        envs = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
         obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
         running = list(range(len(seeds)))
@@ -63,9 +63,6 @@ def evaluate(
                 if not (terminated or truncated or lengths[i] == _LONGEST_EPISODE):
                     still.append(i)
             running = still
-    finally:
-        for env in envs:
-            env.close()
     return [Episode(*each) for each in zip(returns, lengths, strict=True)]
 
 
@@ -114,9 +111,8 @@ class Observers:
         algorithm: Algorithm,
         envs: Envs,
         logger: Logger,
-        stopping: Callable[[], bool],
+        stopping: Callable[[], bool],  # true once the run has been asked to end
     ) -> None:
-        """`stopping` says whether the run has been asked to end."""
         self.trace: Trace | None = None
         if config.trace is not TraceDetail.off:
             device = switches.resolve_device(config.device.name).type
@@ -184,8 +180,8 @@ class Observers:
 
     def finish(self) -> None:
         """Save a run that ends early. Its next row waits until it resumes."""
-        early = not self.complete and self._saved_steps < self._algorithm.env_steps
-        if early and self._config.checkpoint_every:
+        saved = self._saved_steps == self._algorithm.env_steps
+        if self._config.checkpoint_every and not (saved or self.complete):
             self._save()
 
     @property
@@ -244,8 +240,7 @@ class Observers:
 
     def _check_finite(self, result: IterationResult) -> None:
         """Raise RunError for NaN or infinity: nothing that follows would be worth anything."""
-        found = first_not_finite(self._algorithm, result)
-        if found is None:
+        if (found := first_not_finite(self._algorithm, result)) is None:
             return
         self._log({})
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""

@@ -42,10 +42,8 @@ def new_id(label: str) -> str:
 
 
 def video_path(run_dir: Path, env_steps: int) -> Path:
-    """Path of the video taken after `env_steps` environment steps."""
     return run_dir / VIDEOS / f"step_{env_steps}.mp4"
 
 
 def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
-    """Path of the checkpoint taken after `env_steps` environment steps."""
     return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"

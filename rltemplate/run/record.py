@@ -29,11 +29,11 @@ _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "ou
 
 @dataclass(slots=True, kw_only=True)
 class SweepMembership:
-    """The sweep that a run belongs to: its id, its folder and the number of the job."""
+    """The sweep that a run belongs to."""
 
     id: str = ""
     dir: str = ""
-    job: int = 0
+    job: int = 0  # its number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +156,6 @@ def this_process() -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """The time as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -178,7 +177,6 @@ class SweepJob:
         return None if self.run_dir is None else Path(os.path.normpath(folder / self.run_dir))
 
     def write(self, folder: Path) -> None:
-        """Replace the file of the job."""
         replace_text(folder / f"job_{self.job}.json", [strict_json(asdict(self), indent=2), "\n"])
 
 
@@ -213,5 +211,4 @@ class SweepRecord:
             raise ConfigError(f"{folder / SWEEP_INDEX} is damaged, or of another version: {error}") from None
 
     def write(self, folder: Path) -> None:
-        """Replace `sweep.json`."""
         replace_text(folder / SWEEP_INDEX, [strict_json(asdict(self), indent=2), "\n"])

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -112,34 +111,25 @@ class Trace(Probe):
         that at least the end can be compared.
         """
         self._iteration, self.chain = iterations, chain
-        if iterations == 0 or not self._cut_back(f'["iteration",{iterations - 1},'.encode()):
-            with contextlib.suppress(FileNotFoundError):  # kept for the user
-                self.lines.path.replace(self.lines.path.with_name(OLD_TRACE))
-            return iterations == 0
-        self._new = []
-        return True
+        if iterations > 0 and self._cut_back(f'["iteration",{iterations - 1},'.encode()):
+            self._new = []
+            return True
+        with contextlib.suppress(FileNotFoundError):  # kept for the user
+            self.lines.path.replace(self.lines.path.with_name(OLD_TRACE))
+        return iterations == 0
 
     def _cut_back(self, last: bytes) -> bool:
         """Remove the lines behind the one that begins with `last`; false without one that ends this chain."""
-        names = dict[str, list[str]]()
-        try:
-            with self.lines.path.open("rb") as file:
-                if file.readline().decode() != self._head + "\n":
-                    return False
-                while not (line := file.readline()).startswith(last):
-                    if line.startswith(b'["items",'):
-                        _, event, items = json.loads(line)
-                        names[event] = items
-                    if not line:
-                        return False
-                size = file.tell()
-            if json.loads(line)[-1] != self.chain:
-                return False
-        except (FileNotFoundError, ValueError):
-            return False
-        os.truncate(self.lines.path, size)
-        self._names = names
-        return True
+        with contextlib.suppress(FileNotFoundError, ValueError), self.lines.path.open("r+b") as file:
+            whole = file.readline() == f"{self._head}\n".encode()
+            for line in iter(file.readline, b"") if whole else ():
+                if line.startswith(b'["items",'):
+                    _, event, self._names[event] = json.loads(line)
+                elif line.startswith(last) and json.loads(line)[-1] == self.chain:
+                    file.truncate()
+                    return True
+        self._names = {}
+        return False
 
     def begin(self, algorithm: Algorithm) -> None:
         self._counts.clear()

@@ -130,11 +130,12 @@ class TrainingRun:
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
-        notes = [] if self._git.problem is None else [f"code not recorded: {self._git.problem}"]
-        notes += [] if resumed is None else resumed.part.notes
-        notes += ["compiling: the first update may take a minute"] if config.compile else []
-        for note in notes:
+        if self._git.problem is not None:
+            logger.message(f"code not recorded: {self._git.problem}")
+        for note in () if resumed is None else resumed.part.notes:
             logger.message(note)
+        if config.compile:
+            logger.message("compiling: the first update may take a minute")
         if resumed is not None:
             observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])
         return observers

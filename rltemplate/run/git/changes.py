@@ -1,8 +1,7 @@
 """Differences between the code of two recorded runs, or between a run's code and the work tree.
 
-Nothing is left in the repository, not even an object. The code of a run that was copied from another clone
-may be unknown here: then the answer is None, unless the trees have the same name or the run was made from a
-commit without changes.
+The code of a run that was copied from another clone may be unknown here: then the answer is None, unless the
+trees have the same name or the run was made from a commit without changes.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *wor
     if b is not None and {*_trees(a)} & {*_trees(b)}:
         return ""
     try:
-        with repository(project, aside=True) as git:
+        with repository(project) as git:
             if b is None:
                 read_work_tree(git, here := GitRecord())
                 b = {"tree": here.tree}

@@ -45,22 +45,18 @@ class GitError(Exception):
 class Git:
     """Git in the repository around `project`, with a private index in `scratch`.
 
-    `prefix` is the project's folder in the repository: empty, or with a slash behind it. With `aside` new
-    objects are written to `scratch`, and nothing to the repository.
+    `prefix` is the project's folder in the repository: empty, or with a slash behind it.
     """
 
-    def __init__(self, project: Path, scratch: Path, aside: bool) -> None:
+    def __init__(self, project: Path, scratch: Path) -> None:
         given = os.environ.items()
         passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
-        words = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "objects")
-        top, self.prefix, index, objects, _ = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
+        words = ("--show-toplevel", "--show-prefix", "--git-path", "index")
+        top, self.prefix, index, _ = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
         self.top, self.users_index, self.index = Path(top), (project / index).resolve(), scratch / "index"
         self.env["GIT_INDEX_FILE"] = str(self.index)
-        if aside:
-            self.env["GIT_OBJECT_DIRECTORY"] = str(scratch)
-            self.env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str((project / objects).resolve())
 
     def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0, limit_s: float = 60.0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
@@ -95,13 +91,10 @@ class Git:
 
 
 @contextmanager
-def repository(project: Path, aside: bool = False) -> Iterator[Git]:
-    """Git in the repository around `project`. Raises GitError where there is none.
-
-    With `aside` it writes nothing to the repository: new objects last as long as the block.
-    """
+def repository(project: Path) -> Iterator[Git]:
+    """Git in the repository around `project`. Raises GitError where there is none."""
     with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
-        yield Git(project, Path(scratch), aside)
+        yield Git(project, Path(scratch))
 
 
 def as_text(path: bytes) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from rltemplate.config.secrets import secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
@@ -41,21 +41,14 @@ _ADD_LIMIT_S = 600.0  # git takes a hundredth of a second for a new file
 _CHECKOUT_LIMIT_S = 1800.0  # a large tree on a slow disk
 
 
-class SkippedFile(TypedDict):
-    """A file that the snapshot lacks (or holds in its base version), and why."""
-
-    path: str
-    reason: str
-    bytes: int
-
-
 @dataclass(slots=True)
 class GitRecord:
     """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
 
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
-    `skipped` names files that it lacks. `problem` is one line with a cure.
+    `skipped` has `path`, `reason` and `bytes` of files that it lacks, or holds as in the base version.
+    `problem` is one line with a cure.
     """
 
     ref: str | None = None
@@ -64,7 +57,7 @@ class GitRecord:
     base_commit: str | None = None
     branch: str | None = None
     dirty: bool | None = None
-    skipped: list[SkippedFile] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     dirty_submodules: list[str] = field(default_factory=list)
     problem: str | None = None
 
@@ -258,7 +251,7 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
     return staged
 
 
-def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
+def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new: bool) -> list[bytes]:
     """Paths that may be recorded, also of files that are gone; the others are named in `skipped`."""
     taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
     for path in sizes:

@@ -63,8 +63,9 @@ class ConsoleSink(Sink):
         if not self._in_place:
             self.note("  ".join(self._parts(row, left)))
             return
-        parts, width = self._parts(self._latest, left), self._width() - 1
-        while len("  ".join(parts)) > width:
+        parts = self._parts(self._latest, left)
+        width = os.get_terminal_size(self._stream.fileno()).columns or 80
+        while len("  ".join(parts)) >= width:
             parts.pop()
         self._line = "  ".join(parts)
         self._put(_CLEAR + self._line)
@@ -91,11 +92,6 @@ class ConsoleSink(Sink):
         with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
             self._stream.write(text)
             self._stream.flush()
-
-    def _width(self) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            return os.get_terminal_size(self._stream.fileno()).columns or 80
-        return 1000  # a file
 
     def _shown(self, path: Path) -> Path:
         """The path as typed in the current folder; whole in a file, which may be read elsewhere."""

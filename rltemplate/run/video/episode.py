@@ -122,6 +122,5 @@ def open_mp4(path: Path, fps: Fraction, picture: Picture) -> tuple[Any, Any]:
 
 
 def one_line(error: object) -> str:
-    """An error as one short line."""
     text = " ".join(str(error).split())
     return (f"{type(error).__name__}: {text}" if isinstance(error, Exception) else text)[:400]

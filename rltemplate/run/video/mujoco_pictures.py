@@ -82,9 +82,7 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
 class RayCaster:
     """Draws pictures of `size` x `size` pixels of the state in `data` as `camera` sees it."""
 
-    def __init__(
-        self, model: mujoco.MjModel, data: mujoco.MjData, size: int, camera: mujoco.MjvCamera
-    ) -> None:
+    def __init__(self, model: Any, data: Any, size: int, camera: mujoco.MjvCamera) -> None:
         self._model, self._data, self._size, self._camera = model, data, size, camera
         self._planes = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE)
         self._groups = (np.arange(6) < VISIBLE_GROUPS).astype(np.uint8)
@@ -105,7 +103,6 @@ class RayCaster:
         return position, np.stack([np.cross(forward, up), up, forward]), left.frustum_top / left.frustum_near
 
     def draw(self) -> Picture:
-        """The picture, (size, size, 3)."""
         size, count = self._size, self._size**2
         position, axes, tan_half_fov = self.view()
         edge = ((np.arange(size) + 0.5) / size * 2 - 1) * tan_half_fov

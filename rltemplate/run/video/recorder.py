@@ -120,7 +120,6 @@ class VideoRecorder:
 
 
 def _reason(status: int, said: Sequence[str]) -> str:
-    """Why a child gave no video, in a line."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}: {said[-1][:160]}"
     return next((line for line in said if line.startswith("Timeout (")), said[-1])[:160]
