@@ -62,7 +62,7 @@ COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume evaluate film runs diff stats compare prove prove-resume reproduce report rename \
-    test test-changed test-all test-slow lint format bench lock clean
+    test test-changed test-all test-slow lint format docs bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
 ifneq ($(word 2,$(MAKECMDGOALS)),)
@@ -165,6 +165,11 @@ lint: $(STAMP) ## style, format, types, imports, spelling; changes nothing
 format: $(STAMP)
 	@$(NO_OVERRIDES)$(VENV_PYTHON) -m ruff check --fix-only --quiet . && $(VENV_PYTHON) -m ruff format .
 
+docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [serve=true]
+	$(if $(filter-out serve,$(KEYS)),$(error 'docs' takes serve=true only, but got: $(KEYS)))
+	@$(SPLIT_ARGS) exec env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs --quiet \
+	    $(if $(filter 1 true,$(value serve)),serve --dev-addr 127.0.0.1:8000,build) --strict $(SPLIT)
+
 bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [only=peers,time]
 	@$(SPLIT_ARGS) exec $(VENV_PYTHON) -m bench $(WORDS) $(SPLIT)
 
@@ -180,5 +185,5 @@ lock: $(STAMP)
 
 # Removes caches and build outputs; never runs/ or .venv.
 clean:
-	@$(NO_OVERRIDES)rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov MUJOCO_LOG.TXT
+	@$(NO_OVERRIDES)rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov MUJOCO_LOG.TXT
 	@find . \( -path ./.venv -o -path ./runs -o -path ./.git \) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -8,8 +8,8 @@ import re
 import pytest
 from conftest import ROOT
 
-PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-README = "\n".join(PAGES.values())
+PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
+README = "\n".join(text for path, text in PAGES.items() if path.parent.name != "stories")
 RESULTS = ROOT / "results"
 
 

@@ -90,7 +90,7 @@ def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code
         yield f"The code differs: {show_code} shows what was changed."
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
         yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
-    yield "zoom=true names the operation that made the difference; docs/determinism.md lists causes by item."
+    yield "zoom=true names the operation that made the difference; docs/comparing.md lists causes by item."
 
 
 # --- The report ------------------------------------------------------------------------------------------

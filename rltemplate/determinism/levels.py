@@ -28,7 +28,7 @@ ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
 # and where other programs need the cores an update of SAC takes seconds. Of the numbers tried this is the
-# smallest that costs nothing on idle cores (docs/determinism.md).
+# smallest that costs nothing on idle cores (docs/speed.md).
 _SPINS = 10_000
 
 # Taken away from every run, for the number of threads is a key of the configuration: these make OpenMP and

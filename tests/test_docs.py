@@ -1,0 +1,123 @@
+"""The pages of docs/: their commands are run, or say why not, and no link of the site is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+from conftest import ROOT, RecordedRun, environment, program
+
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.types import ConfigError
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+REASON = re.compile(r"<!-- not run: \S.* -->")
+SLOW = {"evaluate", "film", "report", "reproduce", "zoom=true"}
+
+
+def commands(text: str) -> Iterator[str]:
+    """The commands of a page that are to be run; ValueError for a block without a language or a reason."""
+    for marked, language, block in FENCE.findall(text):
+        if not language:
+            raise ValueError(f"a block without a language: {block}")
+        if language == "sh" and not marked:
+            yield from filter(None, block.replace("\\\n", " ").splitlines())
+        elif language == "sh" and not REASON.fullmatch(marked):
+            raise ValueError(f"{marked} gives no reason: {block}")
+
+
+def cases() -> Iterator[ParameterSet]:
+    """Each command of each page."""
+    for page in sorted(DOCS.rglob("*.md")):
+        for command in commands(page.read_text()):
+            slow = SLOW & {*command.split()}
+            yield pytest.param(command, marks=[pytest.mark.long] * bool(slow), id=f"{page.stem}: {command}")
+
+
+@pytest.fixture(scope="module")
+def project(recorded_run: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project in which the runs RUN and OTHER of the pages lie."""
+    copy = Path(shutil.copytree(recorded_run.project, tmp_path_factory.mktemp("docs") / "project"))
+    (copy / ".venv").symlink_to(sys.prefix)
+    for name in run_id(recorded_run.run_dir), "OTHER":
+        shutil.copytree(recorded_run.run_dir, copy / "runs" / "ppo-CartPole" / name)
+    return copy
+
+
+def run_id(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "record.json").read_text())["id"])
+
+
+def run_command(command: str, project: Path) -> None:
+    """Run a command of a page in a copy of the project; of training, the words are checked only."""
+    command = re.sub(r"\bRUN\b", run_id(project / "runs" / "ppo-CartPole" / "OTHER"), command)
+    words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=(?!--)", word)]
+    if words[:2] == ["make", "train"] and not words[-1].startswith("ARGS="):
+        assert preflight(words[2:]).configs
+        return
+    if words[0] == "make" and words[1] != "help":
+        flags = [flag for word in words if word.startswith("ARGS=") for flag in shlex.split(word[5:])]
+        given = [{"json=1": "--json"}.get(word, word) for word in words[2:] if not word.startswith("ARGS=")]
+        words = [*program(project, words[1]), *given, *flags]
+    else:
+        words = ["sh", "-c", command]
+    done = subprocess.run(words, cwd=project, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_page(page: str, project: Path) -> None:
+    for command in commands(page):
+        run_command(command, project)
+
+
+@pytest.mark.parametrize("command", [*cases()])
+def test_a_command_of_the_pages_runs(command: str, project: Path) -> None:
+    run_command(command, project)
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    {
+        "```sh\nmake runs\nmake nonsense\n```": "nonsense",
+        "```sh\nmake train algo=pop\n```": "did you mean ppo",
+        "```sh\nmake runs colour=red\n```": "colour",
+        "```\nmake runs\n```": "without a language",
+        "<!-- later -->\n```sh\nmake runs\n```": "gives no reason",
+    }.items(),
+)
+def test_a_page_with_a_mistake_is_refused(page: str, message: str, project: Path) -> None:
+    with pytest.raises((AssertionError, ConfigError, ValueError), match=re.escape(message)):
+        run_page(page, project)
+
+
+def build(folder: Path, site: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(words, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_path: Path) -> None:
+    for name in "mkdocs.yml", "docs", "scripts":
+        subprocess.run(["cp", "-r", str(ROOT / name), tmp_path], check=True)
+    done = build(tmp_path, tmp_path / "site", SOURCE_URL="https://example.org/source")
+    assert done.returncode == 0, done.stderr
+    pages = {path: path.read_text() for path in (tmp_path / "site").rglob("*.html")}
+    assert len(pages) > 15
+    loaded = re.compile(
+        r"""<(?:script|img|iframe)[^>]*\ssrc="?(https?:[^" >]+)|<link[^>]*href="?(https?:[^" >]+)"""
+    )
+    assert {found for text in pages.values() for found in loaded.findall(text)} == set()
+    assert any("https://example.org/source/results/" in text for text in pages.values())
+    with (tmp_path / "docs" / "index.md").open("a") as file:
+        file.write("\n[gone](commands.md#nowhere)\n")
+    assert "nowhere" in build(tmp_path, tmp_path / "site").stderr
