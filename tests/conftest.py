@@ -392,16 +392,6 @@ def feed(sink: Any, first: int, last: int, every: int = 100) -> None:
             sink.video(video, at)
 
 
-def unreadable(value: Any) -> Any:
-    """The same shapes on a device whose values nobody can read, as those of a GPU without waiting for it."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    parts = [unreadable(part) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-
 Programs = Callable[[], int]
 
 

@@ -44,7 +44,7 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
 
 
 def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = build(job(overrides=("determinism=fast",)))
+    contender = build(job(overrides=("determinism=fast", "compile=false")))
     assert rate(contender, job(seconds=0.2), 0.0, {})["steps_per_s"] > 100
     assert contender.facts()["parameters"] == 2 * (4 * 64 + 64 + 64 * 64 + 64) + (64 + 1) * 2 + (64 + 1)
     monkeypatch.setattr(contender, "updates", lambda: 0.0)

@@ -104,16 +104,11 @@ def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         )
 
 
-def state_of(algorithm: PPO | SAC) -> dict[str, Any]:
-    """The state of an algorithm, in nested dictionaries, by the names of the reference."""
-    names = {"net/params": "params", "num_updates": "updates", "learned/target": "target"}
-    names |= {f"net/{each}": f"adam/{each}" for each in ("mu", "nu", "steps")}
-    for part, own in (("actor", "actor"), ("critic", "critic"), ("alpha", "log_alpha")):
-        names |= {f"learned/{part}/{each}": f"{part}_adam/{each}" for each in ("mu", "nu", "steps")}
-        names[f"learned/{part}/params"] = own
+def learned(algorithm: PPO | SAC) -> dict[str, Any]:
+    """The part of the state of an algorithm that a reference has, by place."""
     left = ("env_steps", "streams", "obs/", "envs", "added")
     found = {path.removeprefix("/"): torch.as_tensor(x) for path, x in entries(algorithm.state_dict(), "")}
-    return {names.get(path, path): value for path, value in found.items() if not f"{path}/".startswith(left)}
+    return {path: value for path, value in found.items() if not f"{path}/".startswith(left)}
 
 
 def agree(config: Config, iterations: int) -> None:
@@ -127,15 +122,15 @@ def agree(config: Config, iterations: int) -> None:
         reference = ReferencePPO(algorithm.config, *given, algorithm.state.net.params)
     else:
         assert isinstance(algorithm, SAC)
-        learned = algorithm.state.learned
-        reference = ReferenceSAC(algorithm.config, *given, learned.actor.params, learned.critic.params)
+        actor, critic, *_ = algorithm.state.learned
+        reference = ReferenceSAC(algorithm.config, *given, actor.params, critic.params)
     for _ in range(iterations):
         metrics = dict(algorithm.train_iteration().metrics)
         # How far acting and learning are apart: rounding, and nothing of the algorithm.
         if "policy/first_ratio_max_error" in metrics:
             assert float(metrics.pop("policy/first_ratio_max_error")) < 1e-12
         assert_same(metrics, reference.train_iteration())
-        assert_same(state_of(algorithm), reference.state())
+        assert_same(learned(algorithm), reference.state())
     assert algorithm.env_steps == reference.env_steps
     obs = torch.randn(9, envs.codec.obs_size, generator=torch.Generator().manual_seed(0)) * 4.0
     assert_same({"action": algorithm.act(obs.numpy())}, {"action": reference.act(obs)})

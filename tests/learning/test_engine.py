@@ -10,7 +10,6 @@ from conftest import Programs
 from torch import Tensor
 
 from rltemplate.learning.engine import Engine
-from rltemplate.learning.optim import AdamState, adam, gradient
 
 
 class Pair(NamedTuple):
@@ -29,12 +28,6 @@ def arguments(rows: int, seed: int = 0) -> tuple[Pair, list[Tensor]]:
     return Pair(first, second), [torch.randn(rows, 3, generator=rng), torch.randn(3, generator=rng)]
 
 
-def step(state: AdamState, x: Tensor, rate: Tensor) -> tuple[Tensor, AdamState]:
-    """One step of Adam down a slope."""
-    grad, loss = gradient(lambda w: (((x @ w).tanh() - 1.0).square().mean(),) * 2, state.params)
-    return loss, adam(state, grad, rate, 1e-5)
-
-
 def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Programs) -> None:
     program = Engine(compiles=True)(mixed)
     kept = []
@@ -46,17 +39,6 @@ def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Pro
     torch.testing.assert_close([got for got, _ in kept], [expected for _, expected in kept])
     assert type(kept[0][0][0]) is Pair
     assert programs() == 3
-
-
-def test_a_whole_update_is_one_program(programs: Programs) -> None:
-    rng = torch.Generator().manual_seed(3)
-    flat, x, rate = torch.randn(6, generator=rng), torch.randn(32, 6, generator=rng), torch.tensor(0.01)
-    engine, start = Engine(compiles=True), AdamState.start(flat)
-    with torch.no_grad():
-        plain, fast = (engine.scan(each, start, [x] * 30, rate) for each in (step, engine(step)))
-    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
-    assert (plain[0].params - flat).abs().min() > 0.05
-    assert programs() == 1
 
 
 class Toy:
@@ -78,15 +60,14 @@ class Toy:
 
 
 def test_a_number_that_is_annealed_is_not_frozen(programs: Programs) -> None:
-    annealed = [2.0] * 8 + [1.5] * 3 + [0.0]
-    plain, compiled = (Toy(Engine(flag)).iterations(annealed) for flag in (False, True))
-    torch.testing.assert_close(compiled, plain)
-    assert programs() == 3
-    assert len({float(action[0]) for action in plain}) == 12
-    with pytest.raises(
-        RuntimeError, match=r"Toy\.policy_step was compiled too often.*make the number an arg"
-    ):
-        Toy(Engine(compiles=True)).iterations([float(i) for i in range(12)])
+    annealed = [2.0] * 8 + [1.5] * 4
+    with torch._dynamo.config.patch(recompile_limit=2):  # instead of 8
+        plain, compiled = (Toy(Engine(flag)).iterations(annealed) for flag in (False, True))
+        torch.testing.assert_close(compiled, plain)
+        assert programs() == 2
+        assert len({float(action[0]) for action in plain}) == 12
+        with pytest.raises(RuntimeError, match=r"Toy\.policy_step was compiled too often.*make the number"):
+            Toy(Engine(compiles=True)).iterations([2.0, 1.5, 1.0])
 
 
 def test_a_function_that_cannot_be_one_program_is_refused() -> None:

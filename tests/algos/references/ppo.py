@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 
-from references.surroundings import Copies, Outcome, Statistics, adam_state, flat, network
+from references.surroundings import Copies, Outcome, Statistics, network, optimised
 from rltemplate.config.algorithms import PPOConfig
 from rltemplate.rng import Streams
 
@@ -22,7 +23,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         if isinstance(space, spaces.Box):
             self.choices: list[int] = []
-            out = space.shape[0]
+            out = int(np.prod(space.shape))
             self.log_std = nn.Parameter(torch.zeros(out))
         else:
             self.choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
@@ -62,18 +63,14 @@ class ReferencePPO:
         self, config: PPOConfig, envs: Copies, streams: Streams, total_env_steps: int, weights: Tensor
     ) -> None:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
-        self.obs = envs.reset()
+        self.obs = envs.first_obs
         self.net = ActorCritic(config, self.obs.shape[1], envs.space)
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
-        self.obs_norm = Statistics(config.obs_clip, self.obs.shape[1])
-        self.return_norm = Statistics(config.reward_clip, 1)
+        self.obs_norm = Statistics(config.normalize_obs, config.obs_clip, self.obs.shape[1])
+        self.return_norm = Statistics(config.normalize_reward, config.reward_clip, 1)
         self.running = [0.0 for _ in envs.envs]  # discounted return of each environment's episode
         self.env_steps = 0
-
-    def normalized(self, obs: Tensor) -> Tensor:
-        """Observations as the networks see them."""
-        return self.obs_norm.shifted(obs) if self.config.normalize_obs else obs
 
     def train_iteration(self) -> dict[str, float]:
         """One rollout and the passes over it; the metrics."""
@@ -86,15 +83,14 @@ class ReferencePPO:
         self.adam.param_groups[0]["lr"] = rate
         if config.normalize_obs and self.env_steps == 0:
             raw, _, _, outcomes = self.collect()
-            self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
+            self.scaled(outcomes)
             self.obs_norm.see(list(raw.flatten(0, 1)))
         raw, obs, actions, outcomes = self.collect()
-        reward = self.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]), outcomes)
+        reward = self.scaled(outcomes)
         with torch.no_grad():
             log_prob, _ = self.net.log_prob_and_entropy(obs.flatten(0, 1), actions.flatten(0, 1))
         metrics = self.learn(obs, actions.flatten(0, 1), log_prob, reward, outcomes)
-        if config.normalize_obs:
-            self.obs_norm.see(list(raw.flatten(0, 1)))
+        self.obs_norm.see(list(raw.flatten(0, 1)))
         return {**metrics, "optim/learning_rate": rate}
 
     def collect(self) -> tuple[Tensor, Tensor, Tensor, list[list[Outcome]]]:
@@ -103,7 +99,7 @@ class ReferencePPO:
         raw, seen, actions, outcomes = [], [], [], []
         for _ in range(self.config.num_steps):
             raw.append(self.obs)
-            seen.append(self.normalized(self.obs))
+            seen.append(self.obs_norm.shifted(self.obs))
             with torch.no_grad():
                 actions.append(self.net.sample(seen[-1], stream))
             outcomes.append(self.envs.step(actions[-1]))
@@ -111,10 +107,8 @@ class ReferencePPO:
             self.env_steps += len(self.envs.envs)
         return torch.stack(raw), torch.stack(seen), torch.stack(actions), outcomes
 
-    def scaled(self, reward: Tensor, outcomes: list[list[Outcome]]) -> Tensor:
+    def scaled(self, outcomes: list[list[Outcome]]) -> Tensor:
         """Rewards (T, N) over the deviation of all discounted returns so far."""
-        if not self.config.normalize_reward:
-            return reward
         returns = []
         for step in outcomes:
             for n, one in enumerate(step):
@@ -123,7 +117,7 @@ class ReferencePPO:
                 if one.terminated or one.truncated:
                     self.running[n] = 0.0
         self.return_norm.see(returns)
-        return self.return_norm.scaled(reward)
+        return self.return_norm.scaled(torch.tensor([[one.reward for one in step] for step in outcomes]))
 
     @torch.no_grad()
     def targets(self, obs: Tensor, reward: Tensor, outcomes: list[list[Outcome]]) -> tuple[Tensor, Tensor]:
@@ -137,7 +131,7 @@ class ReferencePPO:
                 value[t, n] = self.net.value(obs[t, n][None])
                 delta = reward[t, n] - value[t, n]
                 if not one.terminated:
-                    delta += gamma * self.net.value(self.normalized(one.next_obs)[None])[0]
+                    delta += gamma * self.net.value(self.obs_norm.shifted(one.next_obs)[None])[0]
                 if one.terminated or one.truncated:
                     following = torch.tensor(0.0)
                 following = delta + gamma * gae_lambda * following
@@ -203,14 +197,14 @@ class ReferencePPO:
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """The most probable actions (B, A)."""
-        out = self.net.actor(self.normalized(obs))
+        out = self.net.actor(self.obs_norm.shifted(obs))
         if not self.net.choices:
             return out  # type: ignore[no-any-return]
         return torch.stack([part.argmax(1) for part in out.split(self.net.choices, 1)], 1)
 
     def state(self) -> dict[str, Tensor]:
         """All that has been learned and counted, by name."""
-        state = {"params": flat(self.net.parameters()), **adam_state(self.adam, "adam")}
+        state = optimised(self.adam, "net")
         state |= self.obs_norm.state("obs_norm") | self.return_norm.state("return_norm")
-        running = [0.0 if not self.config.normalize_reward else x for x in self.running]
-        return {**state, "running_return": torch.tensor(running) * self.config.gamma}
+        used = self.config.normalize_reward
+        return {**state, "running_return": torch.tensor(self.running) * self.config.gamma * used}

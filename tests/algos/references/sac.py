@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
-from torch.nn.utils import vector_to_parameters
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from references.surroundings import Copies, Outcome, Statistics, adam_state, flat, network
+from references.surroundings import Copies, Outcome, Statistics, network, optimised
 from rltemplate.config.algorithms import SACConfig
 from rltemplate.rng import Streams
 
@@ -36,30 +37,28 @@ class ReferenceSAC:
         self, config: SACConfig, envs: Copies, streams: Streams, total: int, actor: Tensor, critics: Tensor
     ) -> None:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total
-        self.obs = envs.reset()
-        obs_size, self.size, hidden = self.obs.shape[1], envs.space.shape[0], config.hidden_sizes  # type: ignore[index]
+        self.obs = envs.first_obs
+        obs_size, hidden = self.obs.shape[1], config.hidden_sizes
+        self.size = int(np.prod(envs.space.shape or ()))
         self.actor = network([obs_size, *hidden, 2 * self.size], config.activation)
         self.critics = Critics([obs_size + self.size, *hidden, 1], config.activation)
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())
         self.targets = copy.deepcopy(self.critics)
         self.log_alpha = nn.Parameter(torch.tensor(config.alpha_init).log())
+        learned = {
+            "actor": self.actor.parameters(),
+            "critic": self.critics.parameters(),
+            "alpha": [self.log_alpha],
+        }
         self.optimizers = {
             name: torch.optim.Adam(parameters, eps=config.adam_eps, foreach=False)
-            for name, parameters in (
-                ("actor", list(self.actor.parameters())),
-                ("critic", list(self.critics.parameters())),
-                ("alpha", [self.log_alpha]),
-            )
+            for name, parameters in learned.items()
         }
-        self.obs_norm = Statistics(config.obs_clip, obs_size)
+        self.obs_norm = Statistics(config.normalize_obs, config.obs_clip, obs_size)
         self.replay: dict[int, Transition] = {}  # by place
         self.added = self.env_steps = self.updates = 0
         self.due = 0.0
-
-    def normalized(self, obs: Tensor) -> Tensor:
-        """Observations as the networks see them."""
-        return self.obs_norm.shifted(obs) if self.config.normalize_obs else obs
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (B, A) and their log-densities (B,)."""
@@ -95,8 +94,7 @@ class ReferenceSAC:
             while self.due >= 1.0:
                 self.due -= 1.0
                 seen += self.update()
-        if config.normalize_obs:
-            self.obs_norm.see(raw)
+        self.obs_norm.see(raw)
         names = {name for update in seen for name in update}
         means = {name: [update[name] for update in seen if name in update] for name in names}
         metrics = {name: sum(values) / len(values) for name, values in means.items()}
@@ -109,7 +107,7 @@ class ReferenceSAC:
             return torch.rand(shape, generator=self.streams.torch("warmup")) * 2.0 - 1.0
         noise = torch.randn(shape, generator=self.streams.torch("action"))
         with torch.no_grad():
-            return self.sample(self.normalized(self.obs), noise)[0]
+            return self.sample(self.obs_norm.shifted(self.obs), noise)[0]
 
     def update(self) -> list[dict[str, float]]:
         """One update of the critics, and as many of policy and temperature as are due; their metrics."""
@@ -118,7 +116,7 @@ class ReferenceSAC:
         stream_of_places, size = self.streams.torch("replay"), (config.batch_size,)
         places = torch.randint(len(self.replay), size, generator=stream_of_places)
         batch = [self.replay[place] for place in places.tolist()]
-        obs = self.normalized(torch.stack([obs for obs, _, _ in batch]))
+        obs = self.obs_norm.shifted(torch.stack([obs for obs, _, _ in batch]))
         times = config.policy_delay if self.updates % config.policy_delay == 0 else 0
         shape = config.batch_size, self.size
         noises = [torch.randn(shape, generator=stream) for _ in range(times)]
@@ -129,7 +127,7 @@ class ReferenceSAC:
         """Both critics, and then their targets."""
         config = self.config
         outcomes = [outcome for _, _, outcome in batch]
-        next_obs = self.normalized(torch.stack([one.next_obs for one in outcomes]))
+        next_obs = self.obs_norm.shifted(torch.stack([one.next_obs for one in outcomes]))
         with torch.no_grad():
             next_action, log_prob = self.sample(next_obs, noise)
             soft = torch.minimum(*self.targets(next_obs, next_action)) - self.log_alpha.exp() * log_prob
@@ -172,18 +170,15 @@ class ReferenceSAC:
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Actions (B, A) without noise."""
-        return self.actor(self.normalized(obs)).chunk(2, 1)[0].tanh()  # type: ignore[no-any-return]
+        return self.actor(self.obs_norm.shifted(obs)).chunk(2, 1)[0].tanh()  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Tensor]:
         """All that has been learned and counted, by name."""
         state = {
-            "actor": flat(self.actor.parameters()),
-            "critic": flat(self.critics.parameters()),
-            "target": flat(self.targets.parameters()),
-            "log_alpha": flat([self.log_alpha]),
-            "updates": torch.tensor(self.updates),
+            "learned/target": parameters_to_vector(self.targets.parameters()),
+            "num_updates": torch.tensor(self.updates),
             **self.obs_norm.state("obs_norm"),
         }
         for name, optimizer in self.optimizers.items():
-            state |= adam_state(optimizer, f"{name}_adam")
+            state |= optimised(optimizer, f"learned/{name}")
         return state

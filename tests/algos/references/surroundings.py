@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
-    "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32)),
-    "discrete": spaces.Discrete(3),
+    "box": spaces.Box(np.array([[-2.0], [0.0]], np.float32), np.array([[1.0], [0.5]], np.float32)),
+    "discrete": spaces.Discrete(3, start=-1),
     "several": spaces.MultiDiscrete([2, 3]),
 }
 NETWORKS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
@@ -43,7 +44,7 @@ class Noisy(gym.Env[np.ndarray, Any]):
 
     def step(self, action: Any) -> Any:
         """One step; now and then both ends at once."""
-        push = float(np.dot(np.atleast_1d(action), [1.0, -0.5][: np.size(action)]))
+        push = float(np.dot(np.ravel(action), [1.0, -0.5][: np.size(action)]))
         reward = float(np.float32(3.0 * self.np_random.standard_normal() - push * push + 1.0))
         terminated, truncated = (self.np_random.random(2) < 0.1).tolist()
         return self._obs(push), reward, terminated, truncated, {}
@@ -64,30 +65,25 @@ class Copies:
 
     def __init__(self, env_id: str, seeds: Sequence[int], **kwargs: Any) -> None:
         self.envs = [gym.make(env_id, disable_env_checker=True, **kwargs) for _ in seeds]
-        self.seeds = seeds
         self.space = self.envs[0].action_space
-
-    def reset(self) -> Tensor:
-        """The first observations (N, O)."""
-        pairs = zip(self.envs, self.seeds, strict=True)
-        return torch.stack([_tensor(env.reset(seed=seed)[0]) for env, seed in pairs])
+        pairs = zip(self.envs, seeds, strict=True)
+        self.first_obs = torch.stack([_tensor(env.reset(seed=seed)[0]) for env, seed in pairs])  # (N, O)
 
     def step(self, actions: Tensor) -> list[Outcome]:
         """What each environment makes of its action (N, A), in [-1, 1] where it is continuous."""
-        return [self._one(env, action) for env, action in zip(self.envs, actions, strict=True)]
-
-    def _one(self, env: gym.Env[Any, Any], action: Tensor) -> Outcome:
-        obs, reward, terminated, truncated, _ = env.step(self._native(action.numpy()))
-        successor = _tensor(obs)
-        if terminated or truncated:
-            obs, _ = env.reset()
-        return Outcome(_tensor(obs), float(reward), terminated, truncated, successor)
+        outcomes = []
+        for env, action in zip(self.envs, actions.numpy(), strict=True):
+            next_obs, reward, terminated, truncated, _ = env.step(self._native(action))
+            obs = env.reset()[0] if terminated or truncated else next_obs
+            outcomes.append(Outcome(_tensor(obs), float(reward), terminated, truncated, _tensor(next_obs)))
+        return outcomes
 
     def _native(self, action: np.ndarray) -> Any:
-        if isinstance(self.space, spaces.Box):
-            share = (action.clip(-1.0, 1.0) + 1.0) / 2.0
-            return (self.space.low + share * (self.space.high - self.space.low)).astype(np.float32)
-        return int(action[0]) if isinstance(self.space, spaces.Discrete) else action
+        space = self.space
+        if isinstance(space, spaces.Box):
+            share = (action.clip(-1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
+            return (space.low + share * (space.high - space.low)).astype(np.float32)
+        return int(action[0] + space.start) if isinstance(space, spaces.Discrete) else action
 
 
 def _tensor(obs: np.ndarray) -> Tensor:
@@ -95,27 +91,28 @@ def _tensor(obs: np.ndarray) -> Tensor:
 
 
 class Statistics:
-    """Mean and variance of all rows ever seen, from a list of them."""
+    """Mean and variance of all rows ever seen, from a list of them; if not `used`, they change nothing."""
 
-    def __init__(self, clip: float, size: int) -> None:
-        self.clip = clip
+    def __init__(self, used: bool, clip: float, size: int) -> None:
+        self.used, self.clip = used, clip
         self.rows: list[Tensor] = []  # (size,) each
         self.mean, self.var = torch.zeros(size), torch.ones(size)
 
     def see(self, rows: Sequence[Tensor]) -> None:
         """Take further rows into account."""
-        self.rows += rows
-        every = torch.stack(self.rows)
-        self.mean = every.mean(0)
-        self.var = (every - self.mean).pow(2).mean(0)
+        if self.used:
+            self.rows += rows
+            every = torch.stack(self.rows)
+            self.mean = every.mean(0)
+            self.var = (every - self.mean).pow(2).mean(0)
 
     def shifted(self, x: Tensor) -> Tensor:
         """`x` with zero mean and unit deviation, clipped."""
-        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-self.clip, self.clip)
+        return self.scaled(x - self.mean)
 
     def scaled(self, x: Tensor) -> Tensor:
         """`x` with unit deviation, clipped."""
-        return (x / (self.var + 1e-8).sqrt()).clamp(-self.clip, self.clip)
+        return (x / (self.var + 1e-8).sqrt()).clamp(-self.clip, self.clip) if self.used else x
 
     def state(self, name: str) -> dict[str, Tensor]:
         """What has been found, by name."""
@@ -131,17 +128,13 @@ def network(sizes: Sequence[int], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def flat(tensors: Any) -> Tensor:
-    """Tensors one after the other, as one vector."""
-    return torch.cat([x.detach().reshape(-1) for x in tensors])
-
-
-def adam_state(optimizer: torch.optim.Adam, name: str) -> dict[str, Tensor]:
-    """Both moments and the number of steps of torch's Adam, by name."""
+def optimised(optimizer: torch.optim.Adam, name: str) -> dict[str, Tensor]:
+    """Parameters, both moments and the number of steps of torch's Adam, by name."""
     parameters = optimizer.param_groups[0]["params"]
     states = [optimizer.state[p] for p in parameters]
-    if not states[0]:
-        zeros = torch.zeros_like(flat(parameters))
-        return {f"{name}/mu": zeros, f"{name}/nu": zeros, f"{name}/steps": torch.tensor(0.0)}
-    mu, nu = (flat(state[key] for state in states) for key in ("exp_avg", "exp_avg_sq"))
-    return {f"{name}/mu": mu, f"{name}/nu": nu, f"{name}/steps": states[0]["step"].double()}
+    steps = states[0].get("step", torch.tensor(0.0)).double()
+    found = {f"{name}/params": parameters_to_vector(parameters), f"{name}/steps": steps}
+    for moment, own in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
+        values = (each.get(own, torch.zeros_like(p)) for each, p in zip(states, parameters, strict=True))
+        found[f"{name}/{moment}"] = parameters_to_vector(values)
+    return found
