@@ -1,0 +1,67 @@
+"""Completions of the last word of a command, for the shell (scripts/completion.sh)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+from rltemplate.config.cli.overrides import chosen_algorithm, group_names, key_types, option_names
+
+_RUNS = ("run", "a", "b", "baseline")  # words that name a run
+
+
+def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[str], Any]) -> list[str]:
+    """The texts that the last of `words` can become. The first word is a command or a target of make.
+
+    `args_of` gives the dataclass with the words of a command.
+    """
+    command, before, last = words[0], words[1:-1], words[-1]
+    key, equals, value = last.partition("=")
+    if len(words) == 1:
+        targets = re.findall(r"^([a-z-]+):.*##", Path("Makefile").read_text(), re.MULTILINE)
+        found = sorted({*commands, *targets})
+    elif command not in commands:
+        found = []
+    elif not equals:
+        fields_of = [] if command == "train" else fields(args_of(command))
+        found = [f"{field.metadata['key'] or field.name}=" for field in fields_of if "kind" in field.metadata]
+        found = _keys(chosen_algorithm(before)) if command == "train" else found
+    else:
+        values = (
+            _run_ids()
+            if key in _RUNS
+            else _values(key, chosen_algorithm(before))
+            if command == "train"
+            else []
+        )
+        listed = value[: value.rfind(",") + 1]  # a list of values: the last one is completed
+        found = [f"{key}={listed}{each}" for each in values]
+    return [text for text in found if text.startswith(last)]
+
+
+def _keys(algorithm: str) -> list[str]:
+    types = key_types(algorithm)
+    return [f"{key}=" for key in sorted({*types, *group_names(), "hydra/launcher"})]
+
+
+def _values(key: str, algorithm: str) -> list[str]:
+    if key in group_names():
+        return option_names(key)
+    kind = key_types(algorithm).get(key)
+    found: list[str] = []
+    for each in (kind, *get_args(kind)):
+        if isinstance(each, type) and issubclass(each, Enum):
+            found += each.__members__
+        elif each is bool:
+            found += ["true", "false"]
+        elif each is type(None):
+            found += ["null"]
+    return found
+
+
+def _run_ids() -> list[str]:
+    return ["last", "best", *sorted(path.parent.name for path in Path("runs").glob("*/*/record.json"))]
