@@ -17,7 +17,6 @@ SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
 @pytest.mark.parametrize(
     ("words", "cores", "expected"),
     [
-        (SAC, 2, (2, True, 1)),
         (SAC, 16, (2, True, 1)),
         (SAC, 1, (1, True, 1)),
         (PPO, 16, (1, True, 1)),

@@ -35,23 +35,17 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
     ("env=no_such_module:Pong-v5", ["no_such_module cannot be imported (No module named"]),
     # values
-    ("seed=x", ["seed=x: expected a whole number"]),
     ("seed=-1", ["seed=-1: must be at least 0"]),
-    ("seed=[1,2]", ["without brackets, as 1,2"]),
-    ("seed=1,x", ["seed=x: expected a whole number", "in the job seed=x"]),
+    ("seed=1,x", ["seed=x: expected a whole number", "without brackets, as 1,2", "in the job seed=x"]),
     ("seed=interval(0,1)", ["is no list of values"]),
     ("seed=${nothing}", ["seed: Interpolation key 'nothing' not found"]),
     ("algo.learning_rate=inf", ["algo.learning_rate=inf: must be finite"]),
-    ("algo.normalize_obs=maybe", ["expected true or false"]),
     ("algo.hidden_sizes=64", ["expected a list, as [64,64]"]),
     ("algo.hidden_sizes=[]", ["algo.hidden_sizes=[]: needs at least one", "[64,64]"]),
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :4096:8, :16:8, null"]),
     ("logger.wandb=true", ["logger.wandb.enabled"]),
     ("env.kwargs=3", ["env.kwargs.name=value"]),
-    (
-        "algo.num_minibatches=7 seed=1,2",
-        ["nearest that does: 8", "in the job algo.num_minibatches=7 seed=1)"],
-    ),
+    ("algo.num_minibatches=7 seed=1,2", ["nearest that does: 8", "job algo.num_minibatches=7 seed=1)"]),
     ("runs_dir=", ["runs_dir=: expected the name of a folder"]),
     ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out
@@ -98,15 +92,15 @@ def test_lists_of_values_make_a_sweep() -> None:
 NOTES = ['it\'s "so", [x] {y} (z) a=b $HOME \\ end\\', "range(1,3), ünï", "'one', 'two'"]
 
 
-@pytest.mark.parametrize("note", [*NOTES, r"costs ${x}, ${seed}, ${oc.env:HOME}, \${y} and ${z"])
+@pytest.mark.parametrize("note", [*NOTES, r"costs ${x}, ${seed}, ${oc.env:HOME}, \${y} and ${z", "null"])
 def test_a_note_is_prose(note: str) -> None:
     plan = preflight([f"note={note}", "seed=1,2"])
     assert plan.num_jobs == 2  # for the seeds alone
-    assert [config.note for config in plan.configs] == [note]
+    assert [config.note for config in plan.configs] == [None if note == "null" else note]
     assert plan.words == ["seed=1,2"]  # why a sweep is made is not which one it is
 
 
-@pytest.mark.parametrize("name", ["9e5387", "1_2", "inf", "123456", "true", "it's, [here]", "~/a b"])
+@pytest.mark.parametrize("name", ["9e5387", "inf", "123456", "true", "it's, [here]", "~/a b"])
 def test_a_text_stays_as_it_was_typed(name: str) -> None:
     (config,) = preflight([f"baseline={name}", f"logger.wandb.project={name}"]).configs
     assert (config.baseline, config.logger.wandb.project) == (name, name)
@@ -123,25 +117,18 @@ def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: py
     assert [call.args[0] for call in compose.call_args_list] == plan.overrides
 
 
-def test_an_id_of_a_file_is_the_file_and_others_need_none() -> None:
-    for word, (hydra, env_id) in {
-        "env=Hopper": ("env=Hopper", "Hopper-v5"),
-        "env='Hopper-v5'": ("env=Hopper", "Hopper-v5"),
-        "env=Hopper-v4": ("env=Hopper-v4", "Hopper-v4"),
-        "env=LunarLander-v3": ("env=LunarLander", "LunarLander-v3"),
-        "env=gymnasium:Taxi-v4": ("env=gymnasium:Taxi-v4", "gymnasium:Taxi-v4"),
-    }.items():
-        plan = preflight([word])
-        assert plan.argv == [hydra]
-        assert [(config.env.id, config.env.kwargs) for config in plan.configs] == [(env_id, {})]
-
-
-def test_an_id_that_somebody_has_registered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_of_a_file_is_the_file_and_others_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = gymnasium.envs.registration.EnvSpec("space/Pole-v3", "gymnasium.envs.classic_control:CartPoleEnv")
     monkeypatch.setitem(gymnasium.registry, "space/Pole-v3", spec)
-    plan = preflight(["env=space/Pole-v3,CartPole-v1"])
-    assert [config.env.id for config in plan.configs] == ["space/Pole-v3", "CartPole-v1"]
-    assert plan.argv[0] == "env=space/Pole-v3,CartPole"
+    for word, (hydra, env_ids) in {
+        "env='Hopper-v5'": ("env=Hopper", ["Hopper-v5"]),
+        "env=Hopper-v4": ("env=Hopper-v4", ["Hopper-v4"]),
+        "env=gymnasium:Taxi-v4": ("env=gymnasium:Taxi-v4", ["gymnasium:Taxi-v4"]),
+        "env=space/Pole-v3,CartPole-v1": ("env=space/Pole-v3,CartPole", ["space/Pole-v3", "CartPole-v1"]),
+    }.items():
+        plan = preflight([word])
+        assert plan.argv[0] == hydra
+        assert [(each.env.id, each.env.kwargs) for each in plan.configs] == [(name, {}) for name in env_ids]
 
 
 @pytest.mark.parametrize("failure", [ValueError("no data\nhere"), SystemExit(0)])
@@ -157,18 +144,13 @@ def test_an_environment_that_fails_when_it_is_made_is_refused(
         check_env(env_config("Failing-v0"))
 
 
-@pytest.mark.parametrize(
-    "word", ["env.kwargs.gravity=-5", "+env.kwargs.gravity=-5", "env.kwargs={gravity: -5}"]
-)
-def test_arguments_of_the_environment_can_be_added_and_changed(word: str) -> None:
-    (config,) = preflight(["env=LunarLanderContinuous", word, "env.kwargs.continuous=false"]).configs
-    assert config.env.kwargs == {"continuous": False, "gravity": -5}
-
-
 @pytest.mark.parametrize("sign", ["", "+"])
-def test_wrappers_keep_the_order_of_the_words(sign: str) -> None:
-    words = ["env.wrappers={own.module:Class:null,A:{x:1}}", "env.training_wrappers.B.y.z=2"]
-    (config,) = preflight([*(sign + word for word in words), "env.infos=[a.b]"]).configs
+def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sign: str) -> None:
+    words = ["env.kwargs={gravity: -5}", "env.kwargs.wind.power=2"]
+    words += ["env.wrappers={own.module:Class:null,A:{x:1}}", "env.training_wrappers.B.y.z=2"]
+    words = [*(sign + word for word in words), "env.kwargs.continuous=false", "env.infos=[a.b]"]
+    (config,) = preflight(["env=LunarLanderContinuous", *words]).configs
+    assert config.env.kwargs == {"continuous": False, "gravity": -5, "wind": {"power": 2}}
     assert list(config.env.wrappers.items()) == [("own.module:Class", None), ("A", {"x": 1})]
     assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
 

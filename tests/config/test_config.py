@@ -145,8 +145,12 @@ def test_a_configuration_survives_being_written(algo: str, tmp_path: Path) -> No
     assert complete(raw_config(path))[0] != config
 
 
-def test_a_recorded_text_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_resolved_once_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "71")
+    monkeypatch.setenv("VARIABLE", "${oc.env:SECRET}")
+    words = [r"logger.wandb.project='\${oc.env:SECRET}'", "logger.wandb.entity=${oc.env:VARIABLE}"]
+    wandb = compose(*words).logger.wandb  # what is typed is resolved once
+    assert (wandb.project, wandb.entity) == ("${oc.env:SECRET}", "${oc.env:SECRET}")
     path = tmp_path / "config.yaml"
     for text in ("${oc.env:SECRET}", r"\${oc.env:SECRET}", r"a\\${b", "${x", r"ends with \\", "1e3"):
         values = to_dict(compose())
@@ -160,13 +164,6 @@ def test_a_recorded_text_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^seed: (?!.*71)"):  # nor is the variable's value shown
         complete(raw_config(path))[0]
-
-
-def test_what_is_typed_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VARIABLE", "${oc.env:SECRET}")
-    words = [r"logger.wandb.project='\${oc.env:SECRET}'", "logger.wandb.entity=${oc.env:VARIABLE}"]
-    wandb = compose(*words).logger.wandb
-    assert (wandb.project, wandb.entity) == ("${oc.env:SECRET}", "${oc.env:SECRET}")
 
 
 def test_an_experiment_comes_on_top_of_the_recipe_of_the_pair() -> None:

@@ -19,7 +19,6 @@ from rltemplate.learning.networks import mlp
 from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError, ForwardPass
 
-CPU = torch.device("cpu")
 Network = Callable[[Tensor], Tensor]
 
 
@@ -29,24 +28,23 @@ def plain_afterwards() -> Iterator[None]:
     kernels.use("plain")
 
 
-def tried(configure: Configure, network: Network, products: str = "padded") -> Trial:
-    passes = {"policy": ForwardPass(network, 3, (4,))}
-    return Trial(configure("determinism=invariant").determinism, passes, CPU, products, physics=False)
-
-
-@pytest.mark.parametrize("products", ["padded", "tiled"])
+@pytest.mark.parametrize(
+    ("products", "instead"), [("padded", "products=blas"), ("tiled", "determinism=repeat")]
+)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
-    configure: Configure, algo: str, products: str
+    configure: Configure, algo: str, products: str, instead: str
 ) -> None:
     algorithm, _ = build_algorithm(configure(*small(algo, "algo.hidden_sizes=[256,256]", env="Pendulum")))
     level = configure("determinism=invariant").determinism
-    trial = Trial(level, algorithm.forward_passes(), CPU, products, physics=False)
+    trial = Trial(level, algorithm.forward_passes(), torch.device("cpu"), products, physics=False)
     kernels.use(products)
     assert set(check_rows(trial)["networks"]) == set(trial.passes)
     kernels.use("plain")
     if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
-        with pytest.raises(ConfigError, match=r"gives a row other bits in a batch of \d+ rows on"):
+        with pytest.raises(
+            ConfigError, match=rf"gives a row other bits in a batch of \d+ rows on .*; use .*{instead}$"
+        ):
             check_rows(trial)
     algorithm.close()
 
@@ -71,19 +69,13 @@ def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
     def drifting(rows: Tensor) -> Tensor:
         return rows + next(calls) * 1e-6
 
+    def tried(network: Network) -> Trial:
+        passes = {"policy": ForwardPass(network, 3, (4,))}
+        return Trial(configure().determinism, passes, torch.device("cpu"), "plain", physics=False)
+
     with pytest.raises(ConfigError, match="the policy network gives different bits for equal inputs"):
-        check_repeats(tried(configure, drifting))
-    assert check_repeats(tried(configure, lambda rows: rows * 2))["holds"]
-
-
-def test_a_network_that_looks_at_its_neighbours_is_found(configure: Configure) -> None:
-    def centred(rows: Tensor) -> Tensor:
-        return rows - rows.mean(0)
-
-    assert check_rows(tried(configure, torch.tanh))["holds"]
-    for products, instead in (("padded", "determinism.products=blas"), ("blas", "determinism=repeat")):
-        with pytest.raises(ConfigError, match=rf"other bits in a batch of \d+ rows on .*; use {instead}"):
-            check_rows(tried(configure, centred, products))
+        check_repeats(tried(drifting))
+    assert check_repeats(tried(lambda rows: rows * 2))["holds"]
 
 
 def numbers(*shape: int, double: bool = False) -> Tensor:

@@ -6,24 +6,17 @@ Another machine is played by the variables that make libraries take the code the
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Configure
+from conftest import Configure
+from test_switches import answer
 
-from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config
 from rltemplate.determinism import golden, kernels, switches
-from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.types import ConfigError
 
@@ -56,25 +49,6 @@ print(json.dumps(found))
 """
 
 
-def outcome(config: Config, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The findings of the script in a process of this configuration, whose starter has these variables.
-
-    Of those that the profile sets itself, its own values win, unless given as `!NAME`.
-    """
-    forced = {name[1:]: value for name, value in variables.items() if name.startswith("!")}
-    inherited = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        input=json.dumps(to_dict(config)),
-        env=prepared(inherited, config.determinism, config.num_threads) | forced,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 OTHERS: dict[str, dict[str, str]] = {  # machines that MKL would treat in another way
     "the least CPU": {"MKL_CBWR": "COMPATIBLE"},
     "no AVX": {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OPENBLAS_NUM_THREADS": "2"},
@@ -94,7 +68,7 @@ def found(configure: Configure) -> dict[str, dict[str, Any]]:
     # Waiting threads would otherwise spin, on cores that others need.
     jobs.append((replace(profiled, num_threads=2), {"OMP_WAIT_POLICY": "passive"}))
     with ThreadPoolExecutor(2) as pool:
-        outcomes = list(pool.map(lambda job: outcome(*job), jobs))
+        outcomes = list(pool.map(lambda job: answer(SCRIPT, *job), jobs))
     if "refused" in outcomes[0]:
         pytest.skip(f"this machine does not have the profile's instructions: {outcomes[0]['refused']}")
     return dict(zip(["base", *OTHERS, *LACKING, "two threads"], outcomes, strict=True))

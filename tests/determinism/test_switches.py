@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from conftest import ROOT, Configure, env_config
 
 from rltemplate.config.loading import to_dict
+from rltemplate.config.schema import Config
 from rltemplate.determinism import golden, switches
 from rltemplate.determinism.levels import influences, prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
 from rltemplate.types import ConfigError
 
+Report = Callable[..., dict[str, Any]]
 # Indexed gradients with two threads give several results unless torch is told to be deterministic.
 SCRIPT = """
 import json, sys
@@ -46,38 +49,43 @@ print(json.dumps({"settings": settings, "compiler": "torch._inductor" in sys.mod
 """
 
 
-def report(configure: Configure, *overrides: str, **variables: str) -> dict[str, Any]:
-    """The answer of the script in the process of a run; variables called X_forced are set there."""
-    config = configure(*overrides)
+def answer(script: str, config: Config, variables: Mapping[str, str]) -> dict[str, Any]:
+    """The answer of a script in the process of a run, whose starter has these variables; `!NAME` wins."""
+    forced = {name[1:]: value for name, value in variables.items() if name.startswith("!")}
     base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    environment = prepared(base, config.determinism, config.num_threads)
-    forced = [name for name in variables if name.endswith("_forced")]
-    environment |= {name.removesuffix("_forced"): variables[name] for name in forced}
-    command, told = [sys.executable, "-c", SCRIPT], json.dumps(to_dict(config))
-    done = subprocess.run(command, input=told, env=environment, capture_output=True, text=True, check=True)
+    environment = prepared(base, config.determinism, config.num_threads) | forced
+    command, told = [sys.executable, "-c", script], json.dumps(to_dict(config))
+    done = subprocess.run(command, input=told, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen
 
 
-def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(configure: Configure) -> None:
-    repeat = report(configure, "determinism=repeat", "num_threads=2")
+@pytest.fixture
+def report(configure: Configure) -> Report:
+    return lambda *words, **variables: answer(SCRIPT, configure(*words), variables)
+
+
+def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(report: Report) -> None:
+    repeat = report("determinism=repeat", "num_threads=2")
     settings = repeat["settings"]
     assert (settings["deterministic_algorithms"], settings["torch_num_threads"]) == (True, 2)
     assert settings["python_hash_seed"] == "0"
     assert repeat["results"] == 1
     assert repeat["compiler"] is False, "importing the compiler costs every run a second"
-    fast = report(configure, "determinism=fast", "num_threads=2")
+    fast = report("determinism=fast", "num_threads=2")
     assert fast["results"] > 1 or len(os.sched_getaffinity(0)) == 1
 
 
-def test_no_variable_takes_threads_away(configure: Configure) -> None:
+def test_no_variable_takes_threads_away(report: Report) -> None:
     inherited = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0"}
-    one, two = (report(configure, f"num_threads={threads}") for threads in (1, 2))
-    limited = report(configure, "num_threads=2", OPENBLAS_NUM_THREADS_forced="1", **inherited)
+    inherited["!OPENBLAS_NUM_THREADS"] = "1"
+    one, two = (report(f"num_threads={threads}") for threads in (1, 2))
+    limited = report("num_threads=2", **inherited)
     assert two["sum"] != one["sum"], "the sum cannot tell how many threads there are"
     assert limited["sum"] == two["sum"]
     assert limited["settings"]["blas_threads"] == 2
-    dynamic = report(configure, "num_threads=2", OMP_DYNAMIC_forced="true")
+    dynamic = report("num_threads=2", **{"!OMP_DYNAMIC": "true"})
     assert "openmp_dynamic should be False and is True" in dynamic["refused"]
 
 

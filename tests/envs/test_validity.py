@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -17,56 +16,48 @@ from rltemplate.types import RunError
 SIZE = 11
 BOX = spaces.Box(-1.0, 1.0, (SIZE,), np.float32)
 FOUR = spaces.Discrete(4, start=2)
-Act = Callable[[tuple[Any, ...]], Any]
+ZEROS = np.zeros(SIZE, np.float32)
 
 
-def obs(value: Any) -> Act:
-    return lambda result: (value, *result[1:])
+def given(
+    obs: Any = ZEROS, reward: Any = 1.0, terminated: Any = False, truncated: Any = False
+) -> tuple[Any, ...]:
+    """The result of a step."""
+    return obs, reward, terminated, truncated, {}
 
 
-def spoilt(value: float, kind: type[np.floating[Any]] = np.float32) -> Act:
-    array = np.zeros(SIZE, kind)
-    array[2] = value
-    return obs(array)
-
-
-def reward(value: Any) -> Act:
-    return lambda result: (result[0], value, *result[2:])
-
-
-def flags(terminated: Any = False, truncated: Any = False) -> Act:
-    return lambda result: (*result[:2], terminated, truncated, result[4])
+def third(value: float) -> np.ndarray:
+    return np.array([0.0, 0.0, value] + [0.0] * (SIZE - 3))
 
 
 SHAPE = "expected an array of float32 with the shape (11,)"
 CHOICE = "expected a whole number from 2 to 5"
 FINITE = "expected a finite number that float32 holds"
 PARTS = "expected 5 parts (observation, reward, terminated, truncated, info)"
-FAULTS: dict[str, tuple[Act, str]] = {
-    "nan": (spoilt(np.nan), f"the observation has nan in place 3 of 11, {FINITE}"),
-    "great": (spoilt(1e39, np.float64), f"the observation has 1e+39 in place 3 of 11, {FINITE}"),
-    "great, in sum zero": (obs(np.array([1e300, -1e300] + [0] * 9)), "the observation has 1e+300 in place 1"),
-    "ragged": (obs([[1.0], 2.0]), f"the observation is [[1.0], 2.0] (list), {SHAPE}"),
-    "choice too great": (obs(6), f"the observation is 6 (int), {CHOICE}"),
-    "reward nan": (reward(float("nan")), f"the reward is nan (float), {FINITE}"),
-    "reward great": (reward(-(10**400)), f"(int), {FINITE}"),
-    "truncated two": (flags(False, 2), "truncated is 2 (int), expected true or false"),
-    "four parts": (lambda result: result[:4], PARTS),
-    "no parts": (lambda result: None, f"step() gave None (NoneType), {PARTS}"),
+FAULTS: dict[str, tuple[Any, str]] = {
+    "nan": (given(third(np.nan).astype(np.float32)), f"the observation has nan in place 3 of 11, {FINITE}"),
+    "great": (given(third(1e39)), f"the observation has 1e+39 in place 3 of 11, {FINITE}"),
+    "great, in sum zero": (given(third(1e300) - third(1e300)[::-1]), "the observation has 1e+300 in place 3"),
+    "ragged": (given([[1.0], 2.0]), f"the observation is [[1.0], 2.0] (list), {SHAPE}"),
+    "choice too great": (given(6), f"the observation is 6 (int), {CHOICE}"),
+    "reward nan": (given(reward=float("nan")), f"the reward is nan (float), {FINITE}"),
+    "reward great": (given(reward=-(10**400)), f"(int), {FINITE}"),
+    "truncated two": (given(truncated=2), "truncated is 2 (int), expected true or false"),
+    "four parts": (given()[:4], PARTS),
+    "no parts": (None, f"step() gave None (NoneType), {PARTS}"),
 }
-ZEROS = np.zeros(SIZE)
-LEGAL: dict[str, tuple[Act, Any]] = {
-    "float64": (lambda result: (result[0].astype(np.float64), *result[1:]), ZEROS),
-    "out of bounds": (obs(np.full(SIZE, 1.5, np.float32)), np.full(SIZE, 1.5)),
-    "giant": (obs(np.full(SIZE, -3e38, np.float32)), np.full(SIZE, -3e38, np.float32)),
-    "reward array": (reward(np.ones((1, 1), np.float32)), ZEROS),
-    "flags of numpy": (flags(np.int8(0), np.array(False)), ZEROS),
-    "choice in an array": (obs(np.array(3)), 3),
+LEGAL: dict[str, tuple[Any, Any]] = {
+    "float64": (given(np.zeros(SIZE)), ZEROS),
+    "out of bounds": (given(np.full(SIZE, 1.5, np.float32)), np.full(SIZE, 1.5)),
+    "giant": (given(np.full(SIZE, -3e38, np.float32)), np.full(SIZE, -3e38, np.float32)),
+    "reward array": (given(reward=np.ones((1, 1), np.float32)), ZEROS),
+    "flags of numpy": (given(terminated=np.int8(0), truncated=np.array(False)), ZEROS),
+    "choice in an array": (given(np.array(3)), 3),
 }
 
 
 class Odd(gym.Env[Any, Any]):
-    """Does `act` at step `at`; 0 is the reset."""
+    """Gives the result `act` at step `at`; 0 is the reset."""
 
     action_space = spaces.Discrete(2)
 
@@ -74,18 +65,13 @@ class Odd(gym.Env[Any, Any]):
         self.observation_space = FOUR if "choice" in act else BOX
         self.act, self.at, self.t = {**FAULTS, **LEGAL}[act][0], at, 0
 
-    def result(self) -> Any:
-        value = 2 if self.observation_space is FOUR else np.zeros(SIZE, np.float32)
-        result: tuple[Any, ...] = (value, 1.0, False, False, {})
-        return self.act(result) if self.t == self.at else result
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        result = self.result()
+        result = self.step(None)
         return result and (result[0], {})
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return self.result()
+        return self.act if self.t - 1 == self.at else given(2 if self.observation_space is FOUR else ZEROS)
 
 
 @pytest.mark.parametrize(
