@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,9 +12,8 @@ from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
-import yaml
 
-from rltemplate.config.algorithms import ALGORITHMS, PPOConfig, number
+from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.overrides import key_types
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import (
@@ -71,29 +68,6 @@ def test_every_value_is_explained_where_it_is_set() -> None:
             assert set(unexplained(text)) <= EXPLAINED_TOGETHER.get(name.parts[0], set()), name
             assert text.lstrip().startswith("#"), f"{name} does not say what it is"
     assert unexplained("a: 1 # one\nb: 2\nc:\n  d: 3\n  e: '#4' # four\n") == ["b", "d"]
-
-
-def keys_set_by(name: str) -> list[str]:
-    """Dotted keys to which a file of conf/ gives a value, where they end up."""
-
-    def keys(node: Any, prefix: str) -> Iterator[str]:
-        for key, value in node.items():
-            if isinstance(value, dict) and value and key != "kwargs":
-                yield from keys(value, f"{prefix}{key}.")
-            else:
-                yield prefix + key
-
-    text = (CONF / f"{name}.yaml").read_text(encoding="utf-8")
-    content = {k: v for k, v in yaml.safe_load(text).items() if k not in ("defaults", "hydra")}
-    rooted = "@package _global_" in text or "/" not in name
-    return list(keys(content, "" if rooted else f"{name.partition('/')[0]}."))
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_key_has_exactly_one_default(algo: str) -> None:
-    sources = f"config algo/{algo} env/_gymnasium env/CartPole determinism/repeat logger/local"
-    given = [key for name in sources.split() for key in keys_set_by(name)]
-    assert sorted(given) == sorted(leaves(algo))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -196,35 +170,8 @@ def test_every_number_has_a_range() -> None:
     assert [key for node in nodes for key in without_range(node)] == []
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class WithAux(PPOConfig):
-    aux_coef: float = number(0.0)
-
-
-def test_a_key_that_came_afterwards_takes_the_value_of_conf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here `algo.aux_coef` of PPO, with 0.25 in conf/."""
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(compose()), encoding="utf-8")
-    conf = shutil.copytree(CONF, tmp_path / "conf")
-    with (conf / "algo" / "ppo.yaml").open("a") as file:
-        file.write("  aux_coef: 0.25\n")
-    monkeypatch.setattr("rltemplate.config.loading.CONF", conf)
-    monkeypatch.setitem(ALGORITHMS, "ppo", dataclasses.replace(ALGORITHMS["ppo"], config=WithAux))
-    config, added = complete(raw_config(path))
-    assert (added, to_dict(config)["algo"]["aux_coef"]) == ({"algo.aux_coef": 0.25}, 0.25)
-    # Once it is written down, nothing has to be added, and what a process is told must be whole.
-    path.write_text(to_yaml(config), encoding="utf-8")
-    assert complete(raw_config(path)) == (config, {})
-    whole = to_dict(config)
-    del whole["algo"]["aux_coef"]
-    with pytest.raises(ConfigError, match=r"no value for algo\.aux_coef"):
-        from_dict(whole)
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_key_could_have_come_afterwards_but_those_of_every_run(algo: str) -> None:
+def test_a_key_that_came_after_a_run_takes_the_value_of_conf(algo: str) -> None:
     for level in Level:
         # An older run was not compiled and had one thread, whatever this machine gains by.
         words = [f"algo={algo}", f"determinism={level.name}", "recipe=null"]
@@ -235,8 +182,12 @@ def test_every_key_could_have_come_afterwards_but_those_of_every_run(algo: str) 
         config, added = complete({**kept, **bare})
         assert config == now
         assert len(added) > 30
-    for name in ("seed", "total_env_steps"):
-        values = to_dict(compose(f"algo={algo}"))
+        assert added["determinism.hash_seed"] == now.determinism.hash_seed
+    assert complete(to_dict(now)) == (now, {})
+    with pytest.raises(ConfigError, match="no value for "):  # for what a process is told must be whole
+        from_dict({**kept, **bare})
+    for name in ("seed", "total_env_steps"):  # of every run
+        values = to_dict(now)
         del values[name]
         with pytest.raises(ConfigError, match=f"^no value for {name}:"):
             complete(values)

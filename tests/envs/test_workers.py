@@ -162,7 +162,7 @@ def test_where_nothing_is_forked_the_same_is_sent(build: Build, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_an_exception_arrives_with_traceback_and_place(
+def test_trouble_arrives_with_its_place_and_an_exception_with_its_traceback(
     workers: int, build: Build, capfd: pytest.CaptureFixture[str]
 ) -> None:
     envs = build("Breaks-v0", 3, workers, act="raises", at=27, who=(8, 9))
@@ -174,16 +174,11 @@ def test_an_exception_arrives_with_traceback_and_place(
     assert "ValueError: two lines\nof text" in said
     assert "Breaks-v0, environment 2 of 3, step 7 of its episode" in said
     assert "in raises\n    raise error" in said
-    envs.close()
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_an_invalid_value_arrives_in_a_line(workers: int, build: Build) -> None:
     envs = build("Breaks-v0", 3, workers, act="nan", at=7)
     envs.reset()
     with pytest.raises(RunError, match=r"^Breaks-v0, environment 2 of 3, step 7 of its episode: the obs"):
         play(envs, 0, 7)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> None:
