@@ -61,7 +61,7 @@ RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
 COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
-TARGETS := help install train resume evaluate film runs diff stats compare prove prove-resume reproduce report rename completion \
+TARGETS := help install train resume evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
     test test-changed test-all test-slow lint format docs bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -137,6 +137,9 @@ report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 	$(call RUN,scripts/rename.py,$(WORDS))
+
+new-experiment: $(STAMP) ## a commented file for an experiment: make new-experiment name=wide-nets algo=sac env=Hopper
+	$(call RUN,scripts/new_experiment.py,$(WORDS))
 
 completion: ## tab completion of these words in bash and zsh, from the next terminal on
 	@$(NO_OVERRIDES)sh scripts/completion.sh install

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Start an experiment: `make new-experiment name=wide-nets algo=sac env=Hopper`.
+
+Writes a file of conf/experiment/ with the values of the recipe as comments, and the commands that run it
+beside its baseline.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rltemplate.config.cli.preflight import preflight  # noqa: E402
+from rltemplate.config.command_args import parse, word  # noqa: E402
+from rltemplate.config.loading import CONF, to_dict  # noqa: E402
+from rltemplate.types import ConfigError  # noqa: E402
+
+_KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
+_TEXT = """\
+# @package _global_
+# {name}: say in one sentence what is tried, and what you expect of it.
+#
+# The baseline, the experiment, and both side by side:
+#     make train algo={algo} env={env} seed=1,2,3,4,5
+#     make train algo={algo} env={env} seed=1,2,3,4,5 experiment={name}
+#     make stats runs='runs/{algo}-{env}/*' by=experiment
+# Change one thing, and say in a comment whose value you take. `baseline=RUN` refuses to start a run that
+# differs from RUN in more than that.
+
+# The values of {recipe}. Take the # off the lines that you change, and off the key above them.
+{values}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Start an experiment: name=wide-nets [algo=ppo] [env=CartPole]."""
+
+    name: str = word()
+    algo: str = word(default="ppo")
+    env: str = word(default="CartPole")
+
+
+def write(args: Args) -> Path:
+    """The new file. Raises ConfigError."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,59}", args.name) or args.name == "none":
+        raise ConfigError(f"name={args.name}: expected letters, digits, - and _, as in name=wide-nets")
+    path = CONF / "experiment" / f"{args.name}.yaml"
+    config = preflight([f"algo={args.algo}", f"env={args.env}"]).configs[0]
+    values = to_dict(config)
+    shown = {key: value for key, value in values["algo"].items() if key != "name"}
+    listed = yaml.safe_dump(
+        {"algo": shown, **{key: values[key] for key in _KEYS}}, sort_keys=False, default_flow_style=None
+    )
+    text = _TEXT.format(
+        name=args.name,
+        algo=args.algo,
+        env=args.env,
+        recipe=f"recipe {config.recipe}" if config.recipe else f"conf/algo/{args.algo}.yaml",
+        values="".join(f"# {line}\n" for line in listed.splitlines()).rstrip(),
+    )
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"name={args.name}: {path.relative_to(ROOT)} is there already") from None
+    return path
+
+
+def main() -> int:
+    """Exit status: 0 written, 2 refused."""
+    try:
+        path = write(parse(sys.argv[1:], Args))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"written: {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
