@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
-from rltemplate.analysis.runs import load_run
-from rltemplate.analysis.traces import Divergence, first_difference, open_trace
+from rltemplate.analysis.runs import Run, load_run
+from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import RESET
@@ -56,23 +56,34 @@ class Comparison:
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
-    runs = load_run(a), load_run(b)
+    one, other = load_run(a), load_run(b)
     trace_a, trace_b = (
-        open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs
+        open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in (one, other)
     )
+    for trace in (trace_a, trace_b):
+        if trace.lines and not trace.lines[-1].endswith(b"]\n"):
+            reach = f"breaks off after {trace.reach[0]} iterations"
+            raise ConfigError(f"{trace.run}: {TRACE} {reach}; was it cut off?")
+    return compare_traces(one, other, trace_a, trace_b)
+
+
+def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
+    """Compare two runs by these traces of theirs."""
     for what in ("algo", "detail", "digest"):  # equal runs would have the same
         one, other = getattr(trace_a, what), getattr(trace_b, what)
         if one != other:
             raise ConfigError(
                 f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
             )
-    at, found = first_difference(trace_a, trace_b), diff_runs(*runs)
+    at, found = first_difference(trace_a, trace_b), diff_runs(a, b)
     same_length = len(trace_a.lines) == len(trace_b.lines)
     verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
-    advice = [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a, b))]
+    advice = (
+        [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a.dir, b.dir))]
+    )
     side_a, side_b = (
-        Side(run.dir.name, str(run.dir), run.record.status, *trace.reach)
-        for run, trace in zip(runs, (trace_a, trace_b), strict=True)
+        Side(trace.run, str(run.dir), run.record.status, *trace.reach)
+        for run, trace in ((a, trace_a), (b, trace_b))
     )
     return Comparison(verdict, side_a, side_b, trace_a.detail, at, advice, found.differences, found.notes)
 

@@ -40,9 +40,9 @@ class Run:
     record: RunRecord
 
     @classmethod
-    def planned(cls, record: RunRecord, config: Mapping[str, Any]) -> Run:
-        """A run that has not begun, to be compared with others. It has no folder, and nothing is read."""
-        run = cls(Path(), record)
+    def known(cls, place: Path, record: RunRecord, config: Mapping[str, Any]) -> Run:
+        """A run to be compared with others of which nothing is read; `place` need not exist."""
+        run = cls(place, record)
         run.__dict__.update(config=dict(config), rows=[], last_row={})
         return run
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rltemplate.run.paths import TRACE
@@ -55,7 +55,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace without a torn end: the facts of its first line, and the lines after that."""
+    """A trace: the facts of its first line, and the lines after that."""
 
     run: str
     detail: str
@@ -67,6 +67,21 @@ class Trace:
     def reach(self) -> tuple[int, int]:
         """The number of complete iterations, and the environment steps that they took."""
         return _reach(reversed(self.lines))
+
+    @property
+    def iterations(self) -> Iterator[Event]:
+        """The ends of the iterations."""
+        names: Names = {}
+        for line in self.lines:
+            names |= _names_in([line])
+            if line.startswith(ITERATION_LINE):
+                yield _parse_event(line, names)
+
+    def whole(self, most: int | None = None) -> Trace:
+        """The trace up to the end of its last whole iteration, or of number `most`, counted from 1."""
+        lines = enumerate(self.lines, start=1)
+        ends = [at for at, line in lines if line.startswith(ITERATION_LINE) and line.endswith(b"]\n")]
+        return replace(self, lines=self.lines[: max(ends[:most], default=0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +96,8 @@ class Event:
         return f"{'the end of ' * (self.name == ITERATION)}{self.name} {self.index}"
 
 
-def open_trace(run_dir: Path, when_missing: str) -> Trace:
-    """Read the trace in `run_dir`.
-
-    Raises ConfigError in one line if it is missing (the message ends with `when_missing`) or incomplete.
-    """
+def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
+    """Read the trace in `run_dir`. Raises ConfigError, which ends with `when_missing` if there is none."""
     run = run_dir.name
     try:
         first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b""]
@@ -101,18 +113,16 @@ def open_trace(run_dir: Path, when_missing: str) -> Trace:
         known = False
     if not known:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
-    if lines and not lines[-1].endswith(b"]\n"):
-        raise ConfigError(f"{run}: {TRACE} breaks off after {trace.reach[0]} iterations; was it cut off?")
     return trace
 
 
-def names_in(lines: Iterable[bytes]) -> dict[str, list[str]]:
+def _names_in(lines: Iterable[bytes]) -> Names:
     """The names of the items of each event, as they are at the end of these lines."""
     listed = (json.loads(line) for line in lines if line.startswith(ITEMS_LINE))
     return {event: names for _, event, names in listed}
 
 
-def parse_event(line: bytes, names: Names) -> Event:
+def _parse_event(line: bytes, names: Names) -> Event:
     """The event in a line that names no items. Raises ValueError or KeyError if the line is damaged."""
     event, index, *steps, digits = json.loads(line)[: 4 if line.startswith(ITERATION_LINE) else 3]
     items = names[event]
@@ -137,7 +147,7 @@ def first_difference(a: Trace, b: Trace) -> Divergence | None:
     equal_lines = a.lines[:number]
     iteration, before = _reach(reversed(equal_lines))
     try:
-        names = names_in(equal_lines)
+        names = _names_in(equal_lines)
         one, other = (_event_from(trace.lines[number : number + 2], names) for trace in (a, b))
         (item, *further), equal, value_a, value_b = _differing(one, other)
     except (ValueError, TypeError, KeyError, IndexError):
@@ -172,7 +182,7 @@ def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
 def _event_from(lines: Sequence[bytes], names: Names) -> Event:
     """The event in the first line, or in the second where the first names its items."""
     listed = lines[0].startswith(ITEMS_LINE)
-    return parse_event(lines[listed], {**names, **names_in(lines[:listed])})
+    return _parse_event(lines[listed], {**names, **_names_in(lines[:listed])})
 
 
 def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str]:

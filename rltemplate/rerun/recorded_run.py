@@ -1,4 +1,4 @@
-"""A run that is to be made again, laid out from its folder or, without one, from its ref.
+"""A run that is to be made again, read from its folder or, without one, from its ref.
 
 A ref `refs/runs/<id>` holds the code, and beside it configuration, outcome, metrics and trace. A killed run
 may have been writing: its last whole iteration is the end that counts.
@@ -6,14 +6,13 @@ may have been writing: its last whole iteration is the end that counts.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis import traces
+from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
 from rltemplate.config.command_args import few, nearest
 from rltemplate.config.loading import complete
 from rltemplate.run import paths
@@ -21,22 +20,23 @@ from rltemplate.run.git import snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.lines import RunLock
 from rltemplate.run.read import find_run, raw_config
-from rltemplate.run.record import FINISHED, RUNNING, RunRecord, TraceFacts
+from rltemplate.run.record import FINISHED, RUNNING, RunRecord
 from rltemplate.types import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A recorded run. `folder` has copies of its files, `place` is its own folder or its ref.
+    """A recorded run. `folder` has its files, `place` is the user's name of it: the folder or the ref.
 
-    `notes` are sentences about what may prevent an identical run.
+    `trace` ends with the last whole iteration. `notes` are sentences about what may prevent an identical run.
     """
 
     record: RunRecord
     commit: str
-    place: str
+    place: Path
     folder: Path
-    length: TraceFacts
+    config: dict[str, Any]
+    trace: Trace
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -49,30 +49,21 @@ class RecordedRun:
         """The status on record; a run that is still "running" there was killed."""
         return "killed" if self.record.status == RUNNING else self.record.status
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The recorded configuration; in the place of `device=auto` the device that computed."""
-        config = raw_config(self.folder / paths.CONFIG)
-        if config.get("device") == "auto":
-            on_cpu = traces.open_trace(self.folder, "").digest == "xxh3_64"
-            config["device"] = "cpu" if on_cpu else "cuda"
-        return config
-
 
 def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> RecordedRun:
     """The run that `text` names: a folder, an id or a part of it, or a ref; a folder goes before a ref.
 
-    Its files are copied below `scratch`. Raises ConfigError if no single run can make it again.
+    The files of a ref are written below `scratch`. Raises ConfigError if no single run can make it again.
     """
-    if (source := _folder(text, runs_dir)) is None:
-        run_id, source = _find_ref(text, project), scratch / "files"
-        source.mkdir()
-        place = name = paths.REF_PREFIX + run_id
-        record = _from_ref(place, run_id, project, source)
+    if (found := _folder(text, runs_dir)) is None:
+        run_id = _find_ref(text, project)
+        name, folder = paths.REF_PREFIX + run_id, scratch / run_id
+        place, record = Path(name), _from_ref(name, run_id, project, folder)
     else:
-        place, record = str(source), RunRecord.read(source)
+        place = folder = found
+        record = RunRecord.read(folder)
         if record.status == RUNNING:  # it may still be
-            (lock := RunLock(source)).acquire()
+            (lock := RunLock(folder)).acquire()
             lock.release()
         if not record.git.commit:
             why = record.git.problem
@@ -85,39 +76,22 @@ def read_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Re
             f"{record.id}: its code, commit {name[:12]}, is not in this repository; "
             f"`{fetch}` brings it from the remote that it was pushed to"
         )
-    raw_config(source / paths.CONFIG)  # refuses a folder without it
-    folder = scratch / "recorded" / record.id
-    length = lay_out(folder, source, record, source / paths.CONFIG)
-    if (source / paths.METRICS).exists():
-        shutil.copy(source / paths.METRICS, folder)
-    run = RecordedRun(record=record, commit=commit, place=place, folder=folder, length=length)
-    _check_possible(run)
+    config = raw_config(folder / paths.CONFIG)
+    if config.get("trace") in ("off", False):
+        raise ConfigError(f"{record.id}: was made with trace=off, so there is nothing to compare with")
+    if why := record.left_out.get(paths.TRACE):
+        raise ConfigError(f"{record.id}: its trace is too long for its ref ({why}); give the run's folder")
+    trace = open_trace(folder, "there is nothing to compare with").whole()
+    first = next((line for line in trace.lines if line.startswith(ITERATION_LINE)), None)
+    if first is None:
+        raise ConfigError(f"{record.id}: ended before its first iteration; there is nothing to compare")
+    if not first.startswith(ITERATION_LINE + b"0,"):
+        raise ConfigError(f"{record.id}: its trace lacks its beginning, so it cannot be compared")
+    if config.get("device") == "auto":  # the device that computed
+        config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
+    run = RecordedRun(record=record, commit=commit, place=place, folder=folder, config=config, trace=trace)
+    run.notes.extend(_limits(run))
     return run
-
-
-def lay_out(
-    folder: Path, run_dir: Path, record: RunRecord, config: Path, most: int | None = None
-) -> TraceFacts:
-    """A run folder that can be compared: record, configuration, and `most` whole iterations of its trace."""
-    folder.mkdir(parents=True)
-    replace(record, resumed=[]).write(folder)  # one straight run gives what an interrupted one gives
-    shutil.copy(config, folder / paths.CONFIG)
-    if not (run_dir / paths.TRACE).exists():
-        return TraceFacts()
-    done, last, waiting = 0, b"", list[bytes]()
-    with (run_dir / paths.TRACE).open("rb") as file, (folder / paths.TRACE).open("wb") as out:
-        for number, line in enumerate(file):
-            if not line.endswith(b"\n") or done == most:
-                break
-            waiting.append(line)
-            ends = line.startswith(traces.ITERATION_LINE)
-            if ends and done == 0 and not line.startswith(traces.ITERATION_LINE + b"0,"):
-                raise ConfigError(f"{record.id}: its trace lacks its beginning, so it cannot be compared")
-            if ends or number == 0:
-                out.writelines(waiting)
-                waiting.clear()
-            done, last = (done + 1, line) if ends else (done, last)
-    return TraceFacts(iterations=done, digest=json.loads(last)[-1]) if done else TraceFacts()
 
 
 def _folder(text: str, runs_dir: Path) -> Path | None:
@@ -147,6 +121,7 @@ def _find_ref(text: str, project: Path) -> str:
 
 
 def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
+    folder.mkdir()
     files = snapshot.read_run_files(project, ref, folder)
     if paths.CONFIG not in files:
         raise ConfigError(f"{ref}: holds the code of a sweep, and no run; give one of its runs")
@@ -156,18 +131,12 @@ def _from_ref(ref: str, run_id: str, project: Path, folder: Path) -> RunRecord:
     return replace(RunRecord.parse(text, f"{ref}: its outcome"), id=run_id)
 
 
-def _check_possible(run: RecordedRun) -> None:
-    """Raise ConfigError for a run that no single run can reproduce; add notes about limits."""
-    record, notes, config = run.record, run.notes, raw_config(run.folder / paths.CONFIG)
-    if config.get("trace") in ("off", False):
-        raise ConfigError(f"{record.id}: was made with trace=off, so there is nothing to compare with")
-    if why := record.left_out.get(paths.TRACE):
-        raise ConfigError(f"{record.id}: its trace is too long for its ref ({why}); give the run's folder")
-    if run.length.iterations == 0:
-        raise ConfigError(f"{record.id}: ended before its first iteration; there is nothing to compare")
+def _limits(run: RecordedRun) -> Iterator[str]:
+    """Notes about limits; raises ConfigError for a run that no single run can reproduce."""
+    record = run.record
     for part in record.resumed:
         changed = [*part.changed.get("code", []), *part.changed.get("libraries", [])]
-        if part.changed.get("total_env_steps") and any(complete(config)[0].algo.tied_to_total()):
+        if part.changed.get("total_env_steps") and any(complete(run.config)[0].algo.tied_to_total()):
             changed.append("total_env_steps")
         if changed:
             raise ConfigError(
@@ -175,12 +144,12 @@ def _check_possible(run: RecordedRun) -> None:
                 "so it is not what any single run gives"
             )
     if record.resumed:
-        notes.append(f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run")
+        yield f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run"
     if not run.finished:
-        notes.append(f"was {run.status} after {run.length.iterations:,} iterations; made again up to there")
+        yield f"was {run.status} after {run.trace.reach[0]:,} iterations; made again up to there"
     if skipped := [f"{file['path']} ({file['reason']})" for file in record.git.skipped]:
-        notes.append(f"not in the snapshot: {few(skipped)}; what needs that fails or differs")
+        yield f"not in the snapshot: {few(skipped)}; what needs that fails or differs"
     if record.git.dirty_submodules:
-        notes.append(f"changes inside submodules were not recorded: {few(record.git.dirty_submodules)}")
+        yield f"changes inside submodules were not recorded: {few(record.git.dirty_submodules)}"
     if record.determinism.level == "fast":
-        notes.append("determinism=fast promises the same distribution of runs and not the same bits")
+        yield "determinism=fast promises the same distribution of runs and not the same bits"

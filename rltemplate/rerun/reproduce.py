@@ -8,6 +8,7 @@ process is ended as soon as the rest can tell nothing more.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -18,11 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.analysis.traces import ITERATION_LINE
+from rltemplate.analysis.runs import Run
+from rltemplate.analysis.traces import ITERATION_LINE, open_trace
 from rltemplate.config.command_args import few, flag, folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
-from rltemplate.rerun.recorded_run import RecordedRun, lay_out, read_recorded
+from rltemplate.rerun.recorded_run import RecordedRun, read_recorded
 from rltemplate.run import paths
 from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
@@ -110,11 +112,12 @@ def reproduce(
         # Its code is the recorded one, and its configuration too: observers that were off are no difference.
         made = replace(RunRecord.read(run_dir), git=run.record.git)
         made.write(run_dir)
-        again, most = scratch / "again" / run.record.id, None if run.finished else run.length.iterations
-        length = lay_out(again, run_dir, made, run.folder / paths.CONFIG, most)
-        comparison = compare.compare_runs(run.folder, again)
-        a, b = replace(comparison.a, run_dir=run.place), replace(comparison.b, run_dir="made again")
-        comparison = replace(comparison, a=a, b=b)
+        total = run.trace.reach[0]
+        again = replace(open_trace(run_dir).whole(None if run.finished else total), run=run.record.id)
+        # One straight run gives what an interrupted and resumed one gives.
+        sides = (run.place, replace(run.record, resumed=[])), (Path("made again"), made)
+        a, b = (Run.known(place, record, run.config) for place, record in sides)
+        comparison = compare.compare_traces(a, b, run.trace, again)
         verdict, headline = comparison.verdict, compare.headline(comparison)
         if verdict == IDENTICAL and (metrics := _differing_metrics(run, run_dir)):
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
@@ -134,8 +137,8 @@ def reproduce(
             status=run.status,
             verdict=verdict,
             headline=headline,
-            iterations=min(length.iterations, run.length.iterations),
-            digest=length.digest,
+            iterations=min(again.reach[0], total),
+            digest=json.loads(again.lines[-1])[-1],
             notes=run.notes,
             error=None if verdict == IDENTICAL else error,
             kept=None if kept is None else str(kept.absolute()),
@@ -146,10 +149,10 @@ def reproduce(
 
 def _run_again(run: RecordedRun, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, unobserved; the error that ended it, if any."""
-    config, log = run.config, run_dir.with_name(LOG)
-    config["logger"] |= {"console": False, "journal": False, "tensorboard": False}
-    config["logger"]["wandb"] |= {"enabled": False}
-    config |= {"run_dir": str(run_dir), "video_every": 0}
+    log, logger = run_dir.with_name(LOG), run.config["logger"]
+    logger = logger | {"console": False, "journal": False, "tensorboard": False}
+    logger["wandb"] = logger["wandb"] | {"enabled": False}
+    config = run.config | {"run_dir": str(run_dir), "video_every": 0, "logger": logger}
     follower = _Follower(run_dir / paths.TRACE, run)
     status = code.run("train", [], run.record, config, run_dir, log, children, follower.enough)
     follower.enough()  # the lines since its last look
@@ -167,31 +170,29 @@ class _Follower:
 
     def __init__(self, trace: Path, run: RecordedRun) -> None:
         self.iterations = 0
-        self._trace, self._run = trace, run
+        self._trace, self._run, self._total = trace, run, run.trace.reach[0]
         self._differs, self._read, self._said = False, 0, time.monotonic()
 
     def enough(self) -> bool:
         """Read the new lines. True if the rest of the run could tell nothing."""
-        new, total = _after(self._trace, self._read), self._run.length.iterations
-        if new := new[: new.rfind(b"\n") + 1]:
-            known = _after(self._run.folder / paths.TRACE, self._read, len(new))
-            # The recorded run may have ended earlier, in an iteration that now comes to its end.
-            self._differs |= new[: len(known)] != known
-            self._read += len(new)
-            self.iterations += new.count(b"\n" + ITERATION_LINE) + new.startswith(ITERATION_LINE)
-            if time.monotonic() - self._said >= _LINE_EVERY_S:
-                self._said, done = time.monotonic(), min(self.iterations, total)
-                print(f"iteration {done:,} of {total:,}, equal so far", file=sys.stderr, flush=True)
-        return self._differs or (not self._run.finished and self.iterations >= total)
+        with contextlib.suppress(FileNotFoundError):  # it has not begun
+            self._read_on()
+        return self._differs or (not self._run.finished and self.iterations >= self._total)
 
-
-def _after(path: Path, offset: int, most: int = -1) -> bytes:
-    """Bytes of a file from `offset` on; none if there is no such file."""
-    if not path.exists():
-        return b""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(most)
+    def _read_on(self) -> None:
+        with self._trace.open("rb") as again, (self._run.folder / paths.TRACE).open("rb") as recorded:
+            for file in (again, recorded):
+                file.seek(self._read)
+            for line in again:
+                if not line.endswith(b"\n"):
+                    break
+                # The recorded run may have ended earlier, in the middle of a line.
+                self._differs |= not line.startswith(recorded.readline())
+                self._read += len(line)
+                self.iterations += line.startswith(ITERATION_LINE)
+        if time.monotonic() - self._said >= _LINE_EVERY_S:
+            self._said, done = time.monotonic(), min(self.iterations, self._total)
+            print(f"iteration {done:,} of {self._total:,}, equal so far", file=sys.stderr, flush=True)
 
 
 def _differing_metrics(run: RecordedRun, run_dir: Path) -> str | None:

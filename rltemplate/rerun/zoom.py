@@ -9,6 +9,7 @@ ones: a run that does not repeat has nothing to say about itself.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -162,7 +163,7 @@ def _side(name: str, run_dir: Path, project: Path, stack: ExitStack) -> _Side:
 
 def _look(work: _Work, result: Zoom) -> None:
     """Both passes; what they find goes into `result`."""
-    steps = [traces.open_trace(folder, "") for folder in work.run_again("its steps and updates")]
+    steps = [traces.open_trace(folder) for folder in work.run_again("its steps and updates")]
     at = traces.first_difference(*steps)
     if at is None or at.item in traces.NOT_FINGERPRINTS:
         sides = "" if at is None else f" (a: {at.a}; b: {at.b})"
@@ -190,28 +191,14 @@ def _look(work: _Work, result: Zoom) -> None:
 
 def _not_repeated(recorded: Path, again: Path, last: int) -> str | None:
     """The first difference of a recorded trace and a new one up to iteration `last`; None if none."""
-    known, found = (_iterations(folder, last) for folder in (recorded, again))
-    for number, items in found.items():
-        for name, value in items.items():
+    kept = itertools.takewhile(lambda event: event.index <= last, traces.open_trace(recorded).iterations)
+    known = {event.index: event.values for event in kept}
+    for event in traces.open_trace(again).iterations:
+        for name, value in event.values.items():
             # Which items a line has depends on the detail of the trace.
-            if name != traces.OTHER_CHAIN and known.get(number, {}).get(name, value) != value:
-                return f"it first differs from its own record in iteration {number:,}, {name}"
+            if name != traces.OTHER_CHAIN and known.get(event.index, {}).get(name, value) != value:
+                return f"it first differs from its own record in iteration {event.index:,}, {name}"
     return None
-
-
-def _iterations(run_dir: Path, last: int) -> dict[int, dict[str, str]]:
-    """Digests by item of the iterations up to `last`."""
-    names: traces.Names = {}
-    found = {}
-    for line in traces.open_trace(run_dir, "").lines:
-        if line.startswith(traces.ITEMS_LINE):
-            names |= traces.names_in([line])
-        elif line.startswith(traces.ITERATION_LINE):
-            event = traces.parse_event(line, names)
-            if event.index > last:
-                break
-            found[event.index] = event.values
-    return found
 
 
 def _compared(a: Path, b: Path) -> dict[str, ArrayDifference]:

@@ -104,7 +104,7 @@ def test_a_name_that_no_run_has_is_refused(runs_dir: Path, call: Call, words: st
 def test_the_recipe_of_another_pair_does_not_rename_the_environment() -> None:
     config = {"algo": {"name": "ppo"}, "env": {"id": "Hopper-v5"}, "recipe": "ppo-Hopper"}
     for word, name in (("recipe=ppo-Hopper", "Hopper-v5"), ("env=Hopper", "Hopper")):
-        assert Run.planned(RunRecord(id="a", status="", overrides=[word]), config).env == name
+        assert Run.known(Path(), RunRecord(id="a", status="", overrides=[word]), config).env == name
 
 
 def test_the_table_is_aligned_and_whole(runs_dir: Path, tmp_path: Path, call: Call) -> None:

@@ -221,7 +221,7 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
-        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "before its first iteration"),
+        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
         ({"left_out": {paths.TRACE: "33,000,000 bytes"}}, "(33,000,000 bytes); give the run's folder"),
     ],
     ids=["version", "python", "schema", "code", "total", "damaged", "long"],
