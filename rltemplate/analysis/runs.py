@@ -1,6 +1,6 @@
 """Recorded runs as values with names, without torch.
 
-`Run.value` takes the first of these that has the name:
+The value of a name is that of the first of these that has it:
 
 * a column of the table: `id`, `algo`, `env`, `seed`, `level`, `status`, `steps`, `return`, `started`,
   `duration`, `commit`, `dirty`, `sweep`;
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
-MISSING = object()  # no such value; None is a value
 NOTHING = "-"  # in a table, in the place of a value that a run does not have
 # The usual columns of a table; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
@@ -46,14 +45,9 @@ class Run:
         run.__dict__.update(config=dict(config), rows=[], last_row={})
         return run
 
-    @cached_property
-    def recorded(self) -> dict[str, Any]:
-        """The record as plain values."""
-        return asdict(self.record)
-
     @property
     def id(self) -> str:
-        """Its id, also where the folder has been renamed."""
+        """The id, also where the folder has been renamed."""
         return self.record.id
 
     @cached_property
@@ -86,53 +80,48 @@ class Run:
             return recipe.removeprefix(f"{algo}-")
         return str(self.config["env"]["id"])
 
-    def value(self, key: str) -> Any:
-        """The value under a name, MISSING if there is none."""
-        if key in COLUMNS:
-            return COLUMNS[key](self)
-        for values in (self.config, self.recorded):
-            found = _at(values, key)
-            if found is not MISSING:
-                return found
-        return self.record.final_metrics.get(key, self.last_row.get(key, MISSING))
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """Values that have a short name."""
+        record, config = self.record, self.config
+        final = record.final_metrics
+        return {
+            "id": self.id,
+            "algo": config["algo"]["name"],
+            "env": self.env,
+            "seed": config["seed"],
+            "level": config["determinism"]["level"],
+            "status": record.status,
+            "steps": self.last_row.get("env_steps"),
+            "return": final.get("eval/return", final.get("episode/return")),
+            "started": record.started_at,
+            "duration": record.duration_s,
+            "commit": (record.git.base_commit or "")[:10] or None,
+            "dirty": record.git.dirty,
+            "sweep": None if record.sweep is None else record.sweep.id,
+        }
 
-    def keys(self) -> Iterator[str]:
-        """All names of single values that `value` knows; some of them twice."""
-        yield from COLUMNS
-        for values in (self.config, {**self.recorded, "final_metrics": None}):
-            yield from (key for key, _ in leaves(values))
-        yield from self.record.final_metrics
-        yield from self.last_row
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All single values by name."""
+        record = asdict(self.record)
+        metrics: dict[str, Any] = self.last_row | record.pop("final_metrics")
+        return metrics | dict(leaves(record)) | dict(leaves(self.config)) | self.columns
 
-
-COLUMNS: dict[str, Callable[[Run], Any]] = {
-    "id": lambda run: run.id,
-    "algo": lambda run: run.config["algo"]["name"],
-    "env": lambda run: run.env,
-    "seed": lambda run: run.config["seed"],
-    "level": lambda run: run.config["determinism"]["level"],
-    "status": lambda run: run.record.status,
-    "steps": lambda run: run.last_row.get("env_steps"),
-    "return": lambda run: run.record.final_metrics.get(
-        "eval/return", run.record.final_metrics.get("episode/return")
-    ),
-    "started": lambda run: run.record.started_at,
-    "duration": lambda run: run.record.duration_s,
-    "commit": lambda run: (run.record.git.base_commit or "")[:10] or None,
-    "dirty": lambda run: run.record.git.dirty,
-    "sweep": lambda run: None if run.record.sweep is None else run.record.sweep.id,
-}
+    def value(self, name: str) -> Any:
+        """The value under a name, None if there is none."""
+        return self.values.get(name)
 
 
 def cell(run: Run, name: str) -> str:
     """A value as a table shows it."""
     value = run.value(name)
-    if value is MISSING or value is None:
+    if value is None:
         return NOTHING
     if name == "started":
         return str(value)[:16].replace("T", " ")
     if name == "commit":
-        return f"{value}{'*' if run.value('dirty') else ''}"
+        return f"{value}{'*' if run.record.git.dirty else ''}"
     if isinstance(value, float):
         # The digits by which returns are compared, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
@@ -140,25 +129,14 @@ def cell(run: Run, name: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return MISSING
-        found = found[part]
-    return found
-
-
 def check_name(runs: Sequence[Run], name: str, word: str) -> None:
     """Raise ConfigError about `word`, with the nearest name, unless a run has a single value of that name."""
-    found = (run.value(name) for run in runs)
-    if not runs or any(value is not MISSING and not isinstance(value, Mapping) for value in found):
-        return
-    hint = nearest(name, (key for run in runs for key in run.keys()))  # noqa: SIM118
-    raise ConfigError(
-        f"{word}: no run has {name} as a single value; {hint}allowed: {', '.join(COLUMNS)}, any key of a "
-        "configuration or a record, or a metric"
-    )
+    if runs and not any(name in run.values for run in runs):
+        hint = nearest(name, {key for run in runs for key in run.values})
+        raise ConfigError(
+            f"{word}: no run has {name} as a single value; {hint}allowed: {', '.join(runs[0].columns)}, any "
+            "key of a configuration or a record, or a metric"
+        )
 
 
 # Keys that may differ between runs of one experiment: the seed, and keys that neither affect results nor the
@@ -168,10 +146,9 @@ _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if n
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The part of a configuration that all runs of one experiment share, as text by dotted key."""
-    flat = {key: text_of(value) for key, value in leaves(config)}
     return {
-        key: text
-        for key, text in flat.items()
+        key: text_of(value)
+        for key, value in leaves(config)
         if key.partition(".")[0] not in _NO_EXPERIMENT and key not in EXECUTION_KEYS
     }
 
@@ -184,8 +161,9 @@ def text_of(value: Any) -> str:
 def load_run(run_dir: Path) -> Run:
     """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
     run = Run(run_dir, RunRecord.read(run_dir))
+    given = dict(leaves(run.config))
     for key, kind in (("algo.name", str), ("env.id", str), ("determinism.level", str), ("seed", int)):
-        if not isinstance(_at(run.config, key), kind):
+        if not isinstance(given.get(key), kind):
             raise ConfigError(f"{run.id}: {paths.CONFIG} has no {key}")
     return run
 

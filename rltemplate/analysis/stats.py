@@ -70,12 +70,9 @@ def interval(
     sizes = np.array([len(group) for group in scores])
     if sizes.min() < 2:
         return Interval(value, math.nan, math.nan)
-    if all(np.ptp(group) == 0 for group in scores):
-        return Interval(value, value, value)
-    if statistic == "mean":
-        test = (
-            stats.ttest_1samp(*scores, 0.0) if len(scores) == 1 else stats.ttest_ind(*scores, equal_var=False)
-        )
+    if statistic == "mean" and any(map(np.ptp, scores)):
+        one = len(scores) == 1
+        test = stats.ttest_1samp(*scores, 0.0) if one else stats.ttest_ind(*scores, equal_var=False)
         return Interval(value, *map(float, test.confidence_interval(_CONFIDENCE)))
     resampled = [
         stats.bootstrap(
@@ -85,7 +82,7 @@ def interval(
     ]
     variances = np.array([each.var(ddof=1) for each in resampled])
     if not variances.any():  # the middle half of the seeds is one value
-        variances = np.ones(len(scores))
+        return Interval(value, value, value)
     freedom = variances.sum() ** 2 / (variances**2 / (sizes - 1)).sum()  # Welch and Satterthwaite
     unseen = math.sqrt((variances * sizes / (sizes - 1)).sum() / variances.sum())
     reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * unseen

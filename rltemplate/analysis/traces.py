@@ -5,7 +5,6 @@ A trace lists fingerprints in causal order, so its first difference is where the
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -190,17 +189,11 @@ def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str
     if (one.name, one.index) != (other.name, other.index):
         return [OTHER_EVENT], [], str(one), str(other)
     if list(one.values) != list(other.values):
-        only_a, only_b = (
-            ", ".join(name for name in mine if name not in theirs) or "nothing that the other lacks"
-            for mine, theirs in ((one.values, other.values), (other.values, one.values))
-        )
+        pairs = (one.values, other.values), (other.values, one.values)
+        only = [", ".join(name for name in mine if name not in theirs) for mine, theirs in pairs]
+        only_a, only_b = (names or "nothing that the other lacks" for names in only)
         return [OTHER_ITEMS], [], only_a, only_b
     differing = [name for name in one.values if one.values[name] != other.values[name]]
-    first = differing[0]  # IndexError: the same values in another spelling
-    equal = itertools.takewhile(lambda name: name != first, one.values)
-    return (
-        differing,
-        [name for name in equal if name != OTHER_ENV_STEPS],
-        one.values[first],
-        other.values[first],
-    )
+    first, names = differing[0], [*one.values]  # IndexError: the same values in another spelling
+    equal = [name for name in names[: names.index(first)] if name != OTHER_ENV_STEPS]
+    return differing, equal, one.values[first], other.values[first]

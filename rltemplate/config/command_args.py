@@ -142,6 +142,14 @@ def folder(text: str) -> Path:
     return path
 
 
+def new_folder(text: str) -> Path:
+    """The kind of a folder that is empty or can be made."""
+    path = folder(text)
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError("is not empty; expected a new folder")
+    return path
+
+
 def file(text: str) -> Path:
     """The kind of a file to write to, in a folder that is there."""
     path = folder(str(Path(text).parent)) / Path(text).name

@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rltemplate.types import stop_signals
+from rltemplate.types import ConfigError, stop_signals
 
 REFUSED = 2  # exit status of a child that was asked for what cannot be had
 
@@ -43,9 +43,15 @@ class Children:
     def __init__(self) -> None:
         self._heard: list[int] = []
 
-    def listening(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
         """Collect signals that ask a process to end while the block runs."""
-        return stop_signals(lambda number, _: self._heard.append(number))
+        with stop_signals(lambda number, _: self._heard.append(number)):
+            try:
+                yield
+            except ConfigError:
+                self.check()  # such as of git, which Ctrl-C reaches as well
+                raise
 
     def check(self) -> None:
         """Raise `Interrupted` if there was a signal."""

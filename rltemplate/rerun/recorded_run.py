@@ -106,7 +106,7 @@ def _folder(text: str, runs_dir: Path) -> Path | None:
 
 
 def _find_ref(text: str, project: Path) -> str:
-    """The id of the run that has a ref here and that `text` names. Raises GitError or ConfigError."""
+    """The id of the run that has a ref here and that `text` names."""
     with repository(project) as git:
         told = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
     known = [name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()]

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.launch.subprocesses import REFUSED
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
-RESULTS = "iteration"  # the event that ends an iteration, with all that it hands out
 # The version of `Request` and of the files. The process may be older or newer code than the one that starts
 # it, which reads this number in its source.
 FORM = 4
@@ -46,7 +46,7 @@ class Request:
     """The part of the run to look at, as JSON in the command line.
 
     `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is traced by step
-    and update. Of its event `event` number `index` (or RESULTS) tensors and operations are kept; with
+    and update. Of its event `event` number `index` (or ITERATION) tensors and operations are kept; with
     `since`, operations from that earlier event on, for the first item of an event may be made before it
     opens. Files are written to `folder`.
     """
@@ -93,7 +93,7 @@ class Keeper(Trace):
         return kept
 
     def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
-        at = (event, 0 if event == RESULTS else index)
+        at = (event, 0 if event == ITERATION else index)
         if self.step_by_step and at == self._wanted:
             self._kept = dict(items)
             self._operations = [_described(call) for call in self._calls()]

@@ -21,12 +21,11 @@ from pathlib import Path
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run
 from rltemplate.analysis.traces import ITERATION_LINE, open_trace
-from rltemplate.config.command_args import few, flag, folder, word
+from rltemplate.config.command_args import few, flag, new_folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
 from rltemplate.rerun.recorded_run import RecordedRun, read_recorded
 from rltemplate.run import paths
-from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FAILED, RunRecord
@@ -48,7 +47,7 @@ class Args:
     """
 
     run: str = word()
-    keep: Path | None = word(folder, None)
+    keep: Path | None = word(new_folder, None)
     runs_dir: Path = word(Path, Path("runs"))
     json: bool = flag()
 
@@ -89,26 +88,19 @@ def reproduce(
 ) -> Reproduction:
     """Make the run that `text` names again and compare.
 
-    `keep` is a folder for the new run; without it one that is not identical is kept below `runs_dir`. Raises
-    ConfigError if the run cannot be made again, Interrupted after a signal. Leaves nothing but the folder it
-    keeps.
+    `keep` is an empty folder for the new run; without it one that is not identical is kept below `runs_dir`.
+    Raises ConfigError if the run cannot be made again, Interrupted after a signal. Leaves nothing else.
     """
     began, children = time.monotonic(), Children()
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise ConfigError(f"keep={keep}: is not empty; a run needs a folder of its own")
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
         run_dir = scratch / "run"
-        try:
-            run = read_recorded(text, project, runs_dir, scratch)
-            run.notes.extend(check_versions(run.record, run.commit))
-            with checked_out(project, run.commit) as code:
-                if (code.project / ".gitmodules").exists():
-                    run.notes.append("submodules are not checked out; what needs them fails")
-                error = _run_again(run, code, run_dir, children)
-        except GitError as git_error:
-            children.check()  # Ctrl-C reaches git as well
-            raise ConfigError(str(git_error)) from git_error
+        run = read_recorded(text, project, runs_dir, scratch)
+        run.notes.extend(check_versions(run.record, run.commit))
+        with checked_out(project, run.commit) as code:
+            if (code.project / ".gitmodules").exists():
+                run.notes.append("submodules are not checked out; what needs them fails")
+            error = _run_again(run, code, run_dir, children)
         # Its code is the recorded one, and its configuration too: observers that were off are no difference.
         made = replace(RunRecord.read(run_dir), git=run.record.git)
         made.write(run_dir)

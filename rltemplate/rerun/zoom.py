@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,25 +24,21 @@ import numpy as np
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
-from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import complete, to_dict
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.operations import BETWEEN, Finding, LoggedOperation, how_made
 from rltemplate.rerun.recorded_code import Code, checked_out
-from rltemplate.rerun.replay import FORM, OPERATIONS, RESULTS, TENSORS, Request
+from rltemplate.rerun.replay import FORM, OPERATIONS, TENSORS, Request
 from rltemplate.rerun.ulp import ArrayDifference, compare_arrays
 from rltemplate.rerun.zoom_report import Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git import changes, snapshot
-from rltemplate.run.git.command import GitError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
 from rltemplate.types import ConfigError
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,6 @@ class _Work:
     start: int | None
     iteration: int
     folder: Path
-    say: Say
     children: Children
 
     def run_again(self, aim: str, **wanted: Any) -> list[Path]:
@@ -75,7 +71,7 @@ class _Work:
         for side in self.sides:
             where = "the beginning" if self.start is None else f"step {self.start:,}"
             code = "the present code" if side.commit is None else f"commit {side.commit[:12]}"
-            self.say(f"zoom: {side.name} again with {code} from {where}, for {aim}")
+            print(f"zoom: {side.name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
             folder = self.folder / ("event" if wanted else "steps") / side.name
             folder.mkdir(parents=True)
             folders.append(folder)
@@ -99,40 +95,26 @@ class _Work:
 
 
 def zoom_in(
-    comparison: Comparison,
-    *,
-    from_start: bool = False,
-    keep: Path | None = None,
-    say: Say = lambda _: None,
-    project: Path = PROJECT,
+    comparison: Comparison, *, from_start: bool = False, keep: Path | None = None, project: Path = PROJECT
 ) -> Zoom:
-    """Look closely at the divergence that `comparison` has found.
+    """Look closely at the divergence that `comparison` has found; progress goes to standard error.
 
-    `from_start` leaves checkpoints alone. `keep` is a folder for tensors and operations, which are otherwise
-    removed. `say` gets a line about each process before it starts. `project` has the present code, in the
-    repository that holds the recorded code. Raises ConfigError where nothing can be found out, and
-    Interrupted after a signal.
+    `from_start` leaves checkpoints alone. `keep` is an empty folder for tensors and operations, which are
+    otherwise removed. `project` has the present code, in the repository that holds the recorded code. Raises
+    ConfigError where nothing can be found out, and Interrupted after a signal.
     """
     at, children = comparison.divergence, Children()
     if at is None:
         raise ConfigError("the traces do not part, so there is nothing to zoom in on")
     with children.listening(), ExitStack() as stack:
-        dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
-        if keep is not None:
-            make_folder("keep", keep)
-            folder = keep.absolute()
-            if any(folder.iterdir()):
-                raise ConfigError(f"keep={keep}: is not empty; expected a new folder")
-        try:
-            sides = [_side(*named, project, stack) for named in zip("ab", dirs, strict=True)]
-        except GitError as error:
-            children.check()  # Ctrl-C reaches git as well
-            raise ConfigError(str(error)) from error
+        folder = folder if keep is None else keep.absolute()
+        dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
+        sides = [_side(*named, project, stack) for named in zip("ab", dirs, strict=True)]
         start = None if from_start else _common_start(dirs, at.env_steps_before)
         result = Zoom(sides[0].commit, sides[1].commit, start, at.iteration)
         result.kept = None if keep is None else str(folder)
-        _look(_Work(sides, start, at.iteration, folder, say, children), result)
+        _look(_Work(sides, start, at.iteration, folder, children), result)
         return result
 
 
@@ -173,9 +155,9 @@ def _look(work: _Work, result: Zoom) -> None:
         )
         return
     before = [line for line in steps[0].lines[: at.line - 2] if not line.startswith(traces.ITEMS_LINE)]
-    event, index, *_ = json.loads(before[-1]) if before else (RESULTS, 0)
-    since = None if event == RESULTS else (event, index)
-    result.event, result.index = at.event, 0 if at.event == RESULTS else at.index
+    event, index, *_ = json.loads(before[-1]) if before else (traces.ITERATION, 0)
+    since = None if event == traces.ITERATION else (event, index)
+    result.event, result.index = at.event, 0 if at.event == traces.ITERATION else at.index
     here = place_name(result.event, result.index)
     a, b = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
     result.items = _compared(a, b)

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rltemplate.analysis.traces import ITERATION
 from rltemplate.rerun import operations
 from rltemplate.rerun.operations import Finding, LoggedOperation
-from rltemplate.rerun.replay import RESULTS
 from rltemplate.rerun.ulp import ArrayDifference
 
 _WIDTH = 110
@@ -51,7 +51,7 @@ class Zoom:
 
 def place_name(event: str, index: int) -> str:
     """An event of an iteration, for people."""
-    if event == RESULTS:
+    if event == ITERATION:
         return "its end"
     return f"{event} {index:,}" if index or event in ("policy_step", "step", "update") else event
 

@@ -59,6 +59,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
     (f"compare {A_B} keep=x", "keep=x", "without zoom=true"),
     (f"reproduce {RUN} keep=mine", "keep=mine: cannot be made", "mine is no folder"),
+    (f"reproduce {RUN} keep=runs", "keep=runs: is not empty; expected a new folder"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
     ("prove algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),

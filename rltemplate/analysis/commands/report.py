@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rltemplate.analysis import figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
-from rltemplate.analysis.runs import MISSING, SHOWN, cell, load_runs
+from rltemplate.analysis.runs import SHOWN, cell, load_runs
 from rltemplate.config.command_args import file, folder, make_folder, word
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
@@ -83,7 +83,7 @@ def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     experiments = find_experiments(runs)
     charts = figures.charts_of(experiments)
-    more = [name for name in ("note", "error") if any(run.value(name) not in (MISSING, None) for run in runs)]
+    more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
     html = _template().render(
         pattern=pattern,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",

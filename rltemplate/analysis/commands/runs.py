@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.runs import MISSING, NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
+from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
 from rltemplate.config.command_args import flag, rest, whole, word
 from rltemplate.run import paths
 from rltemplate.types import ConfigError
@@ -55,8 +55,8 @@ class Args:
 def main(args: Args) -> int:
     """Print the table."""
     runs_dir = args.runs_dir.expanduser()
-    found = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
-    every, problems = load_runs(sorted(found))
+    there = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
+    every, problems = load_runs(sorted(there))
     for problem in problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
     runs = sorted(every, key=lambda run: (run.record.started_at or "~", run.id))
@@ -65,7 +65,7 @@ def main(args: Args) -> int:
         if not wanted:
             raise ConfigError(f"{text}: a value is missing after '='")
         check_name(every, key, text)
-        runs = [run for run in runs if _matches(run.value(key), wanted)]
+        runs = [run for run in runs if key in run.values and _matches(run.values[key], wanted)]
     runs = runs[-(args.last or 0) :]
     if args.sort is not None:
         check_name(every, args.sort.removeprefix("-"), f"sort={args.sort}")
@@ -75,7 +75,9 @@ def main(args: Args) -> int:
         check_name(every, name, f"show={name}")
     names = list(dict.fromkeys([*SHOWN, *more]))
     if args.json:
-        print(json.dumps([_values(run, [*names, "dirty"]) for run in runs], default=str))
+        shown = ({name: run.value(name) for name in [*names, "dirty"]} for run in runs)
+        found = [values | {"dir": str(run.dir)} for values, run in zip(shown, runs, strict=True)]
+        print(json.dumps(found, default=str))
     elif not every:
         print(f"no runs under {args.runs_dir} yet")
     elif not runs:
@@ -83,13 +85,6 @@ def main(args: Args) -> int:
     else:
         print("\n".join(_lines(runs, names)))
     return 0
-
-
-def _values(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: run.value(name) for name in names}
-    return {name: None if value is MISSING else value for name, value in values.items()} | {
-        "dir": str(run.dir)
-    }
 
 
 def _lines(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
@@ -100,26 +95,23 @@ def _lines(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
     numeric = [all(text == NOTHING or _number(text) is not None for text in each[1:]) for each in columns]
     for row in table:
         cells = zip(row, widths, numeric, strict=True)
-        yield "  ".join(
-            text.rjust(width) if right else text.ljust(width) for text, width, right in cells
-        ).rstrip()
+        yield "  ".join(f"{text:{'>' if right else '<'}{width}}" for text, width, right in cells).rstrip()
 
 
 def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
     """The runs by a value, numbers before texts and missing values last; `-key` is from high to low."""
-    name, last = key.removeprefix("-"), (MISSING, None)
+    name = key.removeprefix("-")
 
     def rank(run: Run) -> tuple[int, Any]:
-        value = run.value(name)
+        value = run.values[name]
         return (0, value) if isinstance(value, int | float) else (1, text_of(value))
 
-    known = sorted((run for run in runs if run.value(name) not in last), key=rank, reverse=key[0] == "-")
-    return known + [run for run in runs if run.value(name) in last]
+    known = [run for run in runs if run.value(name) is not None]
+    lacking = [run for run in runs if run.value(name) is None]
+    return sorted(known, key=rank, reverse=key[0] == "-") + lacking
 
 
 def _matches(value: Any, text: str) -> bool:
-    if value is MISSING:
-        return False
     sign = next((sign for sign in _COMPARISONS if text.startswith(sign)), None)
     bound = text.removeprefix(sign or "").strip()
     if sign in (None, "!="):

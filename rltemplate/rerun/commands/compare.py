@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import flag, folder, one_of, word
+from rltemplate.config.command_args import flag, new_folder, one_of, word
 from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 
@@ -27,7 +25,7 @@ class Args:
     a: str = word()
     b: str = word()
     zoom: str = word(one_of("true", "false", "start"), "false")
-    keep: Path | None = word(folder, None)
+    keep: Path | None = word(new_folder, None)
     runs_dir: Path = word(Path, Path("runs"))
     json: bool = flag()
 
@@ -46,8 +44,7 @@ def main(args: Args) -> int:
         if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            say = partial(print, file=sys.stderr, flush=True)
-            found = zoom.zoom_in(comparison, from_start=args.zoom == "start", keep=args.keep, say=say)
+            found = zoom.zoom_in(comparison, from_start=args.zoom == "start", keep=args.keep)
             document["zoom"], text = asdict(found), zoom_report.report(found)
         if not args.json:
             print(f"\n{text}")

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rltemplate.types import ConfigError
+
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
@@ -38,7 +40,7 @@ _OWN_VARIABLES = {
 }
 
 
-class GitError(Exception):
+class GitError(ConfigError):
     """Trouble with git, in one line."""
 
 
