@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -126,15 +125,6 @@ def copy_project(copy: Path) -> None:
     git(copy, "commit", "-q", "-m", "a fork")
 
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def train_command(fork: Path, tmp_path: Path) -> Command:
-    """Run `scripts/train.py` of the fork in an empty folder, as a user would."""
-    return functools.partial(run_train, fork, tmp_path)
-
-
 def program(project: Path, command: str) -> list[str]:
     """The command line of a command of a project's own code, in whatever folder it is called."""
     if command == "train":
@@ -148,10 +138,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": FAULTS, **more}
 
 
-def run_train(fork: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `scripts/train.py` of the fork in a folder."""
-    command = [*program(fork, "train"), *words]
-    return subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True)
+def run_train(
+    project: Path, folder: Path, *words: str, status: int | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `scripts/train.py` of a project in a folder, as a user would, to its end with the exit status."""
+    command = [*program(project, "train"), *words]
+    done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True)
+    assert status in (None, done.returncode), done.stderr
+    return done
 
 
 def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -288,6 +282,10 @@ class RecordedRun(NamedTuple):
     run_dir: Path
 
 
+RECORDED = small("ppo", "total_env_steps=192", "eval_every=96", "eval_episodes=2", "video_every=0")
+RECORDED += ["log_every=32", "checkpoint_every=64", "logger=none"]
+
+
 @pytest.fixture(scope="session")
 def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """A finished run of PPO with trace, evaluations and checkpoints, made once for all processes.
@@ -297,15 +295,18 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
     shared.mkdir(exist_ok=True)
-    project, run_dir = shared / "project", shared / "ppo"
-    words = small("ppo", "total_env_steps=192", "eval_every=96", "eval_episodes=2", "video_every=0")
-    words += ["log_every=32", "checkpoint_every=64", "logger=none", f"run_dir={run_dir}"]
+    project = shared / "project"
     with FileLock(shared / "lock"):
-        if not run_dir.exists():
+        if not project.exists():
             copy_project(project)
-            done = run_train(project, shared, *words)
-            assert done.returncode == 0, done.stderr
+            run_train(project, shared, *RECORDED, status=0)
+    (run_dir,) = shared.glob("runs/*/*")
     return RecordedRun(project, run_dir)
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    """The record of a run."""
+    return json.loads((run_dir / paths.RECORD).read_text())  # type: ignore[no-any-return]
 
 
 def newest_state(run_dir: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import Command, Configure, git, newest_state, rows, run_train, small
+from conftest import RECORDED, Configure, RecordedRun, git, newest_state, record, rows, run_train, small
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from rltemplate.__main__ import main as command
@@ -51,28 +51,14 @@ def learned(run_dir: Path, number: int = -1) -> list[str]:
     return [name + digest(value) for name, value in entries(state, "")]
 
 
-FINISHED = [*SHORT["ppo"], "seed=7", "logger=none", "video_every=0", "eval_every=128", "checkpoint_every=32"]
-
-
-@pytest.fixture(scope="module")
-def finished(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of PPO on CartPole; several tests look at it, and none writes to it."""
-    folder = tmp_path_factory.mktemp("finished")
-    done = run_train(fork, folder, *FINISHED)
-    assert done.returncode == 0, done.stderr
-    (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
-    return record.parent
-
-
 @pytest.mark.parametrize(
     "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in SHORT if name != "ppo")]
 )
-def test_observers_change_no_bit_of_training(train_command: Command, tmp_path: Path, algo: str) -> None:
+def test_observers_change_no_bit_of_training(fork: Path, tmp_path: Path, algo: str) -> None:
     """Everything on against everything off; an earlier checkpoint shows that the comparison can fail."""
     observed, alone = tmp_path / "on", tmp_path / "off"
     for run_dir, words in {observed: OBSERVED, alone: UNOBSERVED}.items():
-        done = train_command(*SHORT[algo], *words, f"run_dir={run_dir}")
-        assert done.returncode == 0, done.stderr
+        run_train(fork, tmp_path, *SHORT[algo], *words, f"run_dir={run_dir}", status=0)
     assert learned(observed) == learned(alone) != learned(observed, -2)
     assert (observed / paths.TRACE).read_text() == (alone / paths.TRACE).read_text()
     assert len(list((observed / paths.VIDEOS).glob("step_*.mp4"))) == 2
@@ -83,40 +69,41 @@ def test_observers_change_no_bit_of_training(train_command: Command, tmp_path: P
     assert rows(observed)[-1]["env_steps"] == rows(alone)[-1]["env_steps"]
 
 
-def test_a_run_folder_holds_what_it_promises(finished: Path, fork: Path) -> None:
-    run_dir = finished
+def test_a_run_folder_holds_what_it_promises(recorded_run: RecordedRun) -> None:
+    project, run_dir = recorded_run
     assert run_dir.parent.name == "ppo-CartPole"
     config = complete(raw_config(run_dir / paths.CONFIG))[0]
-    assert (config.seed, config.recipe, config.env.id) == (7, "ppo-CartPole", "CartPole-v1")
+    assert (config.total_env_steps, config.recipe, config.env.id) == (192, "ppo-CartPole", "CartPole-v1")
 
-    record = json.loads((run_dir / paths.RECORD).read_text())
-    assert (record["id"], record["status"]) == (run_dir.name, "finished")
-    assert record["command_line"] == ["python", "-m", "rltemplate", "train", *FINISHED]
-    assert record["determinism"]["settings"]["deterministic_algorithms"] is True
-    assert record["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
-    assert record["started_at"] < record["ended_at"]
+    ended = record(run_dir)
+    assert (ended["id"], ended["status"]) == (run_dir.name, "finished")
+    assert ended["command_line"] == ["python", "-m", "rltemplate", "train", *RECORDED]
+    assert ended["determinism"]["settings"]["deterministic_algorithms"] is True
+    assert ended["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
+    assert ended["started_at"] < ended["ended_at"]
 
     # How it ended lies on top of what was started, and that on top of the user's commit.
-    ref = record["git"]["ref"]
+    ref = ended["git"]["ref"]
     assert ref == f"refs/runs/{run_dir.name}"
-    assert git(fork, "rev-parse", f"{ref}^").strip() == record["git"]["commit"]
-    assert git(fork, "rev-parse", f"{ref}~2").strip() == git(fork, "rev-parse", "HEAD").strip()
-    assert git(fork, "status", "--porcelain") == ""
-    outcome = json.loads(git(fork, "show", f"{ref}:.rltemplate/run/outcome.json"))
+    started, before, head = git(project, "rev-parse", f"{ref}^", f"{ref}~2", "HEAD").split()
+    assert (started, before) == (ended["git"]["commit"], head)
+    assert git(project, "status", "--porcelain") == ""
+    outcome = json.loads(git(project, "show", f"{ref}:.rltemplate/run/outcome.json"))
     last_line = (run_dir / paths.TRACE).read_text().splitlines()[-1]
-    assert (outcome["status"], outcome["git"]) == ("finished", record["git"])
-    assert outcome["trace"] == record["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 8}
+    assert (outcome["status"], outcome["git"]) == ("finished", ended["git"])
+    assert outcome["trace"] == ended["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 6}
     for name in (paths.CONFIG, paths.TRACE, paths.METRICS):
-        assert git(fork, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
+        assert git(project, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
 
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert steps == sorted(set(steps))
-    assert steps[-1] == 256
+    assert steps[-1] == 192
 
 
 def test_a_saved_run_is_evaluated_on_separate_episodes(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    finished = recorded_run.run_dir
     monkeypatch.chdir(finished.parents[2])
 
     def evaluate(*words: str) -> Any:
@@ -163,8 +150,8 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
     assert said.startswith(f"{__file__}, line ")
     assert said.endswith(f"ended the process, status {code}")
-    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
-    assert (record["status"], record["error"]) == ("failed", f"RunError: {said}")
+    ended = record(tmp_path / "run")
+    assert (ended["status"], ended["error"]) == ("failed", f"RunError: {said}")
 
 
 def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
@@ -184,8 +171,8 @@ def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
     assert " became inf at [" in first
     assert first.endswith("in iteration 3, environment steps 96 to 128")
     assert second == "the last checkpoint is step_96.pt; its fingerprints are the last line of trace.jsonl"
-    record = json.loads((tmp_path / "run" / paths.RECORD).read_text())
-    assert (record["status"], record["error"]) == ("failed", f"RunError: {first}")
+    ended = record(tmp_path / "run")
+    assert (ended["status"], ended["error"]) == ("failed", f"RunError: {first}")
 
 
 def test_a_signal_during_an_evaluation_keeps_the_weights(
@@ -200,8 +187,8 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
 
     monkeypatch.setattr("rltemplate.run.observers.evaluate", interrupted)
     assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
-    record = json.loads((run_dir / paths.RECORD).read_text())
-    assert (record["status"], record["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
+    ended = record(run_dir)
+    assert (ended["status"], ended["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
     assert newest_state(run_dir)["env_steps"] == 64
 
 

@@ -30,44 +30,37 @@ def steps(num: int, seed: int = 0) -> Iterator[Transition]:
         yield Transition(*map(torch.from_numpy, fields))
 
 
-class Plain:
-    """Every field of every transition in its row."""
+def transitions(step: Transition) -> list[Transition]:
+    """The transitions of a step, one for each environment, as a buffer holds them."""
+    return [Transition(*row) for row in zip(*(field.float() for field in step), strict=True)]
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.added = capacity, 0
-        self.rows: dict[int, list[Any]] = {}
 
-    def add(self, step: Transition) -> None:
-        for values in zip(*(field.numpy() for field in step), strict=True):
-            self.rows[self.added % self.capacity] = list(values)
-            self.added += 1
-
-    def holds_the_same(self, buffer: ReplayBuffer) -> bool:
-        index = torch.arange(len(self.rows))
-        columns = zip(*(self.rows[row] for row in index.tolist()), strict=True)
-        expected = [torch.from_numpy(np.array(column, np.float32)) for column in columns][:-1]
-        found = buffer.take(index)
-        same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        return same and buffer.size == len(self.rows)
+def holds_the_newest(buffer: ReplayBuffer, history: list[Transition]) -> bool:
+    """True if number k of the history is in row k % capacity, as far as no later one is there."""
+    rows = {number % buffer.capacity: number for number in range(len(history))}
+    expected = [history[rows[row]] for row in range(len(rows))]
+    found = buffer.take(torch.arange(len(rows)))
+    columns = [torch.stack(column) for column in zip(*expected, strict=True)]
+    return buffer.size == len(rows) and all(map(torch.equal, found, columns))
 
 
 @pytest.mark.parametrize(("capacity", "num"), SIZES)
 @pytest.mark.parametrize("restored", [False, True])
 def test_it_holds_the_newest_transitions(capacity: int, num: int, restored: bool, tmp_path: Path) -> None:
     """Also where it was saved and restored in between."""
-    buffer, plain = ReplayBuffer(capacity, OBS, ACTION, CPU, num), Plain(capacity)
+    buffer, history = ReplayBuffer(capacity, OBS, ACTION, CPU, num), list[Transition]()
     writer = Checkpoints(tmp_path, {}, keep=2)
     for k, step in zip(range(40), steps(num), strict=False):
         buffer.add(step)
-        plain.add(step)
+        history += transitions(step)
         if restored and k in (0, 1, 4, 11, 12, 17, 30):
             checkpoint = writer.save(buffer.added, {"env_steps": buffer.added}, buffer)
             buffer = ReplayBuffer(capacity, OBS, ACTION, CPU, num)
-            parts = load_experience(load_checkpoint(checkpoint), max(0, plain.added - capacity), plain.added)
-            buffer.restore(plain.added, parts)
-        assert plain.holds_the_same(buffer)
+            first = max(0, len(history) - capacity)
+            buffer.restore(len(history), load_experience(load_checkpoint(checkpoint), first, len(history)))
+        assert holds_the_newest(buffer, history)
     buffer.add(next(steps(num)))
-    assert not plain.holds_the_same(buffer)
+    assert not holds_the_newest(buffer, history)
 
 
 @pytest.mark.parametrize(("capacity", "num"), SIZES)
@@ -76,7 +69,7 @@ def test_n_step_returns_are_those_of_a_walk_through_the_episodes(capacity: int, 
     buffer, gamma, history = ReplayBuffer(capacity, OBS, ACTION, CPU, num), 0.9, list[Transition]()
     for _, step in zip(range(count), steps(num), strict=False):
         buffer.add(step)
-        history += map(Transition._make, zip(*(field.float() for field in step), strict=True))
+        history += transitions(step)
     first = max(0, len(history) - capacity)  # the oldest transition that is held
     numbers = range(first, len(history))
     batch, discount = buffer.take_n_step(torch.tensor(numbers) % capacity, 3, gamma)

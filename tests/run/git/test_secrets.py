@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Command, git
+from conftest import ROOT, git, run_train
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.secrets import secret_content, secret_in_value, secret_name
@@ -168,13 +168,11 @@ def test_a_secret_in_a_value_is_refused_by_its_key_and_not_shown(
     assert not any(secret in told for secret in (HEX, GITHUB, RANDOM))
 
 
-def test_a_secret_in_a_file_of_this_machine_is_refused(
-    tmp_path: Path, fork: Path, train_command: Command
-) -> None:
+def test_a_secret_in_a_file_of_this_machine_is_refused(tmp_path: Path, fork: Path) -> None:
     local = fork / "conf" / "local" / "default.yaml"
     local.write_text(f"# @package _global_\nnote: {GITHUB}\n")
     try:
-        done = train_command()
+        done = run_train(fork, tmp_path)
     finally:
         local.unlink()
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
