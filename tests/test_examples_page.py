@@ -1,4 +1,4 @@
-"""The extensions of docs/examples.md, applied as the page has them, pass the tests of algorithms."""
+"""The extensions of docs/examples.md and docs/extending.md, applied as the pages have them, work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SHRUNK, copy_project, git, rows, run_train
 
-SECTIONS = re.split(r"^## ", (ROOT / "docs" / "examples.md").read_text(), flags=re.MULTILINE)[1:]
-BLOCK = re.compile(r"^(?:(\S+)|[^\n]*)\n\n```(?:python|yaml|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ALGOS = {"td3": 3, "ppo": 1, "sac": 1}  # number of files that change
+DOCS = ROOT / "docs"
+SECTIONS = re.split(r"^## ", (DOCS / "examples.md").read_text(), flags=re.MULTILINE)[1:]
+BLOCK = re.compile(
+    r"^(?:`([\w./]+)`|[^\n]*)\n\n```(?:python|yaml|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+PARTS = "part"  # all blocks of docs/extending.md
+TEXTS = {
+    **dict(zip(("td3", "ppo", "sac"), SECTIONS, strict=True)),
+    PARTS: (DOCS / "extending.md").read_text(),
+}
 # With a test for every algorithm.
 GENERIC = "algos/test_algorithms determinism/test_checks config/test_config launch/test_interruptions"
 GENERIC += " launch/test_resume run/test_trace test_train"
@@ -25,15 +32,17 @@ Extended = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Extended:
-    """A copy of the project with the extension that is about an algorithm."""
+    """A copy of the project with the extension that is about an algorithm, or with all parts."""
     folder = tmp_path_factory.mktemp("extended")
 
-    def apply(algo: str) -> Path:
-        if not (copy := folder / algo).exists():
+    def apply(name: str) -> Path:
+        if not (copy := folder / name).exists():
             copy_project(copy)
-            for name, text in BLOCK.findall(SECTIONS[[*ALGOS].index(algo)]):
-                (copy / (name or "change.diff")).write_text(text)
-                if not name:
+            for file, text in BLOCK.findall(TEXTS[name]):
+                path = copy / (file or "change.diff")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+                if not file:
                     git(copy, "apply", "change.diff")
             git(copy, "add", "-A")
             git(copy, "commit", "-q", "-m", "an extension")
@@ -50,10 +59,30 @@ def outcome_of(folder: Path, file: str, which: str) -> str:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize(("algo", "number"), ALGOS.items())
-def test_every_block_can_be_applied(extended: Extended, algo: str, number: int) -> None:
-    changed = git(extended(algo), "diff", "--name-only", "HEAD~1", "--", "rltemplate", "conf")
+@pytest.mark.parametrize(("name", "number"), {"td3": 3, "ppo": 1, "sac": 1, PARTS: 8}.items())
+def test_every_block_can_be_applied(extended: Extended, name: str, number: int) -> None:
+    changed = git(extended(name), "diff", "--name-only", "HEAD~1", "--", ":!change.diff")
     assert len(changed.split()) == number
+
+
+@pytest.mark.long
+def test_environment_wrapper_network_metric_and_sink_work_in_a_run(
+    extended: Extended, tmp_path: Path
+) -> None:
+    """The corridor pays 1 at its end; only in training, rewards are shaped, which costs a part of it."""
+    words = ["env=Corridor", "total_env_steps=6144", "algo.num_steps=128", "algo.normalize_reward=false"]
+    words += ["log_every=1024", "eval_every=6144", "num_threads=1", "compile=false", "logger.csv=true"]
+    done = run_train(extended(PARTS), tmp_path, *words, *QUIET)
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "run"
+    last = rows(run_dir)[-1]
+    assert last["eval/return"] == 1.0
+    assert 0.5 < last["episode/return"] < 0.95
+    assert last["policy/ratio_std"] > 0.0
+    table = [line.split(",") for line in (run_dir / "metrics.csv").read_text().splitlines()[1:]]
+    assert {name: float(value) for steps, name, value in table if "time" not in name and steps == "6144"} == {
+        name: value for name, value in last.items() if name != "env_steps"
+    }
 
 
 @pytest.mark.long
