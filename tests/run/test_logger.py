@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,19 +161,14 @@ def test_a_full_disk_loses_no_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ours", "a buffered file"])  # the inverse
 def test_kill_right_after_a_row_loses_nothing(tmp_path: Path, ours: bool) -> None:
-    source = """
-import os, sys
-from pathlib import Path
-from rltemplate.run.lines import LineFile
-path = Path("rows")
-write = LineFile(path).write if sys.argv[1] == "True" else path.open("w").write
-for step in range(500):
-    write(f"{step}\\n")
-os.kill(os.getpid(), 9)
-"""
-    done = subprocess.run([sys.executable, "-c", source, str(ours)], cwd=tmp_path, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert ("499" in (tmp_path / "rows").read_text()) is ours
+    path = tmp_path / "rows"
+    if (child := os.fork()) == 0:
+        write = LineFile(path).write if ours else path.open("w").write
+        for step in range(500):
+            write(f"{step}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert ("499" in path.read_text()) is ours
 
 
 def found(state: dict[str, torch.Tensor], **metrics: float) -> str | None:

@@ -106,6 +106,11 @@ def test_a_clean_work_tree_is_its_base_commit_and_the_configuration(repo: Path) 
     assert at(repo, f"{REF}^") == at(repo, "HEAD")
     assert stored(repo, record.commit) == on_disk(repo)
     assert git(repo, "show", f"{REF}:{CONFIG_PATH}") == CONFIG
+    shutil.rmtree(repo / ".git")
+    git(repo, "init", "-q", "-b", "trunk")
+    record = record_run(repo)  # without any commit
+    assert (record.base_commit, record.branch, record.dirty) == (None, "trunk", True)
+    assert stored(repo, record.commit) == on_disk(repo)
 
 
 ODD_NAMES = ("line\nbreak", 'quo"te', "-rf", "ünï 中", ":(glob)*", "*", "back\\slash")
@@ -159,14 +164,6 @@ def test_a_project_below_the_top_of_its_repository_snapshots_all_of_it(repo: Pat
         assert project == tmp_path / "copy" / "sub"
     (repo / "ignored" / "download").mkdir(parents=True)
     assert "ignores this folder" in no_code(record_run(repo / "ignored" / "download", "another"))
-
-
-def test_without_commits(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q", "-b", "trunk")
-    (tmp_path / "train.py").write_text("first\n")
-    record = record_run(tmp_path)
-    assert (record.base_commit, record.branch, record.dirty) == (None, "trunk", True)
-    assert stored(tmp_path, record.commit) == {"train.py": b"first\n"}
 
 
 # Put together here, so that no scanner takes this file for a leak, and no snapshot leaves it out.
@@ -272,15 +269,6 @@ def test_neither_variables_nor_hooks_of_the_caller_have_a_say(
     assert (state(other), git(other, "for-each-ref", "refs/runs")) == (before, "")
 
 
-def test_equal_runs_share_a_commit_and_others_do_not(repo: Path) -> None:
-    first = record_run(repo, "one").commit
-    time.sleep(1.1)  # commits have times in seconds
-    assert record_run(repo, "two").commit == first
-    assert record_run(repo, "three", LONGER).commit != first
-    assert "already exists" in no_code(record_run(repo, "one"))
-    assert at(repo, "refs/runs/one") == first
-
-
 def resume(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:
     """The record of another process, which knows the run from `record.json` alone."""
     known = GitRecord(**json.loads(json.dumps(asdict(before))))
@@ -339,13 +327,16 @@ def test_another_code_or_configuration_is_a_commit_on_top(repo: Path) -> None:
     assert git(repo, "fsck", "--no-dangling", "--connectivity-only") == ""
 
 
-def test_a_missing_ref_is_made_again(repo: Path) -> None:
+def test_equal_code_gives_the_commit_of_a_missing_ref_again(repo: Path) -> None:
     (repo / "new.py").write_text("new\n")
     first = record_run(repo)
+    assert "already exists" in no_code(record_run(repo))
     git(repo, "update-ref", "-d", REF)
     assert "was deleted" in (end(repo, first) or "")
     git(repo, "gc", "-q", "--prune=now")
+    time.sleep(1.1)  # commits have times in seconds
     assert resume(repo, first).commit == first.commit == at(repo, REF)
+    assert record_run(repo, "longer", LONGER).commit != first.commit
 
 
 def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_path: Path) -> None:
