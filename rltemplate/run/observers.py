@@ -42,19 +42,22 @@ def evaluate(
     codec: Codec,
     act: Callable[[np.ndarray], np.ndarray],
     seeds: Sequence[int],
+    taken: list[Any] | None = None,
 ) -> list[Episode]:
     """One whole episode for each of `seeds`, side by side, with one policy call per step.
 
     Every episode has an environment of its own, new because of what outlives an episode, such as Box2D's
-    worlds. So the result depends on the policy and the seeds alone.
+    worlds. So the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
     """
-    with contextlib.ExitStack() as stack:
+    with own_global_rng(seeds[0]), contextlib.ExitStack() as stack:
         envs = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
         obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
         running = list(range(len(seeds)))
         while running:
             actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
+            if taken is not None:
+                taken.extend(actions)
             still = []
             for i, action in zip(running, actions, strict=True):
                 obs[i], reward, terminated, truncated, _ = envs[i].step(action)
@@ -64,25 +67,6 @@ def evaluate(
                     still.append(i)
             running = still
     return [Episode(*each) for each in zip(returns, lengths, strict=True)]
-
-
-def play(
-    make_env: Callable[[], gym.Env[Any, Any]],
-    codec: Codec,
-    act: Callable[[np.ndarray], np.ndarray],
-    seed: int,
-) -> tuple[Episode, list[Any]]:
-    """One whole episode, and its actions as the environment took them."""
-    actions: list[Any] = []
-
-    def recorded(obs: np.ndarray) -> np.ndarray:
-        encoded = act(obs)
-        actions.append(codec.decode_action(encoded)[0])
-        return encoded
-
-    with own_global_rng(seed):
-        (episode,) = evaluate(make_env, codec, recorded, [seed])
-    return episode, actions
 
 
 class _CutShort(Exception):
@@ -219,16 +203,15 @@ class Observers:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
-        with own_global_rng(seeds[0]):
-            episodes = evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds)
+        episodes = evaluate(lambda: make_env(config.env), self._codec, self._act, seeds)
         return episode_means("eval", episodes)
 
     def _film(self) -> None:
         """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
-        (seed,) = env_seeds(self._config.seed, "video", 1)
-        _, actions = play(lambda: make_env(self._config.env), self._codec, self._act, seed)
+        seeds, actions = env_seeds(self._config.seed, "video", 1), list[Any]()
+        evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds, actions)
         path = paths.video_path(self._run_dir, self._algorithm.env_steps)
-        if self._video.record(path, seed, actions[:LONGEST_VIDEO]):
+        if self._video.record(path, seeds[0], actions[:LONGEST_VIDEO]):
             self._logger.video(path, self._algorithm.env_steps)
 
     def _log(self, evaluation: dict[str, float]) -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
 from rltemplate.run import paths
@@ -106,7 +107,7 @@ def _chosen(run_dir: Path, wanted: str) -> list[Path]:
 def _record(run_dir: Path, checkpoint: Path, seed: int, size: int, path: Path) -> float:
     """Play and draw one episode; its return."""
     from rltemplate.envs.make import exits_are_errors, make_env
-    from rltemplate.run.observers import LONGEST_VIDEO, play
+    from rltemplate.run.observers import LONGEST_VIDEO, evaluate
     from rltemplate.run.video.recorder import VideoRecorder
     from rltemplate.train import load_policy
 
@@ -114,7 +115,8 @@ def _record(run_dir: Path, checkpoint: Path, seed: int, size: int, path: Path) -
     problems: list[str] = []
     try:
         with exits_are_errors():
-            episode, actions = play(lambda: make_env(config.env), envs.codec, algorithm.act, seed)
+            actions = list[Any]()
+            (episode,) = evaluate(lambda: make_env(config.env), envs.codec, algorithm.act, [seed], actions)
             recorder = VideoRecorder(
                 lambda mode: make_env(config.env, mode), problems.append, size=size, fps=config.video_fps
             )
