@@ -20,7 +20,7 @@ def flipped(value: Any) -> Any:
     """A copy of a number, a tensor or an array, with the last bit of its largest element flipped.
 
     For a float that is one unit in the last place, for an integer the neighbour, for a truth value the other.
-    Of integers the first odd one is taken, where there is one: the result is then no larger than the largest.
+    Of these the first odd one is taken, where there is one: the result is then no larger than the largest.
     """
     import numpy as np
     import torch
@@ -31,11 +31,8 @@ def flipped(value: Any) -> Any:
         return torch.from_numpy(flipped(value.detach().cpu().contiguous().numpy())).to(value.device)
     array: np.ndarray = np.array(value)
     flat = array.reshape(-1)
-    if flat.dtype == np.bool_:
-        flat[0] = not flat[0]
-    else:
-        words = flat.view(f"u{flat.dtype.itemsize}")
-        words[int(np.argmax(np.abs(flat) if flat.dtype.kind == "f" else words & 1))] ^= 1
+    words = flat.view(f"u{flat.dtype.itemsize}")
+    words[int(np.argmax(np.abs(flat) if flat.dtype.kind == "f" else words & 1))] ^= 1
     return array.item() if isinstance(value, float) else array
 
 

@@ -95,19 +95,24 @@ def test_a_flip_changes_every_chain_from_then_on(configure: Configure, tmp_path:
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
-    configure: Configure, algo: str
+    configure: Configure, tmp_path: Path, algo: str
 ) -> None:
     """One entry is flipped between two iterations: its digest differs and no other one."""
     words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, "Pendulum"))
     algorithm, _ = build_algorithm(configure(*words))
+    algorithm.probe = trace = Trace(tmp_path, "step", algo)
     for _ in range(2):
-        algorithm.train_iteration()
+        begun = [name for name, _ in entries(algorithm.state_dict(), "start")]
+        trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
+    lines = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines()[1:])
+    traced = {name for line in lines if line[0] == "items" for name in line[2]}
 
     def shown() -> dict[str, str]:
         return {name: digest(value) for name, value in entries(algorithm.state_dict(), "")}
 
     before, plain = algorithm.state_dict(), shown()
     names = list(plain)
+    assert traced >= {*begun, *(f"end{name}" for name in names)}
     assert any(name.startswith("/envs/states/0/actions") for name in names)
     before.pop("envs")  # environments that stepped already keep theirs, and the last observation
     for name in [name for name in names if not name.startswith("/envs/") and name not in ("/obs", "/added")]:

@@ -59,7 +59,7 @@ def gym_env(env_id: str, render_mode: str | None = None) -> Any:
 
 
 def bad_hopper(render_mode: str | None) -> Any:
-    """A Hopper whose OpenGL picture, and only that, crashes."""
+    """Its OpenGL picture, and only that, crashes."""
     mujoco.Renderer = lambda *_: os.abort()
     return gymnasium.make("Hopper-v5", render_mode=render_mode)
 
