@@ -99,13 +99,11 @@ def watch(contender: Ours) -> dict[str, float]:
         return run
 
     algorithm.envs.step = timed(algorithm.envs.step, "environments")
-    updates = [
-        name for name, value in vars(algorithm).items() if name.startswith("_update") and callable(value)
-    ]
-    if not updates:
-        raise MeasurementError(f"{type(algorithm).__name__} has no _update that could be timed")
-    for name in updates:
-        setattr(algorithm, name, timed(getattr(algorithm, name), "updates"))
+    run = algorithm.engine.run
+    updates = timed(run, "updates")
+    algorithm.engine.run = lambda function, *args: (updates if function == algorithm.update else run)(
+        function, *args
+    )
     return seconds
 
 

@@ -6,8 +6,8 @@ details of proximal policy optimization"):
   state-independent log standard deviation (c1-c3)            ActorCritic
   generalised advantage estimation (5)                        on_policy.compute_gae
   truncation bootstraps with the value of the final obs       PPO.targets
-  advantage normalisation per minibatch (7)                   ppo_loss
-  clipped policy loss (8), optional value clipping (9)        ppo_loss
+  advantage normalisation per minibatch (7)                   PPO.loss
+  clipped policy loss (8), optional value clipping (9)        PPO.loss
   end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling (c7, c8)                     PPO.train_iteration
@@ -19,7 +19,6 @@ much as these passes did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,10 +33,10 @@ from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
-from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae
+from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae, shuffled
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, ForwardPass, IterationResult
+from rltemplate.types import Episode, IterationResult
 
 
 class ActorCritic(nn.Module):
@@ -89,8 +88,7 @@ class Minibatch(NamedTuple):
     action: Tensor  # (B, A)
     log_prob: Tensor  # (B,) under the policy that acted
     advantage: Tensor  # (B,)
-    ret: Tensor  # (B,) target of the value
-    value: Tensor  # (B,) estimate when the target was made
+    value: Tensor  # (B,) estimate from which the advantage was made
 
 
 class Coefficients(NamedTuple):
@@ -125,41 +123,6 @@ def approx_kl(log_ratio: Tensor) -> Tensor:
     return (kernels.exp(log_ratio) - 1.0 - log_ratio).mean()
 
 
-def ppo_loss(
-    flat: Tensor,
-    net: FlatModule,
-    dist: Categorical | DiagGaussian,
-    config: PPOConfig,
-    mb: Minibatch,
-    coef: Coefficients,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate, value and entropy losses, and their metrics."""
-    clip = coef.clip_coef
-    params, value = net.call(flat, mb.obs)
-    log_ratio = dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
-    ratio = kernels.exp(log_ratio)  # (B,)
-    advantage = mb.advantage
-    if config.normalize_advantage:
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
-    policy_loss = torch.maximum(-advantage * ratio, -advantage * clipped).mean()  # eq. 7
-    assert ratio.shape == value.shape == mb.ret.shape == advantage.shape
-    error = (value - mb.ret).square()
-    if config.clip_value_loss:
-        near = mb.value + (value - mb.value).clamp(-clip, clip)
-        error = torch.maximum(error, (near - mb.ret).square())
-    value_loss = 0.5 * error.mean()
-    entropy = dist.entropy(params).mean()
-    return policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy, {
-        "loss_policy": policy_loss,
-        "loss_value": value_loss,
-        "policy_entropy": entropy,
-        "policy_approx_kl": approx_kl(log_ratio),
-        "policy_clip_fraction": ((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
-        "policy_first_ratio_max_error": (ratio - 1.0).abs().max(),
-    }
-
-
 class PPO(OnPolicyAlgorithm):
     """The algorithm over N environments."""
 
@@ -181,10 +144,6 @@ class PPO(OnPolicyAlgorithm):
             return_norm=Statistics.empty(1, self.device),
             running_return=torch.zeros(envs.num_envs, device=self.device),
         )
-        self._collect = engine.plain(self.collect)
-        self._targets = engine.plain(self.targets)
-        self._policy_step = engine(self.policy_step)
-        self._update = engine(self.update)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
@@ -193,7 +152,7 @@ class PPO(OnPolicyAlgorithm):
         config, coef, episodes = self.config, self.coefficients(), list[Episode]()
         # The observations of a run's first rollout are not scaled yet: it fills the statistics and no more.
         for _ in range(2 if config.normalize_obs and self.env_steps == 0 else 1):
-            rollout: Rollout = self._collect(self.obs)
+            rollout: Rollout = self.engine.run_part(self.collect, self.obs)
             episodes += rollout.episodes
             reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
             if config.normalize_obs:
@@ -211,10 +170,6 @@ class PPO(OnPolicyAlgorithm):
             clip_coef=self.scheduled(config.clip_coef, config.clip_coef_schedule),
             ent_coef=self.scheduled(config.ent_coef, config.ent_coef_schedule),
         )
-
-    def decide(self, obs: Tensor, noise: Tensor) -> PolicyStep:
-        """Actions for unscaled observations (N, O), to learn from."""
-        return self._policy_step(self.state.net.params, self.scaling(), obs, noise)  # type: ignore[no-any-return]
 
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
@@ -245,14 +200,17 @@ class PPO(OnPolicyAlgorithm):
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
-        targets: Targets = self._targets(net.params, rollout, reward)
+        targets: Targets = self.engine.run_part(self.targets, net.params, rollout, reward)
         explained = 1.0 - targets.advantage.var() / ((targets.advantage + targets.value).var() + 1e-8)
+        decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
         reports: list[Tensor] = []
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
-                targets = self._targets(net.params, rollout, reward)
+                targets = self.engine.run_part(self.targets, net.params, rollout, reward)
             order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
-            net, seen = self.engine.scan(self._update, net, self.minibatches(rollout, targets, order), coef)
+            data = Minibatch(*decisions, targets.advantage, targets.value)
+            minibatches = shuffled(data, order, config.num_minibatches)
+            net, seen = self.engine.scan(self.update, net, minibatches, coef)
             reports += [report.metrics for report in seen]
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
@@ -270,36 +228,37 @@ class PPO(OnPolicyAlgorithm):
         params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
         return self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
 
-    def minibatches(self, rollout: Rollout, targets: Targets, order: Tensor) -> Iterator[Minibatch]:
-        """The samples of a rollout in the order `order` (T * N,), in parts of equal size."""
-        size = len(order) // self.config.num_minibatches
-        advantage, value = targets.advantage, targets.value
-        data = Minibatch(
-            rollout.normalized_obs, rollout.action, rollout.log_prob, advantage, advantage + value, value
-        )
-        shuffled = [x.flatten(0, 1).index_select(0, order).unflatten(0, (-1, size)) for x in data]
-        return (Minibatch(*parts) for parts in zip(*shuffled, strict=True))
-
     def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         config = self.config
-        grad, metrics = gradient(ppo_loss, net.params, self.net, self.dist, config, mb, coef)
+        grad, metrics = gradient(self.loss, net.params, mb, coef)
         clipped, norm = clip_by_norm(grad, config.max_grad_norm)
         stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
         return Report(stacked, grad), adam(net, clipped, coef.learning_rate, config.adam_eps)
 
-    # Acting
-
-    def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
-        return self.net.call(self.state.net.params, self.normalized(obs), "policy")  # type: ignore[no-any-return]
-
-    def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """Policy and value, with the batches of rollout, targets and updates."""
-        num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
-        batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        size, flat = self.envs.codec.obs_size, self.state.net.params
-        return {
-            part: ForwardPass(lambda rows, part=part: self.net.call(flat, rows, part), size, batches)  # type: ignore[misc]
-            for part in ("policy", "value")
+    def loss(self, flat: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clipped surrogate, value and entropy losses, and their metrics."""
+        config, clip = self.config, coef.clip_coef
+        params, value = self.net.call(flat, mb.obs)
+        log_ratio = self.dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
+        ratio = kernels.exp(log_ratio)  # (B,)
+        advantage, ret = mb.advantage, mb.advantage + mb.value  # (B,) each
+        if config.normalize_advantage:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+        policy_loss = torch.maximum(-advantage * ratio, -advantage * clipped).mean()  # eq. 7
+        assert ratio.shape == value.shape == ret.shape == advantage.shape
+        error = (value - ret).square()
+        if config.clip_value_loss:
+            near = mb.value + (value - mb.value).clamp(-clip, clip)
+            error = torch.maximum(error, (near - ret).square())
+        value_loss = 0.5 * error.mean()
+        entropy = self.dist.entropy(params).mean()
+        return policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy, {
+            "loss_policy": policy_loss,
+            "loss_value": value_loss,
+            "policy_entropy": entropy,
+            "policy_approx_kl": approx_kl(log_ratio),
+            "policy_clip_fraction": ((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
+            "policy_first_ratio_max_error": (ratio - 1.0).abs().max(),
         }

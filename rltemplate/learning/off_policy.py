@@ -72,9 +72,9 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         self.replay = ReplayBuffer(
             config.buffer_size, codec.obs_size, codec.action_size, self.device, self.envs.num_envs
         )
-        learns = self.total_env_steps > config.learning_starts  # or there is nothing to compile
-        self._policy_step = self.engine(self.policy_step, self.policy_step_examples if learns else None)
-        self._update = self.engine(self.update, self.update_examples if learns else None)
+        if self.total_env_steps > config.learning_starts:  # or there is nothing to compile
+            self.engine.prepare(self.policy_step, self.policy_step_examples)
+            self.engine.prepare(self.update, self.update_examples)
 
     def rates(self) -> Any:
         """The learning rates of the coming iteration, a NamedTuple of 0-d tensors with a field `actor`."""
@@ -106,7 +106,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             raw_obs.append(obs)
             episodes += step.episodes
             obs = self.to_device(step.obs)
-            learned, seen = self.engine.scan(self._update, self.state.learned, self.due_inputs(), rates)
+            learned, seen = self.engine.scan(self.update, self.state.learned, self.due_inputs(), rates)
             self.state = self.state._replace(learned=learned)
             reports += seen
         self.obs = obs
@@ -123,7 +123,8 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             noise = self.streams.draw("warmup", torch.rand, num_envs, self.envs.codec.action_size)
             return (2.0 * noise - 1.0).to(self.device)
         noise = self.streams.draw("action", self.dist.noise, num_envs)
-        decision: PolicyStep = self._policy_step(self.state.learned.actor.params, self.scaling(), obs, noise)
+        flat, scaling = self.state.learned.actor.params, self.scaling()
+        decision: PolicyStep = self.engine.run(self.policy_step, flat, scaling, obs, noise)
         return decision.action
 
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:

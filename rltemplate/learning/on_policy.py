@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rltemplate.learning.algorithm import StatefulAlgorithm
-from rltemplate.learning.normalize import rescale
-from rltemplate.types import Episode
+from rltemplate.learning.normalize import Scaling, rescale
+from rltemplate.learning.optim import FlatModule
+from rltemplate.types import Episode, ForwardPass
+
+Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 
 
 class PolicyStep(NamedTuple):
@@ -61,27 +65,37 @@ def compute_gae(
     return torch.stack(advantages[::-1])
 
 
+def shuffled(data: Samples, order: Tensor, num_parts: int) -> Iterator[Samples]:
+    """The samples of `data`, whose fields are (T, N, ...), in `order` (T * N,), in parts of equal size."""
+    fields = [x.flatten(0, 1).index_select(0, order).unflatten(0, (num_parts, -1)) for x in data]
+    return (type(data)(*parts) for parts in zip(*fields, strict=True))
+
+
 class OnPolicyAlgorithm(StatefulAlgorithm):
     """An algorithm that learns from rollouts of its present policy.
 
-    Its state has the fields `obs_norm`, `return_norm` and `running_return` (N,), which is discounted and
-    unscaled. Its configuration has `num_steps` (T), `gamma` and `reward_clip`.
+    Its network `net` has the parts "policy" and "value". Its state has the fields `net`, which is an
+    `AdamState`, `obs_norm`, `return_norm` and `running_return` (N,), which is discounted and unscaled. Its
+    configuration has `num_steps` (T), `num_minibatches`, `gamma` and `reward_clip`.
     """
 
-    def decide(self, obs: Tensor, noise: Tensor) -> PolicyStep:
+    net: FlatModule
+
+    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
         raise NotImplementedError
 
     def collect(self, obs: Tensor) -> Rollout:
         """T steps with the present policy from the observations `obs` (N, O) on."""
         num_steps, num_envs = self.config.num_steps, self.envs.num_envs
+        flat, scaling = self.state.net.params, self.scaling()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
         decisions: list[PolicyStep] = []
         final_obs, episodes = [np.empty((0, self.envs.codec.obs_size), np.float32)], list[Episode]()
         for t in range(num_steps):
             noise = self.streams.draw("action", self.dist.noise, num_envs)
-            decision = self.decide(obs, noise)
+            decision = self.engine.run(self.policy_step, flat, scaling, obs, noise)
             step = self.envs.step(decision.action.cpu().numpy())
             raw_obs.append(obs)
             decisions.append(decision)
@@ -118,3 +132,19 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         norm = state.return_norm.merged(torch.cat(returns)[:, None])
         self.state = state._replace(return_norm=norm, running_return=running)
         return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
+
+    # Acting
+
+    def policy(self, obs: Tensor) -> Tensor:
+        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
+        return self.net.call(self.state.net.params, self.normalized(obs), "policy")  # type: ignore[no-any-return]
+
+    def forward_passes(self) -> Mapping[str, ForwardPass]:
+        """Policy and value, with the batches of rollout, targets and updates."""
+        num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
+        batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
+        size, flat = self.envs.codec.obs_size, self.state.net.params
+        return {
+            part: ForwardPass(lambda rows, part=part: self.net.call(flat, rows, part), size, batches)  # type: ignore[misc]
+            for part in ("policy", "value")
+        }

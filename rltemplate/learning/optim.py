@@ -68,6 +68,31 @@ class FlatModule:
         return functional_call(self.module, {name: x.view(shape) for name, x, shape in parts}, inputs)
 
 
+def gradient(loss: Callable[..., tuple[Tensor, Any]], flat: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
+    """The gradient (P,) of `loss(flat, *inputs) -> (scalar, aux)`, and aux detached.
+
+    The compiler takes only the functional transform; eagerly the autograd tape takes half its time.
+    """
+    if torch.compiler.is_compiling():
+        grad, (_, aux) = grad_and_value(loss, has_aux=True)(flat, *inputs)
+        return grad, aux
+    with torch.enable_grad():
+        leaf = flat.detach().requires_grad_()
+        value, aux = loss(leaf, *inputs)
+        (grad,) = torch.autograd.grad(value, leaf)
+    return grad, _detach(aux)
+
+
+def _detach(aux: Any) -> Any:
+    if isinstance(aux, Tensor):
+        return aux.detach()
+    if isinstance(aux, dict):
+        return {name: _detach(value) for name, value in aux.items()}
+    if isinstance(aux, tuple):
+        return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
+    return aux
+
+
 def adam(
     state: AdamState,
     grad: Tensor,
@@ -99,28 +124,3 @@ def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
 def polyak(target: Tensor, online: Tensor, tau: float) -> Tensor:
     """The target network moved towards the online one by the share `tau`."""
     return target + tau * (online - target)
-
-
-def gradient(loss: Callable[..., tuple[Tensor, Any]], flat: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
-    """The gradient (P,) of `loss(flat, *inputs) -> (scalar, aux)`, and aux detached.
-
-    The compiler takes only the functional transform; eagerly the autograd tape takes half its time.
-    """
-    if torch.compiler.is_compiling():
-        grad, (_, aux) = grad_and_value(loss, has_aux=True)(flat, *inputs)
-        return grad, aux
-    with torch.enable_grad():
-        leaf = flat.detach().requires_grad_()
-        value, aux = loss(leaf, *inputs)
-        (grad,) = torch.autograd.grad(value, leaf)
-    return grad, _detach(aux)
-
-
-def _detach(aux: Any) -> Any:
-    if isinstance(aux, Tensor):
-        return aux.detach()
-    if isinstance(aux, dict):
-        return {name: _detach(value) for name, value in aux.items()}
-    if isinstance(aux, tuple):
-        return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
-    return aux

@@ -21,13 +21,13 @@ def pendulum(configure: Configure, *overrides: str) -> PPO:
 def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:
     ppo = pendulum(configure)
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-4
-    collect = ppo._collect
+    collect = ppo.collect
 
     def stale(obs: torch.Tensor) -> Any:
         rollout = collect(obs)
         return rollout._replace(log_prob=rollout.log_prob + 0.01)
 
-    ppo._collect = stale
+    ppo.collect = stale  # type: ignore[method-assign]
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
     ppo.close()
 

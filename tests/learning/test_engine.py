@@ -29,12 +29,12 @@ def arguments(rows: int, seed: int = 0) -> tuple[Pair, list[Tensor]]:
 
 
 def test_a_program_gives_what_its_function_gives_and_keeps_nothing(programs: Programs) -> None:
-    program = Engine(compiles=True)(mixed)
+    engine = Engine(compiles=True)
     kept = []
     for rows in (5, 1, 5, 8):
         given = arguments(rows)
         copies = [x.clone() for x in (*given[0], *given[1])]
-        kept.append((program(*given), mixed(*given)))
+        kept.append((engine.run(mixed, *given), mixed(*given)))
         assert all(torch.equal(x, copy) for x, copy in zip((*given[0], *given[1]), copies, strict=True))
     torch.testing.assert_close([got for got, _ in kept], [expected for _, expected in kept])
     assert type(kept[0][0][0]) is Pair
@@ -46,7 +46,7 @@ class Toy:
 
     def __init__(self, engine: Engine) -> None:
         self.noise, self.factor = 0.5, 2.0
-        self.act = engine(self.policy_step)
+        self.engine = engine
 
     def policy_step(self, x: Tensor, noise: float) -> Tensor:
         return x.tanh() * self.factor + noise
@@ -54,7 +54,7 @@ class Toy:
     def iterations(self, factors: list[float]) -> list[Tensor]:
         actions = []
         for self.factor in factors:
-            actions.append(self.act(torch.linspace(-1.0, 1.0, 5), self.noise))
+            actions.append(self.engine.run(self.policy_step, torch.linspace(-1.0, 1.0, 5), self.noise))
             self.noise -= 0.04
         return actions
 
@@ -75,5 +75,5 @@ def test_a_function_that_cannot_be_one_program_is_refused() -> None:
         return x + 1.0 if x.sum() > 0 else x
 
     with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
-        Engine(compiles=True)(branches)(torch.zeros(3))
-    assert Engine()(branches)(torch.ones(3)).tolist() == [2.0] * 3
+        Engine(compiles=True).run(branches, torch.zeros(3))
+    assert Engine().run(branches, torch.ones(3)).tolist() == [2.0] * 3
