@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import sys
@@ -39,6 +38,7 @@ from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.sinks.sink import RunFacts
+from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -327,18 +327,10 @@ def differences(a: Path, b: Path) -> list[str]:
     states = newest_state(a), newest_state(b)
     for state in states:
         del state["run"]["training_s"], state["run"]["logger"]  # clocks
-    return found + list(_unequal(*states, "checkpoint"))
-
-
-def _unequal(a: Any, b: Any, place: str) -> Iterator[str]:
-    if isinstance(a, dict):
-        for key in {**a, **b}:
-            yield from _unequal(a.get(key), b.get(key), f"{place}/{key}")
-    elif isinstance(a, list):
-        for number, pair in enumerate(itertools.zip_longest(a, b)):
-            yield from _unequal(*pair, f"{place}/{number}")
-    elif not (a.equal(b) if hasattr(a, "equal") else a == b):  # a tensor has the method
-        yield place
+    first, second = (
+        {place: digest(value) for place, value in entries(state, "checkpoint")} for state in states
+    )
+    return found + [place for place in {**first, **second} if first.get(place) != second.get(place)]
 
 
 class Scripted(gym.Env[np.ndarray, Any]):
@@ -346,11 +338,10 @@ class Scripted(gym.Env[np.ndarray, Any]):
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
-    def __init__(
-        self, length: int = 3, action_space: spaces.Space[Any] | None = None, render_mode: str | None = None
-    ) -> None:
-        self.length, self.action_space = length, action_space or spaces.Discrete(2)
-        self.episode = self.steps = -1
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 3, render_mode: str | None = None) -> None:
+        self.length, self.episode, self.steps = length, -1, -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)

@@ -28,14 +28,7 @@ from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
 
-TOTAL = {"sac": 240}  # environment steps; others 256
-LONGEST = {"ppo": 500}  # of an episode; others 40
-SHORT = {
-    algo: small(
-        algo, f"env.max_episode_steps={LONGEST.get(algo, 40)}", f"total_env_steps={TOTAL.get(algo, 256)}"
-    )
-    for algo in ALGORITHMS
-}
+SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
 OBSERVED += ["video_every=128", "checkpoint_every=64"]
 UNOBSERVED = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=100000"]

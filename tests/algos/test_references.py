@@ -93,21 +93,14 @@ def in_float64() -> Iterator[None]:
 
 def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Equal names, and values that differ by no more than rounding."""
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            torch.as_tensor(found[name]),
-            torch.as_tensor(value),
-            rtol=1e-12,
-            atol=1e-12,
-            msg=lambda text, name=name: f"{name}: {text}",  # type: ignore[misc]
-        )
+    tensors = ({name: torch.as_tensor(x) for name, x in values.items()} for values in (found, expected))
+    torch.testing.assert_close(*tensors, rtol=1e-12, atol=1e-12)
 
 
 def learned(algorithm: PPO | SAC) -> dict[str, Any]:
     """The part of the state of an algorithm that a reference has, by place."""
     left = ("env_steps", "streams", "obs/", "envs", "added")
-    found = {path.removeprefix("/"): torch.as_tensor(x) for path, x in entries(algorithm.state_dict(), "")}
+    found = {path.removeprefix("/"): value for path, value in entries(algorithm.state_dict(), "")}
     return {path: value for path, value in found.items() if not f"{path}/".startswith(left)}
 
 
