@@ -57,14 +57,15 @@ class Comparison:
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
     one, other = load_run(a), load_run(b)
-    trace_a, trace_b = (
-        open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in (one, other)
-    )
-    for trace in (trace_a, trace_b):
-        if trace.lines and not trace.lines[-1].endswith(b"]\n"):
-            reach = f"breaks off after {trace.reach[0]} iterations"
-            raise ConfigError(f"{trace.run}: {TRACE} {reach}; was it cut off?")
-    return compare_traces(one, other, trace_a, trace_b)
+    return compare_traces(one, other, _whole_trace(one), _whole_trace(other))
+
+
+def _whole_trace(run: Run) -> Trace:
+    trace = open_trace(run.dir, f"it was made with trace={run.config.get('trace')}")
+    if trace.lines and not trace.lines[-1].endswith(b"]\n"):
+        reached = f"breaks off after {trace.reach[0]} iterations"
+        raise ConfigError(f"{trace.run}: {TRACE} {reached}; was it cut off?")
+    return trace
 
 
 def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:

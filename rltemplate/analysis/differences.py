@@ -198,11 +198,8 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
     settings = [one for one in counted[SETTINGS] if not (code and one.one_sided)]
     if {name.partition(".")[0] for name in factors} & _SETTING_KEYS or counted[VERSIONS] or counted[MACHINE]:
         settings = []  # which are explained
-    for name, several in (
-        ("versions", counted[VERSIONS]),
-        ("hardware", counted[MACHINE]),
-        ("settings", settings),
-    ):
+    beside = {"versions": counted[VERSIONS], "hardware": counted[MACHINE], "settings": settings}
+    for name, several in beside.items():
         if several:
             only = f"{several[0].key} {several[0].change}"
             factors[name] = f"({only if len(several) == 1 else few([one.key for one in several])})"

@@ -17,10 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import flag, make_folder, program, rest, whole, word
@@ -68,8 +68,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
-    out = sys.stderr if args.json else sys.stdout
-    proof = Proof(args.words, args.times, lambda line: print(line, file=out, flush=True))
+    proof = Proof(args.words, args.times, sys.stderr if args.json else sys.stdout)
     try:
         certificate = proof.run()
     except Interrupted as stopped:
@@ -86,12 +85,12 @@ def main(args: Args) -> int:
 class Proof:
     """The work on one proof. `folder` will have the runs and the certificate, once the checks were tried."""
 
-    def __init__(self, words: Sequence[str], times: int, say: Callable[[str], None] = print) -> None:
-        """`words` are overrides as for training; `say` takes a line about each run. Raises ConfigError."""
+    def __init__(self, words: Sequence[str], times: int, out: TextIO | None = None) -> None:
+        """`words` are overrides as for training; `out` gets a line about each run. Raises ConfigError."""
         self.config, self.overrides = claimed(words)
         self.level = self.config.determinism.level
         self._bare = without(self.level, self.overrides)
-        self._times, self._say, self._children = times, say, Children()
+        self._times, self._out, self._children = times, out, Children()
         self.id = paths.new_id(FOLDER)
         self.folder = Path(self.config.runs_dir).expanduser().absolute() / FOLDER / self.id
         self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS} | _PATIENT
@@ -146,7 +145,7 @@ class Proof:
         results: list[RunResult] = []
         for planned in plan_runs(self.config, self._times):
             results.append(self._run(planned))
-            self._say(str(results[-1]))
+            print(results[-1], file=self._out, flush=True)
             if results[0].error:
                 break
         return results

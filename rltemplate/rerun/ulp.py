@@ -38,20 +38,20 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
         return found
     flat_a, flat_b = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     differs = flat_a.view(f"u{a.dtype.itemsize}") != flat_b.view(f"u{a.dtype.itemsize}")
-    found = replace(found, differing=int(differs.sum()))
-    if not found.differing:
-        return found
-    index, is_float = int(np.argmax(differs)), a.dtype.kind == "f"
-    pair = flat_a[index], flat_b[index]
+    one, other = flat_a[differs], flat_b[differs]
+    if not one.size:
+        return replace(found, differing=0)
+    pair, is_float = (one[0], other[0]), a.dtype.kind == "f"
     found = replace(
         found,
-        first=[int(place) for place in np.unravel_index(index, a.shape)],
+        differing=one.size,
+        first=[int(place) for place in np.unravel_index(np.argmax(differs), a.shape)],
         values=[str(value) for value in pair],
         hexes=[float(value).hex() if is_float else hex(int(value)) for value in pair],
     )
-    if not is_float or not (np.isfinite(flat_a[differs]).all() and np.isfinite(flat_b[differs]).all()):
+    if not is_float or not np.isfinite([one, other]).all():
         return found
-    distance = ulp_distance(flat_a[differs], flat_b[differs])
+    distance = ulp_distance(one, other)
     return replace(found, median_ulp=float(np.median(distance)), max_ulp=int(distance.max()))
 
 

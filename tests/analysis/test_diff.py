@@ -83,9 +83,7 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         # a choice brings its values along, but for those that were given
         ("algo=sac", SAC_VALUES, "algo"),
         ("algo=sac algo.gamma=0.98", SAC_VALUES, "algo algo.gamma"),
-        ("algo=sac num_threads=2", SAC_VALUES, "algo num_threads"),
         ("env=Pendulum +env.kwargs.g=9", PENDULUM | {"env.kwargs": {"g": 9}}, "env"),
-        ("env=Pendulum algo=sac", PENDULUM | SAC_VALUES, "algo env"),
         ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, "determinism algo.gamma"),
         ("experiment=other", {"experiment": "other", "recipe": None, "algo.gamma": 0.9}, "experiment"),
         ("env=Pendulum recipe=none", PENDULUM | {"recipe": None, "num_threads": 2}, "env recipe"),

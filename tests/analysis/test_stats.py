@@ -18,7 +18,6 @@ from rltemplate.analysis.commands.stats import compare
 from rltemplate.analysis.experiments import Experiment, find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -101,7 +100,6 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
     assert "run-9: is interrupted" in said.err
     assert main(["stats", "statistic=mean"]) == 0
     assert "sac is better than ppo: mean higher by 790.0 (" in capsys.readouterr().out
-    assert main(["stats", "runs=none/*"]) == 2
 
 
 def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Path) -> None:
@@ -141,8 +139,6 @@ def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_pa
         ("ppo eval_every=50", [1.0]),
     ]
     assert [each.name for each in found_in(tmp_path, "algo.gamma")][:2] == ["ppo gamma=0.99", "ppo gamma=0.9"]
-    with pytest.raises(ConfigError, match=r"by=algo\.gama: no run has .*did you mean algo\.gamma"):
-        found_in(tmp_path, "algo.gama")
 
 
 def test_other_code_is_another_experiment_unless_it_computes_the_same(

@@ -63,7 +63,7 @@ def prove_it(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
         def run(*words: str, times: int = 2, **only_in: dict[str, str]) -> Certificate:
             patch.setenv(ONLY_IN, json.dumps(only_in))
-            return Proof([*TINY, *words], times, say=lambda line: None).run()
+            return Proof([*TINY, *words], times).run()
 
         patch.setattr(process, "PROJECT", project)
         patch.chdir(tmp_path_factory.mktemp("proofs"))
@@ -115,24 +115,22 @@ def test_every_perturbation_reached_its_process(repeat: Certificate) -> None:
 
 
 @pytest.mark.long
-def test_invariant_holds_with_other_threads_and_rows_in_groups_and_not_without(prove_it: Prove) -> None:
-    found = prove_it("determinism=invariant")
-    assert found.verdict == "holds"
+@pytest.mark.parametrize(
+    ("level", "checks", "failing"),
+    [("invariant", ["repeats", "rows"], "rows"), ("profile", ["golden", "repeats", "rows"], "golden")],
+)
+def test_a_level_holds_with_other_threads_and_rows_in_groups_and_not_without_its_switches(
+    prove_it: Prove, level: str, checks: list[str], failing: str
+) -> None:
+    found = prove_it(f"determinism={level}")
+    assert found.verdict == "holds", found.sentence
     assert {"num_threads=2", "rows in groups of 7"} <= set(found.runs[1].perturbations)
     for name, values in (("torch_num_threads", [1, 2]), ("row_groups", [0, 7])):
         assert [RunRecord.read(Path(run.run_dir)).determinism.settings[name] for run in found.runs] == values
-    assert {name: each["holds"] for name, each in found.checks.items()} == {"repeats": True, "rows": True}
+    assert {name: each["holds"] for name, each in found.checks.items()} == dict.fromkeys(checks, True)
     assert [run.ratio for run in found.runs] == [0.0, 0.0]
     assert found.inverse is not None
-    assert found.inverse.found["rows"]
-
-
-@pytest.mark.long
-def test_a_profile_holds_and_not_without_its_switches(prove_it: Prove) -> None:
-    found = prove_it("determinism=profile")
-    assert found.verdict == "holds", found.sentence
-    assert found.inverse is not None
-    assert found.inverse.found["golden"]
+    assert found.inverse.found[failing]
 
 
 @pytest.mark.long
