@@ -32,7 +32,7 @@ QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
 GAE, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
 DELTA = "delta = reward + gamma * (1.0 - terminated) * next_value - value"
 # An action with another last bit, at the place where it is handed out.
-SEEN = '"""Take the digests of the results of an event, and end it."""\n'
+SEEN = "        if not (whole or self.step_by_step or event == RESET):\n"
 FLIP = """\
         self.decisions = getattr(self, "decisions", 0) + (event == "policy_step")
         self.decisions *= event != "targets"
@@ -65,7 +65,7 @@ class Runs(NamedTuple):
         file = self.project / TRACE
         source = file.read_text()
         assert SEEN in source
-        file.write_text(source.replace(SEEN, SEEN + FLIP))
+        file.write_text(source.replace(SEEN, FLIP + SEEN))
         try:
             return self.make("flipped")
         finally:
