@@ -14,6 +14,7 @@ Rows are the columns of these blocks, (features, rows), as OpenBLAS reads them: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,13 +29,9 @@ _PANEL = 8  # rows that one kernel computes together, and of which other kernels
 _BLOCK = 304  # rows; with both ends 320
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, (B, in) to (B, out)."""
-    y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return y
-
-
 class _Linear(torch.autograd.Function):
+    """x W^T + b, (B, in) to (B, out)."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
@@ -60,6 +57,9 @@ class _Linear(torch.autograd.Function):
                 torch.from_numpy(g @ ctx.columns.T) if weight_wanted else None,
                 torch.from_numpy(g @ np.ones(g.shape[1], g.dtype)) if bias_wanted else None,
             )
+
+
+linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _Linear.apply  # x, weight, bias
 
 
 def _array(x: Tensor) -> Array:
@@ -108,14 +108,8 @@ def _product(weight: Array, x: Array, blocks: list[_Block]) -> Array:
     return product
 
 
-def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent of a layer, same shape."""
-    y: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
-    return y
-
-
 class _Tanh(torch.autograd.Function):
-    """Rounds twice in its gradient, where torch's own rounds once."""
+    """The hyperbolic tangent of a layer. Rounds twice in its gradient, where torch's own rounds once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -130,6 +124,7 @@ class _Tanh(torch.autograd.Function):
         return grad * (1.0 - square)
 
 
+tanh: Callable[[Tensor], Tensor] = _Tanh.apply
 _UFUNCS = {"exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh}
 
 
