@@ -20,13 +20,15 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
+def leave(number: int, _frame: object) -> None:
+    """End the process at Ctrl-C without a traceback, while nothing has begun that could be left behind."""
+    os._exit(128 + number)
+
+
 _open_standard_streams()
-if sys.argv[:1] == [
-    "-m"
-]:  # `python -m rltemplate...`, of which modules are about to be imported, torch for a second
+# As `python -m rltemplate...` or the installed program: modules are about to be imported, torch for a second.
+if os.path.basename(sys.argv[0]) in ("-m", __name__):  # noqa: PTH119
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Nothing has begun that Ctrl-C could leave behind: it ends the process without a traceback.
-        signal.signal(signal.SIGINT, lambda *_, leave=os._exit: leave(130))
-    gc.set_threshold(
-        50_000, 100
-    )  # nothing that is imported is garbage: looking for some takes a sixth of the start
+        signal.signal(signal.SIGINT, leave)
+    # Nothing that is imported is garbage: looking for some takes a sixth of the start.
+    gc.set_threshold(50_000, 100)

@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from rltemplate import leave
 from rltemplate.config.command_args import choose, parse, program, readable, usage
 from rltemplate.launch.subprocesses import REFUSED, Interrupted
 from rltemplate.types import ConfigError
@@ -73,7 +74,7 @@ def _run(argv: list[str]) -> int:
         print(usage(name, module.Args))
         return 0
     args = parse(words, module.Args)
-    if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     status: int = module.main(args)
     return status
