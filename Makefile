@@ -173,7 +173,7 @@ format: $(STAMP)
 
 docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [serve=true]
 	$(if $(filter-out serve,$(KEYS)),$(error 'docs' takes serve=true only, but got: $(KEYS)))
-	@$(SPLIT_ARGS) exec env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs --quiet \
+	@$(SPLIT_ARGS) exec env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs \
 	    $(if $(filter 1 true,$(value serve)),serve --dev-addr 127.0.0.1:8000,build) --strict $(SPLIT)
 
 bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [only=peers,time]

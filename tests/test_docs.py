@@ -101,7 +101,7 @@ def test_a_page_with_a_mistake_is_refused(page: str, message: str, project: Path
 
 
 def build(folder: Path, site: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(site)]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     return subprocess.run(words, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
 
 
@@ -120,4 +120,5 @@ def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_p
     assert any("https://example.org/source/results/" in text for text in pages.values())
     with (tmp_path / "docs" / "index.md").open("a") as file:
         file.write("\n[gone](commands.md#nowhere)\n")
-    assert "nowhere" in build(tmp_path, tmp_path / "site").stderr
+    done = build(tmp_path, tmp_path / "site")
+    assert (done.returncode, "anchor '#nowhere'" in done.stderr) == (1, True), done.stderr
