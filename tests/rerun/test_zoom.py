@@ -29,8 +29,8 @@ from rltemplate.types import ConfigError
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
 WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two rollouts
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
-GAE, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
-DELTA = "delta = reward + gamma * (1.0 - terminated) * next_value - value"
+ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
+SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
 # An action with another last bit, at the place where it is handed out.
 SEEN = "        if not (whole or self.step_by_step or event == RESET):\n"
 FLIP = """\
@@ -120,9 +120,9 @@ def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: R
     assert finding.b is not None
     assert finding.kind == ARGUMENTS
     assert finding.b.arguments == finding.a.arguments.replace("0.95", "0.75")
-    number = (runs.project / GAE).read_text().splitlines().index(f"    {DELTA}  # (T, N)") + 1
+    number = (runs.project / ON_POLICY).read_text().splitlines().index(f"        {SCALED}") + 1
     for side in (finding.a, finding.b):
-        assert side.source[0].startswith(f"{GAE}:{number} in compute_gae: {DELTA}")
+        assert side.source[0].startswith(f"{ON_POLICY}:{number} in scaled_reward: {SCALED}")
     # The operation runs before the event begins in which its result is traced.
     assert finding.logged_from == "collect"
     lengths = runs.zoom(runs.plain, runs.make("kl", "algo.target_kl=1e-9"))
