@@ -1,0 +1,55 @@
+"""The speed chart of the README: `python results/speed_chart.py` draws results/peers.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).parent
+CONTENDERS = {
+    "Stable-Baselines3": ("Stable-Baselines3", "#9aa5b1"),
+    "SBX": ("SBX (JAX)", "#e69f00"),
+    "rltemplate, compile=true": ("rltemplate", "#0072b2"),
+}
+WORKS = {"ppo-CartPole": "PPO CartPole", "ppo-Hopper": "PPO Hopper", "sac-Hopper": "SAC Hopper"}
+
+
+def medians() -> dict[tuple[str, str], float]:
+    """Environment steps per second by work and contender."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for each in json.loads((FOLDER / "peers.json").read_text())["measurements"]:
+        if "result" in each:
+            key = each["job"]["work"], each["job"]["contender"]
+            found.setdefault(key, []).append(each["result"]["steps_per_s"])
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def main() -> None:
+    """Write speed.png and speed.svg, and print the three numbers."""
+    speed = medians()
+    figure = Figure(figsize=(8, 1.9))
+    for number, (work, title) in enumerate(WORKS.items(), start=1):
+        axes = figure.add_subplot(1, 3, number)
+        slowest = speed[work, "Stable-Baselines3"]
+        for place, (contender, (name, color)) in enumerate(CONTENDERS.items()):
+            value = speed[work, contender]
+            axes.barh(-place, value, color=color)
+            text = f" {value:,.0f} ({value / slowest:.2f}x)"
+            axes.text(value, -place, text, va="center", fontsize=8, color="#24292f")
+            if number == 1:
+                axes.text(0, -place, f"{name}  ", va="center", ha="right", fontsize=9)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlim(0, 1.75 * max(speed[work, contender] for contender in CONTENDERS))
+        axes.axis("off")
+        print(f"{title}: {speed[work, 'rltemplate, compile=true'] / slowest:.2f} times Stable-Baselines3")
+    with mpl.rc_context({"svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}):
+        figure.savefig(FOLDER / "speed.png", dpi=200, metadata={"Software": None})
+        figure.savefig(FOLDER / "speed.svg", metadata={"Date": None, "Creator": None})
+
+
+if __name__ == "__main__":
+    main()
