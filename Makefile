@@ -61,7 +61,7 @@ RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
 COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
-TARGETS := help install train resume evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
+TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
     test test-changed test-all test-slow lint format docs bench lock clean
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -99,6 +99,9 @@ train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
 	$(call RUN,-m rltemplate.launch.command,$(OVERRIDES))
 
 resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_env_steps=N]
+	$(COMMAND)
+
+search: $(STAMP) ## search for hyperparameters: make search sweep=ppo-rates algo=ppo env=Hopper trials=40
 	$(COMMAND)
 
 evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]

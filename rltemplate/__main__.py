@@ -21,6 +21,7 @@ from rltemplate.types import ConfigError
 COMMANDS = {
     "train": "launch.command",
     "resume": "launch.resume",
+    "search": "launch.search",
     "evaluate": "rerun.commands.evaluate",
     "film": "rerun.commands.film",
     "runs": "analysis.commands.runs",

@@ -1,0 +1,272 @@
+"""`make search`: values of hyperparameters drawn by Optuna, a run for each trial, several beside each other.
+
+A search is known by its words: the same command goes on with it, and trials that were cut short resume their
+runs. Optuna's study is an SQLite file in the folder of the search.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rltemplate.config.cli.overrides import option_names
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.command_args import choose, one_of, program, rest, whole, word
+from rltemplate.config.loading import CONF, from_dict
+from rltemplate.determinism.machine import usable_cores
+from rltemplate.launch.checks import check_plan
+from rltemplate.launch.process import worker_command, worker_environment
+from rltemplate.launch.subprocesses import last_words
+from rltemplate.launch.sweep_job import digest
+from rltemplate.run import paths
+from rltemplate.run.job import Job, new_job, resume_job
+from rltemplate.run.lines import RunLock, replace_text, strict_json
+from rltemplate.run.read import read_metrics
+from rltemplate.types import ConfigError, stop_signals
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+_POLL_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Search for hyperparameters: sweep=ppo-rates algo=ppo env=Hopper [trials=20] [workers=N] [prune=true].
+
+    `sweep` names a file of conf/sweep/ with a range or choices for each key. A trial is a run, and its value
+    the return of the last evaluation. With `prune` a trial ends early if its evaluations are below the median
+    of those before it at the same step. `seed=N` is the seed of all runs. The same command goes on with the
+    search, up to `trials` in all.
+    """
+
+    sweep: str = word()
+    trials: int = word(whole(1, 100_000), 20)
+    workers: int | None = word(whole(1, 1024), None)
+    prune: str = word(one_of("true", "false"), "true")
+    overrides: list[str] = rest()
+
+
+@dataclass
+class Running:
+    """A trial whose run is under way."""
+
+    trial: optuna.trial.Trial
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+    words: list[str]
+    reported: int = -1  # environment steps of the last evaluation that Optuna knows
+    pruned: bool = False
+
+
+def main(args: Args) -> int:
+    """Draw and run trials; 0 if all of them have ended, 130 or 143 after a signal."""
+    space = read_space(args.sweep)
+    plans = [preflight([*args.overrides, word]) for word in _ends(space)]
+    plan = plans[0]
+    if plan.sweep:
+        raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
+    config = plan.configs[0]
+    if not config.eval_every:
+        raise ConfigError("eval_every=0: a search compares the returns of evaluations")
+    check_plan(plan)
+    name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
+    folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    RunLock(folder).acquire()
+    workers = args.workers or max(1, usable_cores() // config.num_threads)
+    return _Search(args, space, folder, workers).run()
+
+
+def read_space(name: str) -> dict[str, dict[str, Any]]:
+    """The range or the choices of each key in a file of conf/sweep/. Raises ConfigError."""
+    files = option_names("sweep")
+    if name not in files:
+        raise ConfigError(f"sweep={name}: {choose(name, files)}")
+    space = yaml.safe_load((CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8"))
+    for key, rule in space.items():
+        allowed = isinstance(rule, dict) and (
+            {*rule} == {"choices"} or {"low", "high"} <= {*rule} <= {"low", "high", "log"}
+        )
+        if not allowed:
+            form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
+            raise ConfigError(f"conf/sweep/{name}.yaml: {key}: expected {form}")
+    return dict(space)
+
+
+def _ends(space: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Words for the ends of all ranges and for all choices."""
+    values = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
+    return [f"{key}={value}" for key, ends in values.items() for value in ends]
+
+
+class _Search:
+    def __init__(self, args: Args, space: dict[str, dict[str, Any]], folder: Path, workers: int) -> None:
+        import optuna
+
+        self._failed, self._states = 0, optuna.trial.TrialState
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._args, self._space, self._folder, self._workers = args, space, folder, workers
+        pruner = optuna.pruners.MedianPruner() if args.prune == "true" else optuna.pruners.NopPruner()
+        self._study = optuna.create_study(
+            storage=f"sqlite:///{folder / 'study.db'}",
+            study_name=folder.name,
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=0, constant_liar=True),
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        self._running: list[Running] = []
+        self._heard: list[int] = []
+
+    def run(self) -> int:
+        """Run trials until there are enough or a signal came; the exit status."""
+        print(f"search in {self._folder}, {self._workers} trials at once")
+        for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
+            self._put_back(cut.number, cut.params, cut.user_attrs)
+        with stop_signals(lambda number, _: self._heard.append(number)):
+            try:
+                while not self._heard and (self._running or self._wanted() > 0):
+                    while not self._heard and self._wanted() > 0 and len(self._running) < self._workers:
+                        self._begin(self._study.ask())
+                    time.sleep(_POLL_EVERY_S)
+                    self._look()
+            finally:
+                for each in self._running:
+                    each.process.terminate()
+                for each in self._running:
+                    each.process.wait()
+                    self._put_back(each.trial.number, each.trial.params, each.trial.user_attrs)
+        self._write()
+        if self._heard:
+            print("interrupted; the same command goes on with the search", file=sys.stderr)
+            return 128 + self._heard[0]
+        return self._conclude()
+
+    def _ended(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE, self._states.PRUNED])
+
+    def _wanted(self) -> int:
+        return self._args.trials - len(self._ended()) - len(self._running) - self._failed
+
+    def _put_back(self, number: int, params: dict[str, Any], attributes: dict[str, Any]) -> None:
+        """Have a trial that was cut short drawn again, with its run."""
+        self._study.tell(number, state=self._states.FAIL)
+        self._study.enqueue_trial(params, user_attrs=attributes)
+
+    def _begin(self, trial: optuna.trial.Trial) -> None:
+        """Start the run of a trial, or resume it."""
+        words = [f"{key}={_draw(trial, key, rule)}" for key, rule in self._space.items()]
+        run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
+        job: Job | None
+        if (run_dir / paths.RECORD).is_file():
+            job = resume_job(run_dir, program())
+            if job is None:
+                self._tell(trial, run_dir, words)
+                return
+        else:
+            plan = preflight([*self._args.overrides, *words])
+            command, env_name = program(), plan.choices["env"]
+            job = new_job(plan.configs[0], command, env_name=env_name, overrides=plan.overrides[0])
+            trial.set_user_attr("run_dir", job.run_dir)
+        environment = worker_environment(job, from_dict(job.config), os.environ)
+        with (self._folder / f"trial_{trial.number}.log").open("ab") as log:
+            process = subprocess.Popen(
+                worker_command(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._running.append(Running(trial, process, Path(job.run_dir), words))
+        print(f"trial {trial.number}: {' '.join(words)}{', resumed' * job.resume}", flush=True)
+
+    def _look(self) -> None:
+        """Report evaluations, prune, and close trials whose runs have ended."""
+        for each in list(self._running):
+            for step, value in _evaluations(each.run_dir):
+                if step > each.reported and not each.pruned:
+                    each.trial.report(value, step)
+                    each.reported = step
+                    if each.trial.should_prune():
+                        each.pruned = True
+                        each.process.terminate()
+            if (status := each.process.poll()) is None:
+                continue
+            self._running.remove(each)
+            if each.pruned:
+                self._study.tell(each.trial, state=self._states.PRUNED)
+                print(f"trial {each.trial.number}: pruned after {each.reported:,} steps", flush=True)
+            elif status == 0:
+                self._tell(each.trial, each.run_dir, each.words)
+            else:
+                self._failed += 1
+                self._study.tell(each.trial, state=self._states.FAIL)
+                why = last_words(self._folder / f"trial_{each.trial.number}.log", status)
+                print(f"trial {each.trial.number}: failed, {why}", file=sys.stderr)
+            self._write()
+
+    def _tell(self, trial: optuna.trial.Trial, run_dir: Path, words: Sequence[str]) -> None:
+        (_, value) = _evaluations(run_dir)[-1]
+        self._study.tell(trial, value)
+        best = self._study.best_trial
+        print(
+            f"trial {trial.number}: {' '.join(words)}, return {value:,.1f} "
+            f"(best {best.value:,.1f}, trial {best.number})",
+            flush=True,
+        )
+
+    def _write(self) -> None:
+        """Write `search.json`, which the report draws."""
+        import optuna
+
+        trials = [
+            {"number": each.number, "state": each.state.name, "value": each.value, "params": each.params}
+            for each in self._ended()
+        ]
+        importances: dict[str, float] = {}
+        # Of too few trials, or of equal values, there are none.
+        with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
+            importances = optuna.importance.get_param_importances(self._study)
+        found = {"words": self._args.overrides, "sweep": self._args.sweep, "trials": trials}
+        replace_text(
+            self._folder / paths.SEARCH, [strict_json(found | {"importances": importances}, indent=1)]
+        )
+
+    def _conclude(self) -> int:
+        try:
+            best = self._study.best_trial
+        except ValueError:
+            print("no trial has ended with a return", file=sys.stderr)
+            return 1
+        words = [*self._args.overrides, *(f"{key}={value}" for key, value in best.params.items())]
+        print(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
+        print(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
+        return 1 if self._failed else 0
+
+
+def _draw(trial: optuna.trial.Trial, key: str, rule: Mapping[str, Any]) -> Any:
+    if "choices" in rule:
+        return trial.suggest_categorical(key, rule["choices"])
+    low, high, log = rule["low"], rule["high"], rule.get("log", False)
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(key, low, high, log=log)
+    return trial.suggest_float(key, low, high, log=log)
+
+
+def _evaluations(run_dir: Path) -> list[tuple[int, float]]:
+    rows = read_metrics(run_dir)
+    return [(int(row["env_steps"]), row["eval/return"]) for row in rows if "eval/return" in row]

@@ -1,0 +1,83 @@
+"""Searches with Optuna: interrupted, resumed and pruned."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import optuna
+import pytest
+from conftest import Start
+
+from rltemplate.config.command_args import parse
+from rltemplate.launch.search import Args, main
+from rltemplate.run import paths
+from rltemplate.run.read import raw_config
+from rltemplate.types import ConfigError
+
+WORDS = [
+    "sweep=ppo-rates",
+    "env=CartPole",
+    "trials=7",
+    "workers=1",
+    "total_env_steps=40960",
+    "eval_every=1024",
+]
+WORDS += ["eval_episodes=1", "video_every=0", "logger=none", "checkpoint_every=1024"]
+BETTER = 1000.0  # than any return of CartPole
+
+
+@pytest.mark.long
+def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tmp_path: Path) -> None:
+    first = start("search", *WORDS)
+    first.until(lambda: any(tmp_path.glob("runs/*/*/checkpoints/*.json")))
+    first.process.send_signal(signal.SIGINT)
+    first.end(130)
+    (folder,) = tmp_path.glob("runs/sweeps/search-ppo-rates-*")
+    (cut,) = tmp_path.glob("runs/ppo-CartPole/*")
+    rows = (cut / paths.METRICS).read_text().splitlines()
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        "algo.learning_rate": optuna.distributions.FloatDistribution(3e-5, 3e-3, log=True)
+    }
+    good = optuna.trial.create_trial(
+        params={"algo.learning_rate": 1e-3},
+        distributions=space,
+        value=BETTER,
+        intermediate_values=dict.fromkeys(range(10240, 40961, 1024), BETTER),
+    )
+    study.add_trials([good] * 5)  # as many as the pruner waits for
+    done = start("search", *WORDS, status=0)
+    assert "resumed" in done.said
+    assert (cut / paths.METRICS).read_text().splitlines()[: len(rows)] == rows
+    record = json.loads((cut / paths.RECORD).read_text())
+    assert (record["status"], len(record["resumed"])) == ("interrupted", 1)  # and pruned
+    assert "pruned after" in done.said
+    found = json.loads((folder / paths.SEARCH).read_text())
+    pruned = [each for each in found["trials"] if each["state"] == "PRUNED"]
+    assert (len(pruned), len(found["trials"])) == (2, 7)
+    used = {raw_config(run / paths.CONFIG)["algo"]["learning_rate"] for run in cut.parent.iterdir()}
+    assert used == {each["params"]["algo.learning_rate"] for each in pruned}
+    again = start("search", *WORDS, status=0)
+    assert "best of 7 trials: return 1,000.0" in again.said
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("algo.gamma: 0.9", "conf/sweep/mine.yaml: algo.gamma: expected {low: 0.1, high: 0.4}"),
+        ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
+        ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
+    ],
+)
+def test_a_wrong_range_is_refused(
+    text: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/mine.yaml").write_text(text)
+    monkeypatch.setattr("rltemplate.launch.search.CONF", tmp_path)
+    monkeypatch.setattr("rltemplate.launch.search.option_names", lambda _: ["mine"])
+    with pytest.raises(ConfigError) as refused:
+        main(parse(["sweep=mine", "algo=ppo"], Args))
+    assert str(refused.value).startswith(answer)
