@@ -51,6 +51,12 @@ class Code:
     barred: tuple[Path, ...] = ()
     scratch: Path | None = None
 
+    @property
+    def package(self) -> str | None:
+        """The package's name, which a fork has changed; scripts/ may have a train.py as well."""
+        found = self.project.glob("*/__init__.py")
+        return next((path.parent.name for path in found if path.with_name("train.py").exists()), None)
+
     def run(
         self,
         module: str,
@@ -63,10 +69,9 @@ class Code:
         enough: Callable[[], bool] = lambda: False,
     ) -> int:
         """Run a module of the package with the job of a run in `run_dir`; its exit status."""
-        train = next(self.project.glob("*/train.py"), None)
-        if train is None:
+        package = self.package
+        if package is None:
             raise ConfigError(f"{record.id}: its code has no train.py, so it cannot be run")
-        package = train.parent.name  # a fork may have another name
         job = {
             "config": config,
             "run_id": paths.new_id("again"),

@@ -17,6 +17,7 @@ import pytest
 from conftest import SHRUNK, Started, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
+from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
@@ -288,3 +289,12 @@ def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path
     assert begun.said == "interrupted, so there is no answer\n"
     assert place.state() == before
     assert subprocess.run(["pgrep", "-f", str(scratch)], check=False, capture_output=True).stdout == b""
+
+
+def test_the_package_is_found_whatever_other_folders_hold(tmp_path: Path) -> None:
+    for file in "a/train.py", "b/__init__.py", "my_project/__init__.py", "my_project/train.py", "z/train.py":
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert Code(tmp_path).package == "my_project"
+    (tmp_path / "my_project" / "train.py").unlink()
+    assert Code(tmp_path).package is None
