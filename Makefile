@@ -83,7 +83,7 @@ endif
 help:
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
 	@sed -n -e 's/^##@ /\n/p' -e 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
-	    if [ -n "$$text" ]; then printf '  %-14s%s\n' "$$name" "$$text"; else printf '%s\n' "$$name"; fi; done
+	    if [ -n "$$text" ]; then printf '  %-16s%s\n' "$$name" "$$text"; else printf '%s\n' "$$name"; fi; done
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
 $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)

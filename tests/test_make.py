@@ -61,7 +61,7 @@ class Checkout:
         (self.folder / "pip").write_text(script + "\n")
 
     def program(self, target: str, code: str = PROGRAM) -> None:
-        (self.folder / "scripts" / f"{target}.py").write_text(code)
+        (self.folder / "scripts" / f"{target.replace('-', '_')}.py").write_text(code)
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
