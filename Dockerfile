@@ -1,5 +1,5 @@
 # A container that trains and passes the tests:
-#     docker build -t rltemplate . && docker run --rm -it -v "$PWD/runs:/work/runs" rltemplate make train
+#     docker build -t rltemplate . && docker run --rm -it -v "$PWD/runs:/project/runs" rltemplate make train
 FROM python:3.12-slim-bookworm
 
 # make and git for every command, g++ for compiled updates, libegl1 for MuJoCo's own renderer (without it, rays).
@@ -9,9 +9,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # Not root: torch's caches, the files in runs/ and git's ownership check are then those of a usual account.
-RUN useradd --create-home --uid 1000 researcher && mkdir /work && chown researcher /work
+RUN useradd --create-home --uid 1000 researcher && mkdir /project && chown researcher /project
 USER 1000
-WORKDIR /work
+WORKDIR /project
 
 # The dependencies are a layer of their own, which only a new lock makes again.
 COPY --chown=researcher Makefile pyproject.toml requirements.lock ./
