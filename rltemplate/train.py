@@ -16,10 +16,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from rltemplate.analysis.journal import write_run
+from rltemplate.analysis.targets import short_standing
 from rltemplate.config.algorithms import ALGORITHMS, check_buffer
 from rltemplate.config.loading import about_added, complete, from_dict
 from rltemplate.config.schema import Config, Device
@@ -71,7 +73,9 @@ def run(job: Job) -> int:
     config = from_dict(job.config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     runs_dir, stop = Path(config.runs_dir).expanduser(), Stop()
-    training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))
+    training = TrainingRun(
+        job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT), partial(short_standing, job.config)
+    )
     with contextlib.ExitStack() as signals, training, exits_are_errors():
         # Build. What does not fit is refused here, before anything of the run is written.
         training.find_checkpoint()

@@ -94,6 +94,10 @@ class Logger:
         if not any(self._to_sinks(lambda sink: sink.note(text))):
             to_stderr(text)
 
+    def activity(self, text: str) -> None:
+        """Show what the run does beside training, such as `evaluating`; empty when it trains."""
+        self._to_sinks(lambda sink: sink.activity(text))
+
     def close(self, status: str) -> None:
         """End the run with `status`. Every sink closes, even if another one fails."""
         self.lines.close()

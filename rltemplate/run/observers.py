@@ -143,6 +143,7 @@ class Observers:
         finally:  # trouble in an evaluation or a video costs no weights
             if self._due(self._config.checkpoint_every):
                 self._save()
+            self._logger.activity("")
 
     def resume(self, state: dict[str, Any] | None) -> None:
         """Take over the state that a checkpoint has under `run`; None if the run starts over."""
@@ -202,12 +203,14 @@ class Observers:
     def _evaluate(self) -> dict[str, float]:
         """Means over fresh episodes, which depend on the policy and the number of steps alone."""
         config = self._config
+        self._logger.activity("evaluating")
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
         episodes = evaluate(lambda: make_env(config.env), self._codec, self._act, seeds)
         return episode_means("eval", episodes)
 
     def _film(self) -> None:
         """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
+        self._logger.activity("filming")
         seeds, actions = env_seeds(self._config.seed, "video", 1), list[Any]()
         evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds, actions)
         path = paths.video_path(self._run_dir, self._algorithm.env_steps)
@@ -239,6 +242,7 @@ class Observers:
     def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs a note, at the end of the run an error."""
         self._check_folder()
+        self._logger.activity("saving a checkpoint")
         algorithm, steps = self._algorithm, self._algorithm.env_steps
         state = algorithm.state_dict() | {"foreign": global_rng_state()}
         state["run"] = {

@@ -84,11 +84,17 @@ class TrainingRun:
     Its methods are called in the order in which they stand here.
     """
 
-    def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
-        """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
+    def __init__(
+        self, job: Job, write_journal: Callable[[Path], None], standing: Callable[[int, float], str]
+    ) -> None:
+        """Changes nothing yet.
+
+        `write_journal` gets the folder of a run that has ended. `standing` says in a few words where a mean
+        return of evaluations stands after so many steps.
+        """
         self.config = from_dict(job.config)
         self.algorithm: Algorithm | None = None  # closed when the run ends
-        self._job, self._write_journal = job, write_journal
+        self._job, self._write_journal, self._standing = job, write_journal, standing
         self._path = Path(job.run_dir)
         self._lock = RunLock(self._path)
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
@@ -126,6 +132,7 @@ class TrainingRun:
             git=self._git,
             sweep=None if record is None or record.sweep is None else record.sweep.id,
             notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
+            standing=self._standing,
             resumed_at=None if resumed is None else resumed.part.env_steps,
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
@@ -136,6 +143,7 @@ class TrainingRun:
             logger.message(note)
         if config.compile:
             logger.message("compiling: the first update may take a minute")
+            logger.activity("compiling")
         if resumed is not None:
             observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])
         return observers

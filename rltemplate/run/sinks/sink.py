@@ -29,6 +29,8 @@ class RunFacts:
     git: GitRecord
     sweep: str | None  # its id
     notify: Callable[[str], None]
+    # The standing of a mean return of evaluations after so many steps, in a few words; empty if unknown.
+    standing: Callable[[int, float], str] | None = None
     resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
 
 
@@ -50,6 +52,10 @@ class Sink(ABC):
     def note(self, text: str) -> bool:
         """A line of plain text for the user. True if the user sees it here."""
         return False
+
+    def activity(self, text: str) -> None:
+        """What the run does beside training, such as `evaluating`; empty when it trains."""
+        return
 
 
 class RecordingSink(Sink):

@@ -7,11 +7,12 @@ import fcntl
 import io
 import os
 import pty
-import re
+import select
 import struct
 import termios
 from pathlib import Path
 
+import pyte
 import pytest
 from conftest import run_facts
 
@@ -51,35 +52,55 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     assert ending == ["finished after 100010 steps in 0:08:30", next_command]
 
 
-def in_terminal(width: int) -> str:
-    """What a run writes to a pseudo terminal."""
+def in_terminal(width: int) -> tuple[str, list[list[str]]]:
+    """What a run writes to a pseudo terminal, and the lines of its screen at several times."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    screen, written, seen = pyte.Screen(width, 24), b"", []
+    stream = pyte.ByteStream(screen)
+
+    def look() -> None:
+        nonlocal written
+        with contextlib.suppress(OSError):  # Linux says so when the last writer has gone
+            while select.select([ours], [], [], 0.05)[0] and (data := os.read(ours, 1 << 16)):
+                written += data
+                stream.feed(data)
+        seen.append([line.rstrip() for line in screen.display if line.strip()])
+
     with open(theirs, "w", encoding="utf-8") as terminal:  # noqa: PTH123  a descriptor
-        console = ConsoleSink(run_facts(Path.cwd() / "runs" / "the-id"), terminal)
+        facts = run_facts(Path.cwd() / "runs" / "the-id", standing=lambda steps, value: f"{value} at {steps}")
+        console = ConsoleSink(facts, terminal)
         values = {"episode/return": 125.0, "time/steps_per_second": 100.0, "loss/policy": 0.25}
         console.write({"env_steps": 500, "wall_time_s": 5.0, "eval/return": 77.0, **values})
         console.note("a note")
+        look()
+        console.activity("evaluating")
+        look()
+        console.activity("")
         console.close("interrupted", {"eval/return": 99.0})
-    written = b""
-    with contextlib.suppress(OSError):  # Linux says so when the last writer has gone
-        while data := os.read(ours, 1 << 16):
-            written += data
+        look()
     os.close(ours)
-    return written.decode()
+    return written.decode(), seen
 
 
-@pytest.mark.parametrize("width", [60, 120])
-def test_a_terminal_gets_one_line_in_place_that_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_gets_one_line_in_place_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
-    lines = [line for line in re.split(r"[\r\n]+", in_terminal(width).replace("\x1b[K", "")) if line]
-    drawn = [line for line in lines if "50%" in line]
-    assert len(set(drawn)) == 1
-    assert len(drawn) == 3  # as it came, below the note, and when the run ended
-    assert drawn[0].startswith("step  500/1000   50%  return      125  left 0:00:05")
-    assert len(drawn[0]) < width
-    assert ("loss/policy" in drawn[0]) is (width > 100)
-    assert {"a note", "interrupted after 500 steps in 0:00:05"} <= set(lines)
-    assert lines[-1] == "next: make resume run=runs/the-id"
+    line = "step  500/1000   50%  return      125  left 0:00:05"
+    _, (first, second, last) = in_terminal(60)
+    assert first == second == ["ppo on CartPole-v1, seed 1", "runs/the-id", "a note", line]
+    assert last[3:] == [line, "interrupted after 500 steps in 0:00:05", "next: make resume run=runs/the-id"]
     monkeypatch.setenv("TERM", "dumb")  # it cannot move a cursor
-    assert "\x1b" not in in_terminal(width)
+    assert "\x1b" not in in_terminal(60)[0]
+
+
+def test_a_wide_terminal_gets_one_panel_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    _, (first, second, last) = in_terminal(120)
+    assert first[:3] == ["ppo on CartPole-v1, seed 1", "runs/the-id", "a note"]
+    for shown in (first, second, last):
+        assert sum("500 of 1,000 steps" in line for line in shown) == 1
+        text = "\n".join(shown)
+        for part in ("return 125", "evaluation 77", "policy loss 0.25", "left 0:00:05", "77.0 at 500"):
+            assert part in text
+    assert [sum("evaluating" in line for line in shown) for shown in (first, second, last)] == [0, 1, 0]
+    assert last[-1] == "next: make resume run=runs/the-id"
