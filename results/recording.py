@@ -35,7 +35,14 @@ COLUMNS, ROWS = 100, 26
 SIZE = 13  # of the font
 EVERY_S = 0.25  # between two looks at the terminal
 SPEED = 2.5  # of what is waited for
-COLORS = {"default": "#d8dee9", "red": "#ff8080", "green": "#98d982", "brown": "#ffd479", "blue": "#82aaff"}
+COLORS = {
+    "default": "#d8dee9",
+    "red": "#ff8080",
+    "green": "#98d982",
+    "brown": "#ffd479",
+    "blue": "#82aaff",
+    "cyan": "#80cbc4",
+}
 BACKGROUND = "#1e222a"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 
 import pytest
 from conftest import ROOT
@@ -41,11 +42,18 @@ def test_tables_proofs_and_kills_are_those_of_results() -> None:
     assert all(result["identical"] for result in results)
 
 
+@pytest.mark.skipif(not (RESULTS / "speed.svg").exists(), reason="this project has no chart of its speed")
+def test_the_chart_of_speed_shows_the_measurements() -> None:
+    svg = runpy.run_path(str(RESULTS / "speed_chart.py"))["svg"]
+    assert svg() == (RESULTS / "speed.svg").read_bytes()
+
+
 def test_every_file_and_make_target_that_the_readme_names_is_there() -> None:
     links = [
         str((path.parent / link).resolve().relative_to(ROOT))
         for path, text in PAGES.items()
         for link in re.findall(r"\]\(([^)#:]+)[)#]", text)
+        if not link.startswith("../../actions/")  # of the repository's page
     ]
     named = re.findall(r"`((?:conf|rltemplate|scripts|tests|results)/[\w./-]*\w)`(?!\n\n```)", README)
     there = [path for path in [*links, *named] if RESULTS.exists() or not path.startswith("results")]
