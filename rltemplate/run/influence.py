@@ -25,11 +25,17 @@ _IDLE_PACKAGES = {
     *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
+    # searching
+    *("optuna", "alembic", "colorlog", "mako", "sqlalchemy", "tqdm"),
+    # the site
+    *("mkdocs", "mkdocs-material", "mkdocs-material-extensions", "mkdocs-get-deps", "pymdown-extensions"),
+    *("babel", "backrefs", "colorama", "ghp-import", "mergedeep", "paginate", "pyyaml-env-tag", "watchdog"),
     # testing, checking and installing
     *("pytest", "pytest-timeout", "pytest-xdist", "pluggy", "iniconfig", "execnet", "ruff", "mypy"),
     *("mypy-extensions", "librt", "ast-serialize", "pathspec", "codespell", "import-linter", "grimp"),
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
+    *("hatchling", "tomlkit", "trove-classifiers", "pyte", "wcwidth"),
     # this project: its code is compared, not its number
     _PACKAGE.replace("_", "-"),
 }
