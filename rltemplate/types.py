@@ -41,7 +41,7 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
 
 
 # Root keys of the configuration about the place and the purpose of a run.
-BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "note", "baseline", "baseline_check")
+BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
 # Keys of observers, which change nothing of what is computed.
 OBSERVER_KEYS = (
     *("logger", "trace", "log_every", "eval_every", "eval_episodes"),

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -359,12 +360,27 @@ gym.register("Scripted-v0", entry_point="conftest:Scripted")
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:
     """Facts of a run of 1000 steps for its sinks."""
-    algo, env = {"name": "ppo", "gamma": 0.99}, {"id": "CartPole-v1"}
-    config = {"algo": algo, "env": env, "determinism": {"level": "repeat"}, "seed": 1}
+    algo, env = {"name": "ppo", "gamma": 0.99, "learning_rate": 1e-3}, {"id": "CartPole-v1"}
+    config = {"algo": algo, "env": env, "determinism": {"level": "repeat"}, "seed": 1, "note": "why"}
     facts: dict[str, Any] = {"run_id": "run-1", "config": {"total_env_steps": 1000, **config}}
     facts |= {"git": GitRecord(commit="0123456789abcdef" * 2 + "01234567", ref="refs/runs/run-1")}
+    facts |= {"overrides": ["algo.learning_rate=1e-3", "seed=1", "trace=off", "note='why'"]}
     facts |= {"sweep": "sweep-7", "notify": lambda text: None}
     return RunFacts(run_dir=run_dir, **{**facts, **known})
+
+
+def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:
+    """A small video, the same for the same shade."""
+    import av
+
+    from rltemplate.run.video.episode import open_mp4
+
+    pictures = [np.full((32, 48, 3), shade % 256 + i, np.uint8) for i in range(frames)]
+    container, stream = open_mp4(path, Fraction(30), pictures[0])
+    for picture in pictures:
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+    container.mux(stream.encode(None))
+    container.close()
 
 
 def feed(sink: Any, first: int, last: int, every: int = 100) -> None:
@@ -380,7 +396,7 @@ def feed(sink: Any, first: int, last: int, every: int = 100) -> None:
         if at % 400 == 0:
             video = paths.video_path(sink.facts.run_dir, at)
             video.parent.mkdir(exist_ok=True)
-            video.write_bytes(b"frames of %d" % at)
+            write_video(video, at)
             sink.video(video, at)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import nearest
-from rltemplate.run import paths
+from rltemplate.run import names, paths
 from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord
 from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
@@ -73,12 +73,8 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The name given to `env=`: the recipe's without the algorithm, else the id."""
-        recipe, algo = self.config.get("recipe"), self.config["algo"]["name"]
-        foreign = any(word.startswith("recipe=") for word in self.record.overrides)
-        if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
-            return recipe.removeprefix(f"{algo}-")
-        return str(self.config["env"]["id"])
+        """The name given to `env=`."""
+        return names.env_name(self.config, self.record.overrides)
 
     @cached_property
     def columns(self) -> dict[str, Any]:

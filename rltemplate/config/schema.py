@@ -77,6 +77,7 @@ class WandbConfig:
     entity: str | None = field()
     group: str | None = field()
     tags: list[str] = field()
+    artifact: bool = field()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class Config:
     compile: bool = field()
     runs_dir: str = field()
     run_dir: str | None = field()
+    name: str | None = field()
     note: str | None = field()
     baseline: str | None = field()
     baseline_check: str = choice("refuse", "warn")

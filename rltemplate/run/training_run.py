@@ -129,6 +129,7 @@ class TrainingRun:
             run_id=self._job.run_id,
             run_dir=self._path,
             config=to_dict(config),
+            overrides=self._job.overrides,
             git=self._git,
             sweep=None if record is None or record.sweep is None else record.sweep.id,
             notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),

@@ -20,6 +20,7 @@ changed file the version of the base commit is kept.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -206,6 +207,13 @@ def _commit(git: Git, tree: str, parent: str | None, message: str = "Code of a r
     git.env["GIT_AUTHOR_DATE"] = git.env["GIT_COMMITTER_DATE"] = f"@{time} +0000"
     parents = ["-p", parent] if parent else []
     return git.line("commit-tree", tree, *parents, "-m", message)
+
+
+def remote_url(project: Path) -> str | None:
+    """The address of the remote `origin` without user and password; None if there is none."""
+    with suppress(GitError), repository(project) as git:
+        return re.sub(r"(?<=://)[^/]*@", "", git.line("config", "remote.origin.url", fine=1)) or None
+    return None
 
 
 def read_work_tree(git: Git, found: GitRecord) -> None:

@@ -7,7 +7,7 @@ Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class RunFacts:
     notify: Callable[[str], None]
     # The standing of a mean return of evaluations after so many steps, in a few words; empty if unknown.
     standing: Callable[[int, float], str] | None = None
+    overrides: Sequence[str] = ()  # the words of its command
     resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
 
 

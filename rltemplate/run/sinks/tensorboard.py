@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from rltemplate.run.names import env_name, given
 from rltemplate.run.paths import TENSORBOARD
-from rltemplate.run.read import read_metrics
+from rltemplate.run.read import leaves, read_metrics
 from rltemplate.run.sinks.sink import RecordingSink, Row
 
 # Ends the names of event files of this sink; other files in the folder belong to the user.
 _SUFFIX = ".run"
+_GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 
 
 class TensorBoardSink(RecordingSink):
-    """Scalars under the same names as in `metrics.jsonl`; the configuration and paths of videos as text.
+    """Scalars under the same names as in `metrics.jsonl`, videos, the configuration, and what differs in it.
 
     Each event is written at once: no kill loses a row, and the logger sees a full disk. torch's SummaryWriter
     writes in a thread, which prints a traceback then.
@@ -28,7 +31,7 @@ class TensorBoardSink(RecordingSink):
         """Begin an event file. In a resumed run it replaces the sink's earlier ones, which may lack rows."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
-        from torch.utils.tensorboard.summary import text
+        from torch.utils.tensorboard.summary import hparams, text
 
         folder = self.facts.run_dir / TENSORBOARD
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,6 +47,17 @@ class TensorBoardSink(RecordingSink):
         self._add(0, session_log=SessionLog(status=SessionLog.START))
         config = json.dumps(self.facts.config, indent=2, default=str)
         self._add(0, summary=text("config", "\n".join("    " + line for line in config.splitlines())))
+        # The second summary begins a session of the tab HPARAMS. The first would hide keys of other runs.
+        self._add(0, summary=hparams(self._hparams(), {})[1])
+
+    def _hparams(self) -> dict[str, Any]:
+        """Seed, learning rates, and the values that differ from the recipe."""
+        config, overrides = self.facts.config, self.facts.overrides
+        known, found = dict(leaves(config)), given(overrides)
+        rates = [key for key in known if key.endswith("learning_rate")]
+        values = {key: known.get(key, found.get(key)) for key in ("seed", *rates, *found)}
+        values |= {"algo": config["algo"]["name"], "env": env_name(config, overrides)}
+        return {k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()}
 
     def add_row(self, row: Row) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -52,9 +66,15 @@ class TensorBoardSink(RecordingSink):
         self._add(int(row["env_steps"]), self._begun + row["wall_time_s"], summary=Summary(value=values))
 
     def add_video(self, path: Path, env_steps: int) -> None:
-        from torch.utils.tensorboard.summary import text
+        """The video as a GIF, which TensorBoard shows among images."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add(env_steps, summary=text("video", str(path)))
+        from rltemplate.run.video.film import animate
+
+        with tempfile.TemporaryDirectory() as folder:
+            animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
+            image = Summary.Image(encoded_image_string=gif.read_bytes())
+        self._add(env_steps, summary=Summary(value=[Summary.Value(tag="video", image=image)]))
 
     def _add(self, at: int, when: float | None = None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -65,4 +85,7 @@ class TensorBoardSink(RecordingSink):
 
     def close(self, status: str, final_metrics: Row) -> None:
         if self._file is not None:
+            from torch.utils.tensorboard.summary import hparams
+
+            self._add(0, summary=hparams({}, {})[2])  # the end of the session
             self._file.close()

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.schema import WandbConfig
+from rltemplate.run import names
+from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.git.snapshot import remote_url
+from rltemplate.run.paths import CONFIG, PROJECT
 from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
 
 _INIT_TIMEOUT_S = 4.0
@@ -65,13 +69,17 @@ class WandbSink(RecordingSink):
 
     def _init(self, mode: str) -> Any:
         facts, config, settings = self.facts, self.facts.config, self._settings
-        tags = [config["algo"]["name"], config["env"]["id"], config["determinism"]["level"]]
+        tags = [config["algo"]["name"], config["env"]["id"], config["determinism"]["level"], facts.sweep]
+        remote = remote_url(PROJECT)
+        # The server of a sweep of W&B waits for the run under the id that it gave.
+        agents_id = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
         client = self._wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,  # the run has its own snapshot
             disable_code=True,
             git_commit=facts.git.commit,
+            git_remote_url=remote,
             init_timeout=_INIT_TIMEOUT_S,
             finish_timeout=_FINISH_TIMEOUT_S,
             finish_timeout_raises=True,
@@ -80,13 +88,15 @@ class WandbSink(RecordingSink):
         return self._wandb.init(
             mode=mode,
             dir=facts.run_dir,
-            id=facts.run_id,
-            name=facts.run_id,
+            id=agents_id or facts.run_id,
+            name=names.run_name(config, facts.overrides),
+            job_type="train",
+            notes=config.get("note"),
             project=settings.project,
             entity=settings.entity,
-            group=settings.group or facts.sweep,
-            tags=[*tags, *settings.tags],
-            config={**config, "git": asdict(facts.git)},
+            group=settings.group or names.experiment_name(config, facts.overrides),
+            tags=[*filter(None, tags), *settings.tags],
+            config={**config, "git": {**asdict(facts.git), "remote": remote}, "run_id": facts.run_id},
             resume="allow" if mode == "online" else None,
             settings=client,
         )
@@ -117,7 +127,17 @@ class WandbSink(RecordingSink):
     def _finish(self, status: str, final_metrics: Row) -> None:
         with contextlib.suppress(Exception):  # the caller says where the rows are
             self._run.summary.update(dict(final_metrics))
+            if self._settings.artifact:
+                self._add_policy(self.facts.run_dir)
             self._run.finish(exit_code=0 if status == "finished" else 1)
             self._uploaded = not self._run.offline
         with contextlib.suppress(Exception):
             self._wandb.teardown()  # now, because its hook at exit would wait for a client that hangs
+
+    def _add_policy(self, run_dir: Path) -> None:
+        """Hand the newest checkpoint to W&B, with the configuration that its policy is built from."""
+        policy = self._wandb.Artifact(f"policy-{self._run.id}", "model")
+        (state,) = list_checkpoints(run_dir)[-1:]
+        for path in (state, state.with_suffix(".json"), run_dir / CONFIG):
+            policy.add_file(str(path))
+        self._run.log_artifact(policy)

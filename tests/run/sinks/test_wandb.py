@@ -24,7 +24,14 @@ from rltemplate.run import paths
 from rltemplate.run.sinks.wandb import WandbSink
 
 KEY = "0123456789" * 4  # the form of a key, so that the client takes it
-SETTINGS: dict[str, Any] = {"mode": "auto", "project": "test", "entity": None, "group": None, "tags": ["a"]}
+SETTINGS: dict[str, Any] = {
+    "mode": "auto",
+    "project": "test",
+    "entity": None,
+    "group": None,
+    "tags": ["a"],
+    "artifact": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +66,38 @@ def test_an_offline_run_is_stored_with_its_videos(tmp_path: Path) -> None:
     run = Run(tmp_path).train(100, 1200, close=True)  # no key anywhere: offline, without asking
     (folder,) = (tmp_path / paths.WANDB).glob("*run-2*")
     videos = sorted(path.read_bytes() for path in folder.rglob("*.mp4"))
-    assert videos == [b"frames of 1200", b"frames of 400", b"frames of 800"]
+    assert videos == sorted(path.read_bytes() for path in (tmp_path / paths.VIDEOS).iterdir())
+    assert len({*videos}) == 3
     assert "no API key" in run.notes[0]
     assert run.notes[1:] == [f"W&B: stored offline, upload with: wandb sync {folder}"]
+
+
+@pytest.mark.long
+def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_policy(tmp_path: Path) -> None:
+    """The agent's own functions make the command of examples/wandb-sweep.yaml."""
+    from wandb.sdk.launch.sweeps import utils
+
+    sweep: dict[str, Any] = utils.load_sweep_config(str(ROOT / "examples" / "wandb-sweep.yaml")) or {}
+    rules = sweep["parameters"]
+    drawn = {
+        key: rule.get("value", rule.get("min", rule.get("values", [0])[0])) for key, rule in rules.items()
+    }
+    drawn |= {"env": "CartPole", "debug": "fast", "logger.wandb.artifact": True, "compile": False}
+    args = utils.create_sweep_command_args({"args": {key: {"value": value} for key, value in drawn.items()}})
+    places = {
+        "${env}": ["/usr/bin/env"],
+        "python": [sys.executable],
+        "${args_no_hyphens}": args["args_no_hyphens"],
+    }
+    command = [word for each in sweep["command"] for word in places.get(each, [each])]
+    of_agent = {"WANDB_SWEEP_ID": "s7", "WANDB_RUN_ID": "given1", "WANDB_MODE": "offline"}
+    environment = os.environ | of_agent | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (stored,) = tmp_path.glob("runs/ppo-CartPole/*/wandb/*run-2*/run-given1.wandb")
+    content = stored.read_bytes()
+    for text in ("ppo-CartPole-s1-clip_coef0.1-lr0.0001-compile=False-fast", "policy-given1", "step_2048.pt"):
+        assert text.encode() in content
 
 
 class Api(http.server.BaseHTTPRequestHandler):
@@ -200,8 +236,14 @@ def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, ser
     assert server.rows() == EVERYTHING[:10]
     upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
     given = {name: value for each in upserts for name, value in each.items() if value is not None}
-    assert (given["groupName"], given["commit"]) == ("sweep-7", run.sink.facts.git.commit)
-    assert json.loads(given["config"])["algo"]["value"] == {"name": "ppo", "gamma": 0.99}
+    assert (given["displayName"], given["groupName"]) == (
+        "ppo-CartPole-v1-s1-lr1e-3",
+        "ppo-CartPole-v1-lr1e-3",
+    )
+    assert (given["jobType"], given["notes"]) == ("train", "why")
+    assert given["tags"] == ["ppo", "CartPole-v1", "repeat", "sweep-7", "a"]
+    assert given["commit"] == run.sink.facts.git.commit
+    assert json.loads(given["config"])["algo"]["value"]["gamma"] == 0.99
     history = server.api.streams["wandb-history.jsonl"]
     del history[-3:]
     server.api.streams["wandb-summary.json"] = history[-1:]
@@ -248,7 +290,7 @@ from pathlib import Path
 from conftest import feed, run_facts
 from rltemplate.config.schema import WandbConfig
 from rltemplate.run.sinks.wandb import WandbSink
-known = {"entity": None, "group": None, "tags": []}
+known = {"entity": None, "group": None, "tags": [], "artifact": False}
 settings = WandbConfig(enabled=True, mode="auto", project="test", **known)
 feed(WandbSink(run_facts(Path(sys.argv[1])), settings), 100, 1000)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,60 @@
+"""Names that people can read, of runs and experiments: all runs that differ in the seed alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from rltemplate.types import BOOKKEEPING_KEYS, affects_results
+
+_MOST_LETTERS = 100  # W&B takes 128
+_PLACE = ("algo", "env", "seed")
+
+
+def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The name given to `env=`: the recipe's without the algorithm, else the id."""
+    recipe, algo = config.get("recipe"), config["algo"]["name"]
+    foreign = any(word.startswith("recipe=") for word in overrides)
+    if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
+        return recipe.removeprefix(f"{algo}-")
+    return str(config["env"]["id"])
+
+
+def given(overrides: Sequence[str]) -> dict[str, str]:
+    """Keys and values of the words that may change results, but for algorithm and environment."""
+    found = {}
+    for word in sorted(overrides):
+        key, _, value = word.lstrip("+").partition("=")
+        root = re.split(r"[./]", key)[0]
+        if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and affects_results(key):
+            found[key] = value.strip("'\"")
+    return found
+
+
+def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """What differs from the recipe, as `lr=3e-4` and `debug=fast`; `name=` where the user gave a name."""
+    if config.get("name"):
+        return [f"name={config['name']}"]
+    return [
+        f"{key.rpartition('.')[2].replace('learning_rate', 'lr')}={value}"
+        for key, value in given(overrides).items()
+    ]
+
+
+def experiment_name(config: Mapping[str, Any], overrides: Sequence[str], *seed: str) -> str:
+    """A name such as `ppo-Hopper-lr3e-4`."""
+    start = [str(config["algo"]["name"]), env_name(config, overrides), *seed]
+    # A number stands directly behind its key, and a name without one.
+    shorten = re.compile(r"^(?:name|debug|experiment)=|=(?=-?[.\d])")
+    words = [shorten.sub("", each) for each in differences(config, overrides)]
+    name = "-".join([*start, *words])
+    if len(name) > _MOST_LETTERS:  # other words have another name
+        name = f"{name[: _MOST_LETTERS - 7]}-{sha256('-'.join(words).encode()).hexdigest()[:6]}"
+    return name
+
+
+def run_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The name of the experiment with the seed in it: `ppo-Hopper-s3-lr3e-4`."""
+    return experiment_name(config, overrides, f"s{config['seed']}")

@@ -1,0 +1,61 @@
+"""Names of runs and experiments say what a person typed that matters, and keep the seed apart."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltemplate.run.git.snapshot import remote_url
+from rltemplate.run.names import differences, experiment_name, run_name
+
+CONFIG: dict[str, Any] = {
+    "algo": {"name": "ppo"},
+    "env": {"id": "Hopper-v5"},
+    "recipe": "ppo-Hopper",
+    "seed": 3,
+}
+OBSERVED = ["algo=ppo", "env=Hopper", "seed=3", "trace=off", "logger=wandb", "note='a, b'", "run_dir=x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["algo.learning_rate=3e-4"], "ppo-Hopper-s3-lr3e-4"),
+        (["debug=fast", "algo.gamma=0.9"], "ppo-Hopper-s3-gamma0.9-fast"),
+        (["algo.gamma=0.9", "debug=fast"], "ppo-Hopper-s3-gamma0.9-fast"),
+        (["experiment=mine", "compile=false"], "ppo-Hopper-s3-compile=false-mine"),
+        (["++env.kwargs.gravity=-5", "env.num_workers=2"], "ppo-Hopper-s3-gravity-5"),
+        (["recipe=null"], "ppo-Hopper-v5-s3-recipe=null"),
+        ([], "ppo-Hopper-s3"),
+    ],
+)
+def test_a_name_has_the_words_that_may_change_results(words: list[str], name: str) -> None:
+    assert run_name(CONFIG, [*OBSERVED, *words]) == name
+    assert experiment_name(CONFIG, [*OBSERVED, *words]) == name.replace("-s3", "")
+
+
+def test_a_name_of_the_user_stands_for_all_words() -> None:
+    named = CONFIG | {"name": "wide"}
+    assert run_name(named, ["algo.gamma=0.9", "name=wide"]) == "ppo-Hopper-s3-wide"
+    assert differences(named, ["algo.gamma=0.9"]) == ["name=wide"]
+
+
+def test_long_names_stay_apart_and_fit_what_wandb_takes() -> None:
+    names = {experiment_name(CONFIG, [f"algo.hidden_sizes=[{'256,' * 40}{last}]"]) for last in (1, 2)}
+    assert [len(name) for name in names] == [100, 100]
+
+
+def test_the_address_of_a_remote_has_no_credentials(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+
+    assert remote_url(tmp_path) is None
+    git("init", "-q")
+    assert remote_url(tmp_path) is None
+    git("remote", "add", "origin", "https://me:se@cret@host.org/a.git")
+    assert remote_url(tmp_path) == "https://host.org/a.git"
+    git("remote", "set-url", "origin", "git@host.org:a.git")
+    assert remote_url(tmp_path) == "git@host.org:a.git"
