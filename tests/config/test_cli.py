@@ -27,6 +27,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
     ("env.id=Hopper-v5", ["choose it with env="]),
     ("hydra/launcher=joblib hydra.launcher.njobs=2", ["hydra.launcher.njobs=2: no such key of the chosen"]),
+    ("seed=1,2 hydra/launcher=slrum", ["did you mean slurm? allowed: basic, joblib, parallel, slurm, "]),
+    ("hydra/launcher=slurm hydra.launcher.partitoin=a", ["no such key of the chosen launcher"]),
     ("hydra.run.dir=elsewhere", ["runs_dir and run_dir"]),
     # groups and their options
     ("algo=scc", ["algo=scc: no such algo; did you mean sac? allowed: ppo, sac"]),

@@ -9,7 +9,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
-from rltemplate.config.cli.overrides import chosen_algorithm, group_names, key_types, option_names
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+
+from rltemplate.config.cli.overrides import (
+    HYDRA_GROUPS,
+    chosen_algorithm,
+    group_names,
+    key_types,
+    option_names,
+)
+from rltemplate.config.loading import CONF
 
 _RUNS = ("run", "a", "b", "baseline")  # words that name a run
 
@@ -51,6 +62,9 @@ def _keys(algorithm: str) -> list[str]:
 def _values(key: str, algorithm: str) -> list[str]:
     if key in group_names():
         return option_names(key)
+    if key in HYDRA_GROUPS:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return GlobalHydra.instance().config_loader().get_group_options(key, ObjectType.CONFIG)
     kind = key_types(algorithm).get(key)
     found: list[str] = []
     for each in (kind, *get_args(kind)):

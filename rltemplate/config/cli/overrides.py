@@ -70,7 +70,7 @@ _KINDS: dict[Any, str] = {
 
 def group_names() -> list[str]:
     """The groups of conf/ that a user chooses from."""
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
 def option_names(group: str) -> list[str]:
@@ -151,7 +151,8 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]
                 "can be set; folders are chosen with runs_dir and run_dir"
             )
         if key in (*group_names(), *HYDRA_GROUPS):
-            allowed = option_names(key) or loader.get_group_options(key, results_filter=ObjectType.CONFIG)
+            named = key in HYDRA_GROUPS
+            allowed = loader.get_group_options(key, ObjectType.CONFIG) if named else option_names(key)
             names = [_option(key, name, allowed) for name in _names(override)]
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]
         overrides[key] = override

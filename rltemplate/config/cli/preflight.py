@@ -103,7 +103,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         asked = shows and (text.startswith("-") or before.startswith("-"))  # --cfg job
         if text in flags and text not in _MULTIRUN and not asked:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
-            hint = nearest(text, names, names) or "as in seed=3"
+            hint = ("=" not in text and nearest(text, names, names)) or "as in seed=3"
             raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
     for text in argv:
         if text.encode(errors="ignore").decode() != text:
