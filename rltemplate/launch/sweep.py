@@ -21,6 +21,7 @@ from pathlib import Path
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
 from rltemplate.launch import process
+from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
@@ -79,11 +80,19 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             signal.signal(number, lambda number, _: received.append(number))
     stop = _stop_file(folder, record)
     launcher = _fork_launcher(stop)
+    log = folder / "launcher.log"
     if launcher == 0:
+        if not plan.console:  # the table is not to be broken by words of launchers and schedulers
+            with log.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
         run_hydra(argv)
         return 0
     table = None if plan.console else SweepTable(folder, record)
-    return _finish(folder, _wait_for(launcher, received, stop, table), received)
+    launched = _wait_for(launcher, received, stop, table)
+    if not (launched or received or plan.console):
+        say(f"the launcher has failed: {last_words(log, 1)}, see {log}")
+    return _finish(folder, launched, received)
 
 
 def new_id(words: Sequence[str]) -> str:
@@ -178,6 +187,8 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTa
         time.sleep(0.05)
     if table is not None:
         table.close()
+    if ended[1]:
+        _send(stop, signal.SIGTERM)  # to jobs on other machines
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Runs that nobody waits for any more, since the launcher or a worker of it was killed.

@@ -81,6 +81,10 @@ def run_job(
         close_job(entry, folder, exit_status)
     if console:
         say(f"#{number}: {entry.status}")
+    if exit_status in _INTERRUPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and not stop.exists():
+        sys.exit(
+            exit_status
+        )  # without a result for submitit, which waits until Slurm has called the job again
     return entry.final_return
 
 

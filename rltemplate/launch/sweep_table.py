@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
-from rltemplate.run.record import FINISHED, RUNNING, RunRecord, SweepJob, SweepRecord
+from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
-_REDRAW_S, _LINE_S = 0.5, 60.0
+_REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
+_WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 
 
 class SweepTable:
@@ -38,20 +41,23 @@ class SweepTable:
         self._rows: dict[int, dict[str, Any]] = {}  # the last row of a job's run
         self._read: dict[int, str] = {}  # the status of a job when its row was read
         self._steps: dict[int, int] = {}  # that the run of a job is to make
+        self._slurm: dict[int, str] = {}  # the id that Slurm has for a job
         self._drawn: list[str] = []
+        self._asked_at = float("-inf")
         self._began = self._shown_at = time.monotonic()
         for job in self._news():  # of an earlier start
             if job.status != FINISHED:
                 del self._jobs[job.job]
         self._done_before = self._done()
-        say(f"{record.jobs_beside} at once, output in {folder}/job_<number>.log")
+        beside = f"{record.jobs_beside} at once, " * (record.jobs_beside > 1)
+        say(f"{beside}output in {folder}/job_<number>.log")
 
     def update(self) -> None:
         """Show what has changed, if it is time to."""
         now = time.monotonic()
         if now - self._shown_at < _REDRAW_S:
             return
-        news = self._news()
+        news = [*self._news(), *self._ask_slurm(now)]
         if self._in_place:
             self._shown_at = now
             self._read_rows()
@@ -60,7 +66,8 @@ class SweepTable:
             self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
             return
         for job in news:
-            say(f"{_title(job, self._record)}: {job.status}")
+            known = f", Slurm's job {self._slurm[job.job]}" if job.job in self._slurm else ""
+            say(f"{_title(job, self._record)}: {job.status}{known}")
         if now - self._shown_at >= _LINE_S:
             self._shown_at = now
             self._read_rows()
@@ -83,6 +90,27 @@ class SweepTable:
                     news.append(job)
         return sorted(news, key=lambda job: job.job)
 
+    def _ask_slurm(self, now: float) -> list[SweepJob]:
+        """Jobs that have begun to wait in Slurm's queue."""
+        folders = {path.name: path for path in self._folder.glob("*submitit/*")}
+        if not folders or now - self._asked_at < _ASK_S:
+            return []
+        self._asked_at, told = now, ""
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # squeue is away, or takes too long
+            command = ["squeue", "--me", "--array", "--noheader", "--sort=i", "--format=%i %T"]
+            told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False).stdout
+        news = []
+        for slurm_id, state in map(str.split, told.splitlines()):
+            if slurm_id not in folders:
+                continue
+            number = int(slurm_id.partition("_")[2] or 0)
+            self._slurm[number] = slurm_id
+            job = self._jobs.get(number, SweepJob(job=number, overrides=[], status=""))
+            if state == "PENDING" and job.status in ("", INTERRUPTED):
+                job = self._jobs[number] = replace(job, status=_WAITING[job.status == INTERRUPTED])
+                news.append(job)
+        return news
+
     def _read_rows(self) -> None:
         """Read the last rows of jobs that are running, and once more when a job has ended."""
         for number, job in self._jobs.items():
@@ -97,7 +125,7 @@ class SweepTable:
 
     def _part(self, job: SweepJob) -> float:
         """The part of a job that is done, from 0 to 1."""
-        if job.status != RUNNING:
+        if job.status not in (RUNNING, *_WAITING):
             return 1.0
         done, steps = self._rows.get(job.job, {}).get("env_steps", 0), self._steps.get(job.job)
         return min(1.0, done / steps) if steps else 0.0
@@ -124,6 +152,8 @@ class SweepTable:
         if speed:
             left = (1 - part) * self._steps.get(job.job, 0) / speed
             parts += [f"{speed:>7,.0f} steps/s", f"left {show_time(left)}"]
+        if job.job in self._slurm:
+            parts.append(f"Slurm's job {self._slurm[job.job]}")
         return "  ".join(parts)
 
     def _visible(self) -> list[SweepJob]:
@@ -143,7 +173,7 @@ class SweepTable:
 def _title(job: SweepJob, record: SweepRecord) -> str:
     """The number of a job, and its overrides without those of all jobs."""
     every = {*record.words, *(text for text in job.overrides if text.partition("=")[0] in BOOKKEEPING_KEYS)}
-    return f"#{job.job} {' '.join(text for text in job.overrides if text not in every)}"
+    return f"#{job.job} {' '.join(text for text in job.overrides if text not in every)}".rstrip()
 
 
 def show_end(record: SweepRecord, folder: Path) -> None:
