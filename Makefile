@@ -62,7 +62,7 @@ COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
-    test test-changed test-all test-slow lint format docs bench lock clean
+    test test-changed test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
 ifneq ($(word 2,$(MAKECMDGOALS)),)
@@ -82,7 +82,7 @@ endif
 
 help:
 	@echo "usage: make TARGET [key=value ...] [ARGS=\"--flag ...\"]"
-	@sed -n -e 's/^##@ /\n/p' -e 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' Makefile | while IFS='	' read -r name text; do \
+	@sed -n -e 's/^##@ /\n/p' -e 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
 	    if [ -n "$$text" ]; then printf '  %-16s%s\n' "$$name" "$$text"; else printf '%s\n' "$$name"; fi; done
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
@@ -179,8 +179,7 @@ docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [s
 	@$(SPLIT_ARGS) exec env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs \
 	    $(if $(filter 1 true,$(value serve)),serve --dev-addr 127.0.0.1:8000,build) --strict $(SPLIT)
 
-bench: $(STAMP) ## speed, beside Stable-Baselines3 and SBX where they are installed: make bench [only=peers,time]
-	@$(SPLIT_ARGS) exec $(VENV_PYTHON) -m bench $(WORDS) $(SPLIT)
+-include bench/bench.mk
 
 # pip-compile keeps what is pinned already; ARGS=--upgrade lets everything move. The index and the +cpu of
 # this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.

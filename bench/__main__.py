@@ -102,7 +102,7 @@ def measure_part(
     """Measure all jobs in turns with `run`; add to `measured`, and a line for each failure to `failed`."""
     missing = {job.contender for job in part if importlib.util.find_spec(job.library) is None}
     for name in sorted(missing):
-        print(f"{name} is not installed (.venv/bin/pip install -e '.[bench]'): left out", flush=True)
+        print(f"{name} is not installed (see bench/requirements.txt): left out", flush=True)
     facts: dict[str, Any] = {}  # of the first contender of each work
     for repetition in range(1, repetitions + 1):
         for job in (job for job in part if job.contender not in missing):

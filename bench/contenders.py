@@ -1,7 +1,7 @@
 """The libraries that do the works: this project, Stable-Baselines3, and SBX, which is its sister on JAX.
 
 Each is built from the numbers of a `Work`, and then asked through its own objects what it is going to do:
-libraries that would do other work are not compared. The peers are there with the extra `bench` only.
+libraries that would do other work are not compared. The peers are in bench/requirements.txt.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 """Turn a fork into your project: `make rename name=my_project`.
 
 Renames the package folder and every mention of the name in the files of the repository, then puts imports
-and line breaks in order again. The licence keeps its copyright line, as the licence asks. Refuses to start on
-work that is not committed, because `git restore` would not bring it back; `force=true` does it anyway.
+and line breaks in order again. The first time, the pages of scripts/fork/ replace the template's own, and its
+results, benchmark and stories are removed; `keep=true` keeps these three. The licence keeps its copyright
+line, as the licence asks. Refuses to start on work that is not committed, because `git restore` would not
+bring it back; `force=true` does it anyway.
 """
 
 from __future__ import annotations
@@ -11,14 +13,23 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
-USAGE = "Usage: make rename name=my_project [force=true]"
+FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names
+OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories")
+# Lines about them: from `<!-- of the template -->` or `# of the template` to `<!-- end -->` or `# end`.
+MARKED = re.compile(r"(?ms)^ *(?:#|<!--) of the template\b.*?^ *(?:#|<!--) end\b.*?\n\n?")
+LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
+FLAGS = ("force", "keep")
+USAGE = "Usage: make rename name=my_project [keep=true] [force=true]"
 LONGEST = 60  # characters of a name
 
 
@@ -49,14 +60,19 @@ def check_name(root: Path, old: str, new: str) -> None:
         raise Refusal(f"name={shown}: a package's name has lower-case letters, digits and _ only{hint}.")
     if keyword.iskeyword(new):
         raise Refusal(f"name={new} is a word of the Python language.")
-    if new == old:
-        raise Refusal(f"The project is called {old} already.")
     if new in sys.stdlib_module_names:
         raise Refusal(f"name={new} would hide the module '{new}' of Python's standard library.")
     if any((root / place).exists() for place in (new, f"scripts/{new}.py", f"tests/{new}.py")):
         raise Refusal(f"name={new} is taken: the repository has a file or folder of that name.")
-    if importlib.util.find_spec(new) is not None:
+    found = importlib.util.find_spec(new)
+    # This project itself may be installed under its new name, from another checkout.
+    if found and any(Path(path).is_relative_to(sysconfig.get_path("purelib")) for path in places(found)):
         raise Refusal(f"name={new} would hide the installed package '{new}'.")
+
+
+def places(spec: ModuleSpec) -> list[str]:
+    """The file of a module, or the folders of a package."""
+    return [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -99,50 +115,81 @@ def rename(root: Path, old: str, new: str) -> int:
     return len(rewritten)
 
 
-def tidy(root: Path) -> None:
-    """Sort imports and break lines anew, which depend on the name's letters and length."""
+def begin(root: Path, old: str, new: str, keep: bool) -> None:
+    """Put the first pages of a fork in place of the template's, and remove what is the template's alone."""
+    for page in (root / FIRST_PAGES).iterdir():
+        text = page.read_text(encoding="utf-8").replace("PROJECT", new).replace("TEMPLATE", old)
+        (root / page.name).write_text(text, encoding="utf-8")
+    for name in (FIRST_PAGES, "CITATION.cff", *(() if keep else OF_TEMPLATE)):
+        if (root / name).is_dir():
+            shutil.rmtree(root / name)
+        else:
+            (root / name).unlink(missing_ok=True)
+    if keep:
+        return
+    for page in [root / "mkdocs.yml", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
+
+        def there(link: re.Match[str], folder: Path = page.parent) -> str:
+            return link[0] if (folder / link[2]).exists() else link[1]
+
+        text = MARKED.sub("", page.read_text(encoding="utf-8"))
+        page.write_text(LINK.sub(there, text), encoding="utf-8")
+
+
+def tidy(root: Path, longer: int) -> None:
+    """Sort imports and break lines anew; comments may be as much longer as two mentions of the name are."""
+    settings = root / "pyproject.toml"
+    limit = re.compile(r"(?<=^max-line-length = )\d+", re.MULTILINE)
+    text = limit.sub(lambda found: f"{int(found[0]) + max(0, 2 * longer)}", settings.read_text("utf-8"))
+    settings.write_text(text, encoding="utf-8")
     if importlib.util.find_spec("ruff") is not None:
         for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
             subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
 
 
-def parse(arguments: list[str]) -> tuple[str, bool]:
-    """Name and force from words like `name=my_project force=true`."""
+def parse(arguments: list[str]) -> tuple[str, dict[str, bool]]:
+    """The name and the flags of words like `name=my_project force=true`."""
     words: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if not equals or key not in ("name", "force") or key in words:
+        if not equals or key not in ("name", *FLAGS) or key in words:
             shown = argument[:LONGEST] if argument.isprintable() else repr(argument[:LONGEST])
             twice = " a second time" if key in words else ""
             raise Refusal(f"'{shown}' is not understood{twice}. {USAGE}")
         words[key] = value
     if not words.get("name"):
         raise Refusal(f"name= is missing. {USAGE}")
-    if (force := words.get("force", "false").lower()) not in ("true", "1", "false", "0"):
-        raise Refusal(f"force={words['force'][:LONGEST]!r}: expected true or false.")
-    return words["name"], force in ("true", "1")
+    for key in FLAGS:
+        if words.setdefault(key, "false").lower() not in ("true", "1", "false", "0"):
+            raise Refusal(f"{key}={words[key][:LONGEST]!r}: expected true or false.")
+    return words["name"], {key: words[key].lower() in ("true", "1") for key in FLAGS}
 
 
 def main() -> int:
-    """Exit status: 0 renamed, 2 refused."""
+    """Exit status: 0 renamed, or called so already; 2 refused."""
     try:
-        new, force = parse(sys.argv[1:])
+        new, flags = parse(sys.argv[1:])
         old = current_name(ROOT)
+        if new == old:
+            print(f"The project is called {old} already.")
+            return 0
         check_name(ROOT, old, new)
-        if not force and (changes := git(ROOT, "status", "--porcelain")):
+        if not flags["force"] and (changes := git(ROOT, "status", "--porcelain")):
             number = len(changes.splitlines())
             raise Refusal(
                 f"Commit your work first ({number} files changed), to have a way back; or force=true."
             )
         count = rename(ROOT, old, new)
+        if (ROOT / FIRST_PAGES).is_dir():
+            begin(ROOT, old, new, flags["keep"])
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    tidy(ROOT)
+    tidy(ROOT, len(new) - len(old))
     print(
         f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."
     )
-    print("LICENSE keeps the line of the template's authors; add your own above it.")
+    print("LICENSE keeps the line of the template's authors; add your own above it. Fill in README.md.")
     return 0
 
 

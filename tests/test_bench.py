@@ -54,7 +54,7 @@ def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("stable_baselines3") is None, reason="the extra 'bench' is not there"
+    importlib.util.find_spec("stable_baselines3") is None, reason="bench/requirements.txt is not installed"
 )
 @pytest.mark.parametrize("work", ["ppo-Hopper", "sac-Hopper"])
 def test_peers_do_the_same_work(work: str) -> None:
