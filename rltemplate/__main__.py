@@ -71,7 +71,7 @@ def _run(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'])}")
     module = _module(name)
-    if "--help" in words or "-h" in words:
+    if ("--help" in words or "-h" in words) and name != "train":  # which hands it to Hydra
         print(usage(name, module.Args))
         return 0
     args = parse(words, module.Args)

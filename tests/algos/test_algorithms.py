@@ -139,14 +139,11 @@ def test_nothing_waits_for_a_value_while_it_learns(
     """
     calls: list[tuple[Callable[..., Any], Any]] = []
 
-    def recorded(engine: Engine, function: Callable[..., Any], examples: Any = None) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            calls.append((function, arguments))
-            return function(*arguments)
+    def recorded(engine: Engine, function: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append((function, arguments))
+        return function(*arguments)
 
-        return run
-
-    monkeypatch.setattr(Engine, "__call__", recorded)
+    monkeypatch.setattr(Engine, "run", recorded)
     algorithm, _ = build_algorithm(configure(*small(algo, "algo.policy_delay=2", env=CONTINUOUS)))
     algorithm.train_iteration()
     algorithm.close()
