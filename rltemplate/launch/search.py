@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rltemplate.config.cli.overrides import option_names
+from rltemplate.config.cli.overrides import read_sweep
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.command_args import choose, one_of, program, rest, whole, word
-from rltemplate.config.loading import CONF, from_dict
+from rltemplate.config.command_args import one_of, program, rest, whole, word
+from rltemplate.config.loading import from_dict
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.launch.checks import check_plan
 from rltemplate.launch.process import worker_command, worker_environment
@@ -92,10 +90,7 @@ def main(args: Args) -> int:
 
 def read_space(name: str) -> dict[str, dict[str, Any]]:
     """The range or the choices of each key in a file of conf/sweep/. Raises ConfigError."""
-    files = option_names("sweep")
-    if name not in files:
-        raise ConfigError(f"sweep={name}: {choose(name, files)}")
-    space = yaml.safe_load((CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8"))
+    space = read_sweep(name)
     for key, rule in space.items():
         allowed = isinstance(rule, dict) and (
             {*rule} == {"choices"} or {"low", "high"} <= {*rule} <= {"low", "high", "log"}
@@ -103,7 +98,7 @@ def read_space(name: str) -> dict[str, dict[str, Any]]:
         if not allowed:
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
             raise ConfigError(f"conf/sweep/{name}.yaml: {key}: expected {form}")
-    return dict(space)
+    return space
 
 
 def _ends(space: Mapping[str, Mapping[str, Any]]) -> list[str]:

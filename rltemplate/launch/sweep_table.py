@@ -195,4 +195,6 @@ def show_end(record: SweepRecord, folder: Path) -> None:
             say(f"{each}: mean return {each.interval('mean')} over {seeds} seed{'s' * (seeds != 1)}")
     say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
-        say("next: the same command with sweep=resume")
+        given = (word for word in record.commands[0] if word.startswith("sweep="))
+        file = next(given, "sweep=").removeprefix("sweep=")
+        say(f"next: the same command with sweep={file}{',' * bool(file)}resume")

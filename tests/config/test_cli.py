@@ -53,6 +53,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
     ("seed=1,2 sweep=resume accept=change", ["accept=change: did you mean changes?"]),
+    ("sweep=five-seed", ["did you mean five-seeds? allowed: five-seeds, paper, ppo-rates, resume"]),
+    ("sweep=ppo-rates", ["has values to draw from; make search sweep=ppo-rates"]),
+    ("sweep=five-seeds,resum", ["did you mean resume?"]),
+    ("--config-dir=nowhere", ["--config-dir=nowhere: no such folder"]),
+    ("--config-dir", ["expected a folder"]),
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
@@ -174,9 +179,20 @@ def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [copy]
 
 
+def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
+    typed = preflight(["seed=1,2,3,4,5", "algo=sac"])
+    plan = preflight(["sweep=five-seeds", "algo=sac"])
+    assert (plan.argv, plan.words, plan.num_jobs) == (typed.argv, typed.words, 5)
+    again = preflight(["sweep=five-seeds,resume", "algo=sac", "seed=7,8"])
+    assert (again.resume, again.num_jobs, again.words) == (True, 2, ["algo=sac", "seed=7,8"])
+    assert preflight(["sweep=paper", "seed=1"]).num_jobs == len(
+        {"Hopper", "Walker2d", "HalfCheetah", "Swimmer"}
+    )
+
+
 def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
     for words, expected in {
-        "--help": "Configuration groups",
+        "--help": "lists of values make a sweep",
         "--cfg job algo=sac seed=7": "seed: 7",
         "--info defaults": "_self_",
     }.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import yaml
 from conftest import Start
 
 from rltemplate.config.command_args import parse
@@ -71,13 +72,8 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
     ],
 )
-def test_a_wrong_range_is_refused(
-    text: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep/mine.yaml").write_text(text)
-    monkeypatch.setattr("rltemplate.launch.search.CONF", tmp_path)
-    monkeypatch.setattr("rltemplate.launch.search.option_names", lambda _: ["mine"])
+def test_a_wrong_range_is_refused(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltemplate.launch.search.read_sweep", lambda _: yaml.safe_load(text))
     with pytest.raises(ConfigError) as refused:
         main(parse(["sweep=mine", "algo=ppo"], Args))
     assert str(refused.value).startswith(answer)

@@ -307,6 +307,24 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("launcher", ["basic", "parallel", "submitit_local"])
+def test_a_sweep_from_files_of_another_folder_goes_on(start: Start, tmp_path: Path, launcher: str) -> None:
+    for group, text in {"experiment": "# @package _global_\neval_episodes: 3", "sweep": "seed: 1,2"}.items():
+        (tmp_path / "mine" / group).mkdir(parents=True)
+        (tmp_path / "mine" / group / "tried.yaml").write_text(f"{text}\n")
+    words = ["--config-dir=mine", "experiment=tried", f"hydra/launcher={launcher}"]
+    order(tmp_path, {2: "fail"})
+    said = start("train", *words, "sweep=tried", status=1).said
+    assert "next: the same command with sweep=tried,resume" in said
+    order(tmp_path)
+    start("train", *words, "sweep=tried,resume", status=0)
+    assert resumes(tmp_path) == [[False], [False, True]]
+    folder, record = sweep_in(tmp_path)
+    configs = [starts_in(job.run(folder))[-1]["job"]["config"] for job in record.jobs]
+    assert [(each["experiment"], each["eval_episodes"]) for each in configs] == [("tried", 3)] * 2
+
+
+@pytest.mark.long
 def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Start, tmp_path: Path) -> None:
     words = ["seed=1,2,3", "hydra/launcher=basic"]
     kill_sweep(start, tmp_path, *words)

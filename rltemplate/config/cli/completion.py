@@ -61,7 +61,7 @@ def _keys(algorithm: str) -> list[str]:
 
 def _values(key: str, algorithm: str) -> list[str]:
     if key in group_names():
-        return option_names(key)
+        return option_names(key) + ["resume"] * (key == "sweep")
     if key in HYDRA_GROUPS:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return GlobalHydra.instance().config_loader().get_group_options(key, ObjectType.CONFIG)

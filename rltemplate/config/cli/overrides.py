@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -30,6 +31,7 @@ from rltemplate.types import ConfigError
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 # Hydra's own that can be chosen.
 HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")
+SEARCHPATH = "hydra.searchpath"
 _OF_HYDRA = (*HYDRA_GROUPS, "hydra.launcher.", "hydra.sweeper.")
 
 # Keys by the names that other programs have for them.
@@ -73,9 +75,26 @@ def group_names() -> list[str]:
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
-def option_names(group: str) -> list[str]:
-    """The files of a group; a leading underscore marks a file that others build on."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.name.startswith("_"))
+def option_files(group: str, more: Iterable[Path] = ()) -> dict[str, Path]:
+    """The files of a group by name, in `more` folders and in conf/, which Hydra asks first.
+
+    A leading underscore marks a file that others build on.
+    """
+    files = {path.stem: path for folder in (*more, CONF) for path in (folder / group).glob("*.yaml")}
+    return {name: files[name] for name in sorted(files) if not name.startswith("_")}
+
+
+def option_names(group: str, more: Iterable[Path] = ()) -> list[str]:
+    """The names of `option_files`."""
+    return [*option_files(group, more)]
+
+
+def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of each key in a file of conf/sweep/; `other` are words that are allowed, too."""
+    files = option_files("sweep", more)
+    if name not in files:
+        raise ConfigError(f"sweep={name}: {choose(name, [*files, *other])}")
+    return dict(yaml.safe_load(files[name].read_text(encoding="utf-8")))
 
 
 def chosen_algorithm(words: Iterable[str]) -> str:
@@ -134,10 +153,17 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
 
 
-def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]:
-    """The words as Hydra is to read them; `ConfigError` for the first that it cannot, or would misread."""
+def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path] = ()) -> list[Override]:
+    """The words as Hydra is to read them; `ConfigError` for the first that it cannot, or would misread.
+
+    `more` are folders like conf/, which Hydra is told of in a word of its own.
+    """
     parser = OverridesParser.create(config_loader=loader)
     overrides: dict[str, Override] = {}
+    if more:
+        folders = [QuotedString(f"file://{path}", Quote.double).with_quotes() for path in more]
+        word = f"{SEARCHPATH}=[{','.join(folders)}]"
+        overrides[SEARCHPATH] = parser.parse_overrides([word])[0]
     for word in words:
         override = _read(word, parser)
         key = override.get_key_element().lstrip("+")
@@ -152,7 +178,8 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader) -> list[Override]
             )
         if key in (*group_names(), *HYDRA_GROUPS):
             named = key in HYDRA_GROUPS
-            allowed = loader.get_group_options(key, ObjectType.CONFIG) if named else option_names(key)
+            files = option_files(key, more)
+            allowed = dict.fromkeys(loader.get_group_options(key, ObjectType.CONFIG)) if named else files
             names = [_option(key, name, allowed) for name in _names(override)]
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]
         overrides[key] = override
@@ -202,7 +229,7 @@ def _names(override: Override) -> list[str]:
     return [value if isinstance(value, str) else override.get_value_string()]
 
 
-def _option(group: str, name: str, allowed: Sequence[str]) -> str:
+def _option(group: str, name: str, allowed: Mapping[str, Any]) -> str:
     """The name under which Hydra finds an option of a group."""
     if name in allowed:
         return name
@@ -213,12 +240,12 @@ def _option(group: str, name: str, allowed: Sequence[str]) -> str:
     raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed)}")
 
 
-def _environment(name: str, files: Sequence[str]) -> str:
+def _environment(name: str, files: Mapping[str, Path]) -> str:
     """The file of conf/env/ that stands for a Gymnasium id, or a node made for it on the spot."""
     import gymnasium
 
-    for file in files:
-        content = yaml.safe_load((CONF / "env" / f"{file}.yaml").read_text(encoding="utf-8"))
+    for file, path in files.items():
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if content.get("id") == name and not content.get("kwargs"):
             return file
     module, _, env_id = name.rpartition(":")

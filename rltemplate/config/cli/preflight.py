@@ -7,12 +7,14 @@ composed once. What Hydra receives afterwards cannot fail.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -28,10 +30,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
+    SEARCHPATH,
     chosen_algorithm,
     group_names,
     option_names,
     read_overrides,
+    read_sweep,
     wrong_key,
     wrong_value,
 )
@@ -45,6 +49,7 @@ from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 _MULTIRUN = ("--multirun", "-m")
 # Hydra's questions, which it answers itself.
 _QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i")
+_RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
 _N_JOBS = "hydra.launcher.n_jobs"
@@ -75,7 +80,7 @@ class Plan:
 class Words:
     """Words of `make train`: overrides, and how a sweep is carried out."""
 
-    sweep: str | None = word(one_of("resume"), None)
+    sweep: str = word(default="")
     accept: str | None = word(one_of("changes"), None)
     overrides: list[str] = rest(options=True)
 
@@ -96,6 +101,7 @@ def _plan(argv: Sequence[str]) -> Plan:
     register_schemas()
     if {"--shell-completion", "-sc"}.intersection(argv):
         return Plan(argv=list(argv))
+    argv, more = _outside(argv)
     assigned = [text for text in argv if "=" in text and not text.startswith("-")]
     flags = [text for text in argv if text not in assigned]
     shows, multirun = (any(text.startswith(known) for text in flags) for known in (_QUESTIONS, _MULTIRUN))
@@ -109,17 +115,20 @@ def _plan(argv: Sequence[str]) -> Plan:
         if text.encode(errors="ignore").decode() != text:
             raise ConfigError(f"{text}: is no text, for its bytes are not UTF-8")
     words = parse(assigned, Words)
-    if words.accept and words.sweep is None:
+    files = [name for name in words.sweep.split(",") if name not in ("", _RESUME)]
+    resume = _RESUME in words.sweep.split(",")
+    if words.accept and not resume:
         raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        overrides = read_overrides(words.overrides, loader)
+        in_files = [each for name in files for each in _words_of(name, more, words.overrides)]
+        overrides = read_overrides([*in_files, *words.overrides], loader, more)
         sweep = multirun or any(override.is_sweep_override() for override in overrides)
         plain = [str(override.input_line) for override in overrides]
         if sweep and shows:
             raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
         if not sweep:
-            if words.sweep:
+            if resume:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
             config = (single := compose_job(plain)).config
             if shows:
@@ -149,12 +158,37 @@ def _plan(argv: Sequence[str]) -> Plan:
             configs=configs,
             overrides=list(distinct.values()),
             words=_words_of_sweep(plain),
-            resume=words.sweep is not None,
+            resume=resume,
             accept=words.accept is not None,
             jobs=beside,
             console=_has_console(composed.hydra.launcher),
             auto=_about_auto(checked, distinct.values()),
         )
+
+
+def _outside(argv: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The words without Hydra's flag for configurations outside of conf/, and the folder that it names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-dir")
+    try:
+        known, words = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError("--config-dir: expected a folder, as in --config-dir=../my-conf") from error
+    if known.config_dir is None:
+        return words, []
+    folder = Path(known.config_dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir={known.config_dir}: no such folder")
+    return words, [folder]
+
+
+def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
+    """The words in a file of conf/sweep/, without those whose keys are typed as well."""
+    values = read_sweep(name, more, [_RESUME])
+    if any(isinstance(value, dict) for value in values.values()):
+        raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
+    keys = {text.partition("=")[0] for text in typed}
+    return [f"{key}={value}" for key, value in values.items() if key not in keys]
 
 
 def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> list[str]:
@@ -168,7 +202,7 @@ def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
     """Overrides that say which sweep it is, without place, purpose and launcher of its runs."""
-    other = (*BOOKKEEPING_KEYS, "hydra/launcher")
+    other = (*BOOKKEEPING_KEYS, "hydra/launcher", SEARCHPATH)
     keyed = [(text.lstrip("+").partition("=")[0], text) for text in plain]
     return [text for key, text in keyed if key not in other and not key.startswith("hydra.launcher.")]
 
@@ -234,14 +268,25 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
     try:
         return compose_job(job, beside)
     except ConfigError as error:
-        raise ConfigError(f"{error} (in the job {' '.join(job)})") from error
+        raise ConfigError(
+            f"{error} (in the job {' '.join(text for text in job if not text.startswith(SEARCHPATH))})"
+        ) from error
 
 
 def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
     """Facts of the job that Hydra runs: choices by group, overrides, number in the sweep, own console."""
     hydra = HydraConfig.get()
-    choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
-    return choices, overrides, int(hydra.job.num), _has_console(hydra.launcher)
+    return _choices(hydra), list(hydra.overrides.task), int(hydra.job.num), _has_console(hydra.launcher)
+
+
+def _choices(hydra: Any) -> dict[str, Any]:
+    """Hydra's choices by group; those that name the configuration only if there is such a file."""
+    choices = dict(hydra.runtime.choices)
+    more = [Path(path.removeprefix("file://")) for path in hydra.searchpath]
+    for group in _NAMED:
+        if choices.get(group) not in option_names(group, more):
+            choices[group] = None
+    return choices
 
 
 def _has_console(launcher: DictConfig) -> bool:
@@ -259,7 +304,7 @@ class Composed(NamedTuple):
 def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
     """The configuration of the job that Hydra would start with these overrides, beside others."""
     composed = _compose(words)
-    choices = dict(composed.hydra.runtime.choices)
+    choices = _choices(composed.hydra)
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
     return typed(composed, choices, jobs)
@@ -272,7 +317,7 @@ def typed(composed: DictConfig, choices: Mapping[str, Any], jobs: int = 1) -> Co
             raise ConfigError(
                 f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
             )
-        composed[group] = choices.get(group) if choices.get(group) in option_names(group) else None
+        composed[group] = choices[group]
     config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
     return Composed(config, dict(choices), auto_keys(composed))
@@ -301,9 +346,10 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         return f"{key}={value}: {wrong_value(key, value, algorithm) or first_line(error.__cause__ or error)}"
     if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
         file, problem, key = in_file.groups()
+        file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
         if problem.startswith("Key "):
             problem = wrong_key(key, algorithm)
         if key in _NAMED and "Cannot convert" in problem:
-            return f"conf/{file}.yaml: its first line has to be '# @package _global_'"
-        return f"conf/{file}.yaml: {key}: {problem}"
+            return f"{file}: its first line has to be '# @package _global_'"
+        return f"{file}: {key}: {problem}"
     return first_line(error)
