@@ -375,7 +375,7 @@ def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:
 
     from rltemplate.run.video.episode import open_mp4
 
-    pictures = [np.full((32, 48, 3), shade % 256 + i, np.uint8) for i in range(frames)]
+    pictures = [np.full((32, 48, 3), (shade + i) % 256, np.uint8) for i in range(frames)]
     container, stream = open_mp4(path, Fraction(30), pictures[0])
     for picture in pictures:
         container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

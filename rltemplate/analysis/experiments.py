@@ -13,6 +13,7 @@ from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
 from rltemplate.analysis.stats import Interval
 from rltemplate.run.influence import file_matters
+from rltemplate.run.names import differences
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _LABEL_KEYS = 3
 class Experiment:
     """All runs of one configuration and code, in the order of their starts.
 
-    `by` names the differences from the other experiments of the algorithm in the environment.
+    `by` names what differs from the recipe.
     """
 
     number: int
@@ -46,6 +47,11 @@ class Experiment:
     def name(self) -> str:
         """The algorithm and the differences."""
         return self.algo if self.by is None else f"{self.algo} {self.by}"
+
+    @property
+    def title(self) -> str:
+        """The experiment as a heading."""
+        return f"{self.number}. {self.algo} on {self.env}, {self.by or 'default'}"
 
     def __str__(self) -> str:
         return f"{self.name} on {self.env}"
@@ -152,19 +158,27 @@ def _same_code(a: Run, b: Run) -> bool:
 def _label(
     values: dict[str, str], run: Run, parts: Iterable[tuple[dict[str, str], list[Run]]], by: str | None
 ) -> str | None:
-    """The values by which an experiment differs from most of its algorithm and environment."""
-    kind = run.value("algo"), run.env
-    others = [known for known, part in parts if (part[0].value("algo"), part[0].env) == kind]
+    """What differs from the recipe, and from most experiments of which the same is said."""
+    said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
+    said += [text for text in _said(run) if text not in said]
+    kind = run.value("algo"), run.env, _said(run)
+    known = [(known, part[0]) for known, part in parts]
+    others = [each for each, first in known if (first.value("algo"), first.env, _said(first)) == kind]
     words = []
-    for key in sorted({key for each in others for key in each}, key=lambda key: (key != by, key)):
+    for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
-        if key == by or values.get(key) != usual:
+        if values.get(key) != usual:
             words.append(f"{key.rpartition('.')[2]}={values.get(key, 'none')[:40]}")
+    words = [*said, *words]
     if len(words) > _LABEL_KEYS:
         words[_LABEL_KEYS:] = [f"and {len(words) - _LABEL_KEYS} more"]
     if others.count(values) > 1:  # the same values with other code
         words.append(f"code {run.value('commit') or 'unknown'}{'*' if run.value('dirty') else ''}")
     return ", ".join(words) or None
+
+
+def _said(run: Run) -> list[str]:
+    return differences(run.config, run.record.overrides)
 
 
 def points(run: Run, metric: str) -> Points:

@@ -6,13 +6,16 @@ blindness tell apart.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis.experiments import Experiment, Points, points, thinned
 from rltemplate.run import paths
+from rltemplate.types import ConfigError
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
@@ -28,6 +31,7 @@ class Line(NamedTuple):
     points: Points
     color: str
     band: list[tuple[float, float]] | None = None
+    dots: bool = False
 
 
 class Panel(NamedTuple):
@@ -36,6 +40,7 @@ class Panel(NamedTuple):
     title: str
     lines: list[Line]
     levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
+    bars: dict[str, float] = {}  # noqa: RUF012
 
 
 class Chart(NamedTuple):
@@ -55,7 +60,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
         lines = list(_seeds(each, each.score))
         if len(each.counted) > 1 and each.curve:
             lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
-        first = Chart(key, f"{each.score} of {each}", [Panel(each.score, lines, _levels([each]))])
+        first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
         panels = [
             Panel(name, list(_seeds(each, name)))
             for name in metrics
@@ -63,8 +68,35 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
         ]
         found[each.number] = [first]
         if panels:
-            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each}", panels))
+            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
     return found
+
+
+def search_chart(folder: Path) -> Chart:
+    """The trials of a search, the best value so far, and how much each key matters. Raises ConfigError."""
+    try:
+        found = json.loads((folder / paths.SEARCH).read_text(encoding="utf-8"))
+        trials = [(int(each["number"]), float(each["value"]), str(each["state"])) for each in found["trials"]]
+        bars = {str(key): float(value) for key, value in found["importances"].items()}
+        words = " ".join(map(str, [f"sweep={found['sweep']}", *found["words"]]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{folder / paths.SEARCH} cannot be read: {error}") from None
+    ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
+    best = list(accumulate((value for _, value in ended), max))
+    pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
+    lines = [
+        Line("return of a trial", ended, COLORS[0], dots=True),
+        Line("pruned", pruned, _GREY, dots=True),
+        Line(
+            "best so far",
+            [(number, value) for (number, _), value in zip(ended, best, strict=True)],
+            COLORS[1],
+        ),
+    ]
+    panels = [Panel("return by trial: dots, the best so far, and grey the pruned ones", lines)]
+    if bars:
+        panels.append(Panel("importance", [], bars=bars))
+    return Chart(paths.safe_name(folder.name), f"Search {words}: {len(trials)} trials", panels)
 
 
 def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
@@ -75,7 +107,9 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     for (env, score), here in kinds.items():
         shown = here[-len(COLORS) :]
         if len(shown) > 1:
-            names = [f"{each.number}. {each.name} (n={len(each.counted)})" for each in shown]
+            names = [
+                f"{each.number}. {each.algo} {each.by or 'default'} (n={len(each.counted)})" for each in shown
+            ]
             lines = [_middle(*line) for line in zip(shown, COLORS, names, strict=False)]
             caption = f"{env}: {score} of {len(shown)} of {len(here)} experiments, IQM over seeds"
             panel = Panel(score, lines, _levels(shown))
@@ -133,26 +167,36 @@ def write(charts: Iterable[Chart], folder: Path) -> None:
 
 def _drawn(chart: Chart) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     count = len(chart.panels)
     rows, columns = -(-count // _COLUMNS), min(_COLUMNS, count)
-    figure = Figure(figsize=(11, 4 if count == 1 else 1.9 * rows))
+    figure = Figure(figsize=(11, 4 if count == 1 else 3 if count == 2 else 1.9 * rows))
     figure.subplots_adjust(wspace=0.3, hspace=0.45)
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set_title(_plain(panel.title), fontsize=8, parse_math=False)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if not panel.bars:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         for name, (low, high) in panel.levels.items():
             axes.axhspan(low, high, color=_GREY, alpha=0.15)
             axes.text(0, high, name, fontsize=6, transform=axes.get_yaxis_transform())
+        if panel.bars:
+            axes.barh([*panel.bars][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
+            axes.tick_params(axis="y", labelsize=6)
         for line in panel.lines:
+            if not line.points:
+                continue
             steps, values = zip(*line.points, strict=True)
             if line.band:
                 lows, highs = zip(*line.band, strict=True)
                 axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
-            width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 else "o"
-            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=_plain(line.name))
+            width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 and not line.dots else "o"
+            style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
+            axes.plot(
+                steps, values, color=line.color, lw=width, marker=marker, label=_plain(line.name), **style
+            )
     if count == 1 and chart.panels[0].lines:
         for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
             text.set_parse_math(False)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import signal
+import urllib.request
 from base64 import b64decode
 from html import unescape
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import write_run
+from conftest import ROOT, Started, write_run, write_video
+from PIL import Image
 
 from rltemplate.__main__ import main
-from rltemplate.analysis import figures, stats
+from rltemplate.analysis import aggregate, figures, stats
 from rltemplate.analysis.commands.report import Report, make_report, write_curves
 from rltemplate.analysis.figures import Panel
 from rltemplate.run import paths
@@ -61,9 +67,117 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
     write_run(tmp_path, 1, [1.0, 8.0], tag="-b", config={"algo": {"gamma": 0.5}})
     lines = panels(reported(tmp_path), "all-Thing-eval-return")["eval/return"].lines
     assert [(line.name, line.points[-1][1]) for line in lines] == [
-        ("1. ppo (n=1)", 2.0),
+        ("1. ppo default (n=1)", 2.0),
         ("2. ppo gamma=0.5 (n=1)", 8.0),
     ]
+
+
+def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
+    words = {
+        "-a": [],
+        "-b": ["debug=fast", "trace=off"],
+        "-c": ["algo.learning_rate=3e-4"],
+        "-d": ["algo.gamma=0.9"],
+    }
+    for number, (tag, given) in enumerate(words.items()):
+        config = {"total_env_steps": number, "name": "mine" if tag == "-d" else None}
+        write_run(tmp_path, 1, tag=tag, overrides=given, config=config)
+    for tag in ("-e", "-f"):  # of these two the words say the same
+        write_run(
+            tmp_path, 2, tag=tag, config={"algo": {"gamma": 0.9 if tag == "-e" else 0.8}, "name": "two"}
+        )
+    names = [each.by for each in reported(tmp_path).experiments]
+    assert names == [None, "debug=fast", "lr=3e-4", "name=mine", "name=two", "name=two, gamma=0.8"]
+
+
+def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "runs", seed, started_at=f"2026-01-0{seed}") for seed in (1, 2)]
+    for run, steps in ((runs[0], 300), (runs[1], 100), (runs[1], 200), (runs[1], 400)):
+        (run / paths.VIDEOS).mkdir(exist_ok=True)
+        write_video(paths.video_path(run, steps), shade=200)
+    paths.video_path(runs[1], 400).write_bytes(b"cut off")
+    (tmp_path / "pages").mkdir()
+    found = make_report(runs, "runs/*/*", tmp_path / "pages").html
+    (link, poster) = re.findall(
+        r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', found
+    )[0]
+    assert link == "../runs/ppo-Thing/run-2/videos/step_200.mp4"
+    with Image.open(BytesIO(b64decode(poster))) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (48, 32))
+    assert "after 200 steps" in text_of(found)
+    write_run(tmp_path / "bare", 1)
+    assert "Films" not in text_of(reported(tmp_path / "bare").html)
+
+
+def write_both(runs_dir: Path, returns: dict[str, list[float]], tag: str, gamma: float) -> None:
+    """Five seeds of an experiment in two environments of the table of references."""
+    for env, last in returns.items():
+        for seed, value in enumerate(last):
+            config = {"env": {"id": f"{env}-v1"}, "algo": {"gamma": gamma}}
+            write_run(runs_dir, seed, [0.0] * 999 + [value], env=env, tag=tag, config=config)
+
+
+def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) -> None:
+    write_both(tmp_path, {"CartPole": [100.0] * 5, "Pendulum": [-1000.0] * 5}, "-a", 0.99)
+    assert "Across environments" in reported(tmp_path).html
+    write_both(tmp_path, {"CartPole": [400.0] * 5, "Pendulum": [-1000.0, *[-500.0] * 4]}, "-b", 0.5)
+    experiments = reported(tmp_path).experiments
+    a, b = aggregate.scores(experiments)
+    assert (a.name, b.name, a.envs) == ("ppo default", "ppo gamma=0.5", ["CartPole", "Pendulum"])
+    parts = []
+    for each in experiments[::2]:
+        assert each.standing is not None
+        assert each.standing.random is not None
+        low, par = each.standing.random, float(np.median(each.standing.published))
+        parts += [(value - low) / (par - low) for value in each.returns]
+    assert a.value.value == pytest.approx(stats.interval(parts).value)
+    assert a.value.low == a.value.high == a.value.value
+    assert b.value.low < b.value.value
+    (better,) = aggregate.improvements(experiments)
+    assert better.name == "ppo gamma=0.5 better than ppo default"
+    # Certain in CartPole; in Pendulum one run of five is equal.
+    assert better.value.value == pytest.approx((1.0 + 0.9) / 2)
+    assert 0.8 < better.value.low < 0.95 < better.value.high == 1.0
+    alone = tmp_path / "alone"
+    write_run(alone, 1, [0.0] * 999 + [400.0], env="CartPole", config={"env": {"id": "CartPole-v1"}})
+    assert "Across environments" not in reported(alone).html
+
+
+def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    found = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]
+    trials = [{"number": n, "state": state, "value": value, "params": {}} for n, state, value in found]
+    content = {"words": ["algo=ppo"], "sweep": "rates", "trials": trials, "importances": {"algo.gamma": 0.75}}
+    for name, text in (("search-a", json.dumps(content)), ("search-b", "[]")):
+        folder = tmp_path / paths.SWEEPS / name
+        folder.mkdir(parents=True)
+        (folder / paths.SEARCH).write_text(text)
+    report = reported(tmp_path)
+    history, importance = panels(report, "search-a").values()
+    assert {line.name: line.points for line in history.lines} == {
+        "return of a trial": [(0, 5.0), (2, 9.0), (3, 6.0)],
+        "pruned": [(1, 7.0)],
+        "best so far": [(0, 5.0), (2, 9.0), (3, 9.0)],
+    }
+    assert importance.bars == {"algo.gamma": 0.75}
+    assert "Search sweep=rates algo=ppo: 4 trials" in text_of(report.html)
+    assert b"algo.gamma" in figures.svg(report.charts[-1])
+    assert any("search-b" in problem for problem in report.problems)
+
+
+@pytest.mark.long
+def test_a_watched_report_is_served_and_written_again_when_a_run_has_changed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", 1, [1.0, 2.0])
+    watching = Started(ROOT, tmp_path, tmp_path / "log", "report", "watch=true")
+    watching.until(lambda: "until Ctrl-C" in watching.said)
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/report\.html", watching.said)
+    assert "777" not in urllib.request.urlopen(address).read().decode()
+    with (run / paths.METRICS).open("a") as file:
+        file.write('{"env_steps": 777, "wall_time_s": 3, "eval/return": 3.0}\n')
+    watching.until(lambda: watching.said.count("written") == 2)
+    assert "777" in urllib.request.urlopen(address).read().decode()
+    watching.process.send_signal(signal.SIGINT)
+    watching.end(0)
 
 
 def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
@@ -77,8 +191,6 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
 
 
 def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> None:
-    from PIL import Image
-
     for seed in (1, 2):
         write_run(tmp_path / "runs", seed, [1.0, 2.0 * seed], config={"algo": {"name": "$x"}})
     report = reported(tmp_path / "runs")

@@ -6,58 +6,119 @@ Nothing in the page asks a server for anything, and text from run folders is esc
 from __future__ import annotations
 
 import csv
+import os
 import sys
+import threading
+import time
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from rltemplate.analysis import figures
+from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.runs import SHOWN, cell, load_runs
-from rltemplate.config.command_args import file, folder, make_folder, word
+from rltemplate.config.command_args import file, folder, make_folder, one_of, word
+from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
 from rltemplate.types import ConfigError
 
 TEMPLATE = Path(__file__).parents[1] / "report.html"
+_WATCH_EVERY_S = 2.0
+_POSTER_PIXELS = 240
 _COLUMNS = [name for name in SHOWN if name not in ("algo", "env")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """One page of HTML about all runs, for sending around: [runs='runs/*/*'] [out=FILE] [figures=FOLDER].
+    """One page of HTML about all runs: [runs='runs/*/*'] [out=FILE] [figures=FOLDER] [watch=true].
 
     The page holds all that it shows, so that it can be read without a network. Without `out=` it is
     `report.html` two folders above the runs. `figures=FOLDER` also writes each figure as PNG and SVG, and
-    the curves as CSV.
+    the curves as CSV. `watch=true` serves the page on this machine until Ctrl-C, and writes it again when
+    runs have changed.
     """
 
     runs: str = word(default="runs/*/*")
     out: Path | None = word(file, None)
     figures: Path | None = word(folder, None)
+    watch: str = word(one_of("true", "false"), "false")
 
 
 def main(args: Args) -> int:
     """Write the page, and say where it is."""
-    run_dirs = find_run_dirs(args.runs)
-    out = args.out or run_dirs[0].parent.parent / "report.html"
-    report = make_report(run_dirs, args.runs)
+    out = args.out or _home(find_run_dirs(args.runs)[0]) / "report.html"
+    seen = _state(args)
+    _write(args, out)
+    if args.watch == "true":
+        with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=out.parent)) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            print(f"http://127.0.0.1:{server.server_port}/{quote(out.name)} until Ctrl-C", flush=True)
+            with suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(_WATCH_EVERY_S)
+                    if (now := _state(args)) != seen:
+                        seen = now
+                        _write(args, out)
+            server.shutdown()
+    return 0
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def _home(run_dir: Path) -> Path:
+    return run_dir.parent.parent
+
+
+def _state(args: Args) -> dict[Path, int]:
+    """When the files behind a report were written."""
+    dirs = find_run_dirs(args.runs)
+    names = (paths.RECORD, paths.METRICS, paths.VIDEOS)
+    files = [each / name for each in dirs for name in names]
+    files += [each / paths.SEARCH for each in _searches(dirs)]
+    return {file: file.stat().st_mtime_ns for file in files if file.exists()}
+
+
+def _searches(run_dirs: Sequence[Path]) -> list[Path]:
+    """The folders of searches beside the runs."""
+    homes = sorted({_home(each) for each in run_dirs})
+    return [file.parent for home in homes for file in sorted(home.glob(f"{paths.SWEEPS}/*/{paths.SEARCH}"))]
+
+
+def _write(args: Args, out: Path) -> None:
+    report = make_report(find_run_dirs(args.runs), args.runs, out.parent)
     try:
         replace_text(out, [report.html])
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be written, {error.strerror}") from None
     for problem in report.problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
-    print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
+    print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)", flush=True)
     if args.figures is not None:
         make_folder("figures", args.figures)
         figures.write(report.charts, args.figures)
         write_curves(report.experiments, args.figures / "curves.csv")
         print(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
-    return 0
+
+
+class Film(NamedTuple):
+    """The newest video of an experiment: a link to it, and a picture as base64."""
+
+    of: Experiment
+    steps: int
+    link: str
+    poster: str
 
 
 class Report(NamedTuple):
@@ -69,8 +130,11 @@ class Report(NamedTuple):
     problems: list[str]
 
 
-def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
-    """The report about these run folders, which match `pattern`. Raises ConfigError if none can be read."""
+def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) -> Report:
+    """The report about these run folders, which match `pattern`; its links lead from the folder `place`.
+
+    Raises ConfigError if none can be read.
+    """
     loaded, problems = load_runs(run_dirs)
     runs = []
     for run in loaded:
@@ -83,6 +147,12 @@ def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     experiments = find_experiments(runs)
     charts = figures.charts_of(experiments)
+    searches = []
+    for each in _searches(run_dirs):
+        try:
+            searches.append(figures.search_chart(each))
+        except ConfigError as error:
+            problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
     html = _template().render(
         pattern=pattern,
@@ -91,11 +161,46 @@ def make_report(run_dirs: Sequence[Path], pattern: str) -> Report:
         runs=runs,
         experiments=experiments,
         charts=charts,
+        searches=searches,
+        films=[film for each in experiments if (film := _newest_film(each, place)) is not None],
+        scores=aggregate.scores(experiments),
+        improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
     # Files may hold what is no character; a page of UTF-8 cannot.
     html = html.encode("utf-8", "replace").decode("utf-8")
-    return Report(html, [chart for each in charts.values() for chart in each], experiments, problems)
+    drawn = [chart for each in charts.values() for chart in each]
+    return Report(html, drawn + searches, experiments, problems)
+
+
+def _newest_film(experiment: Experiment, place: Path) -> Film | None:
+    import av
+
+    found = [
+        (run.record.started_at or "", int(path.stem[5:]), path)
+        for run in experiment.runs
+        for path in (run.dir / paths.VIDEOS).glob("step_*.mp4")
+        if path.stem[5:].isdigit()
+    ]
+    for _, steps, path in sorted(found, reverse=True):
+        with suppress(OSError, StopIteration, av.FFmpegError):  # not whole
+            link = quote(Path(os.path.relpath(path, place)).as_posix())
+            return Film(experiment, steps, link, b64encode(_poster(path)).decode())
+    return None
+
+
+def _poster(film: Path) -> bytes:
+    """A picture from the middle of a video as a small JPEG."""
+    import av
+    from PIL import Image
+
+    with av.open(str(film)) as container:
+        container.seek((container.duration or 0) // 2)
+        image = Image.fromarray(next(container.decode(video=0)).to_ndarray(format="rgb24"))
+    image.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
+    file = BytesIO()
+    image.save(file, "jpeg", quality=70)
+    return file.getvalue()
 
 
 def _template() -> Any:

@@ -1,0 +1,86 @@
+"""What several environments say together, after Agarwal et al. 2021 (arXiv 2108.13264).
+
+Returns are normalised: 0 is the random policy, 1 the median of the published returns for the algorithm at
+about as many steps. Experiments of one algorithm and name belong together. Intervals are the paper's, a
+percentile bootstrap that draws seeds anew within each environment: with few seeds they are too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rltemplate.analysis.experiments import Experiment
+from rltemplate.analysis.stats import STATISTICS, Interval
+
+_RESAMPLES = 2000
+_LEAST = 2  # environments
+
+
+class Together(NamedTuple):
+    """A value over environments."""
+
+    name: str
+    envs: list[str]
+    value: Interval
+
+
+def scores(experiments: Sequence[Experiment]) -> list[Together]:
+    """The IQM of the normalised scores of each experiment with several environments."""
+    found = []
+    for name, here in _by_name(experiments).items():
+        known = {each.env: values for each in here if (values := _normalised(each))}
+        if len(known) >= _LEAST:
+            value = _interval(lambda parts: STATISTICS["iqm"](np.concatenate(parts)), [*known.values()])
+            found.append(Together(name, [*known], value))
+    return found
+
+
+def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
+    """The probability that a run of one experiment has a higher return than one of another."""
+    for (a, ours), (b, theirs) in combinations(_by_name(experiments).items(), 2):
+        others = {each.env: each for each in theirs}
+        pairs = [(each, others[each.env]) for each in ours if each.env in others]
+        if len(pairs) >= _LEAST:
+            parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]
+            value = _interval(_probability, parts)
+            yield Together(f"{b} better than {a}", [each.env for each, _ in pairs], value)
+
+
+def _probability(parts: Sequence[Any]) -> float:
+    half = len(parts) // 2
+    higher = [
+        np.heaviside(np.subtract.outer(x, y), 0.5).mean()
+        for x, y in zip(parts[:half], parts[half:], strict=True)
+    ]
+    return float(np.mean(higher))
+
+
+def _by_name(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    found: dict[str, list[Experiment]] = {}
+    for each in experiments:
+        if each.counted:
+            found.setdefault(f"{each.algo} {each.by or 'default'}", []).append(each)
+    return found
+
+
+def _normalised(experiment: Experiment) -> list[float]:
+    standing = experiment.standing
+    if standing is None or standing.random is None or not standing.published:
+        return []
+    par = float(np.median(standing.published))
+    return [(value - standing.random) / (par - standing.random) for value in experiment.returns]
+
+
+def _interval(of: Callable[[Sequence[Any]], float], parts: Sequence[Sequence[float]]) -> Interval:
+    values = [np.asarray(part, float) for part in parts]
+    if max(map(len, values)) == 1:
+        return Interval(of(values), math.nan, math.nan)
+    rng = np.random.default_rng(0)
+    drawn = [of([rng.choice(part, len(part)) for part in values]) for _ in range(_RESAMPLES)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(of(values)), float(low), float(high))
