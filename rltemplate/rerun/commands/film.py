@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,18 +62,13 @@ def main(args: Args) -> int:
     from rltemplate.run.lines import replace_file
     from rltemplate.run.video.film import Clip, animate, join
 
-    seeds = env_seeds(args.seed, "separate evaluation", episodes)
+    seeds, clips = env_seeds(args.seed, "separate evaluation", episodes), list[Clip]()
     with tempfile.TemporaryDirectory() as folder:
-        clips = []
         for checkpoint in checkpoints:
-            for number, seed in enumerate(seeds):
-                clip = Path(folder) / f"{_steps(checkpoint)}_{number}.mp4"
-                episode_return = _record(run_dir, checkpoint, seed, args.size, clip)
-                clips.append(Clip(clip, f"{_steps(checkpoint):,} steps   return {episode_return:,.1f}"))
-                print(
-                    f"episode {len(clips)} of {len(checkpoints) * episodes}: {clips[-1].caption}",
-                    file=sys.stderr,
-                )
+            for path, episode_return in _record(run_dir, checkpoint, seeds, args.size, Path(folder)):
+                clips.append(Clip(path, f"{_steps(checkpoint):,} steps   return {episode_return:,.1f}"))
+                count = f"{len(clips)} of {len(checkpoints) * episodes}"
+                print(f"episode {count}: {clips[-1].caption}", file=sys.stderr)
         film = Path(folder) / "film.mp4"
         join(clips, args.grid, film)
         written = {out: film}
@@ -104,8 +100,10 @@ def _chosen(run_dir: Path, wanted: str) -> list[Path]:
     return named[wanted]
 
 
-def _record(run_dir: Path, checkpoint: Path, seed: int, size: int, path: Path) -> float:
-    """Play and draw one episode; its return."""
+def _record(
+    run_dir: Path, checkpoint: Path, seeds: Sequence[int], size: int, folder: Path
+) -> Iterator[tuple[Path, float]]:
+    """Play and draw an episode for each of `seeds`; its file and its return."""
     from rltemplate.envs.make import exits_are_errors, make_env
     from rltemplate.run.observers import LONGEST_VIDEO, evaluate
     from rltemplate.run.video.recorder import VideoRecorder
@@ -113,15 +111,18 @@ def _record(run_dir: Path, checkpoint: Path, seed: int, size: int, path: Path) -
 
     config, algorithm, envs = load_policy(run_dir, path=checkpoint)
     problems: list[str] = []
+    recorder = VideoRecorder(
+        lambda mode: make_env(config.env, mode), problems.append, size=size, fps=config.video_fps
+    )
     try:
         with exits_are_errors():
-            actions = list[Any]()
-            (episode,) = evaluate(lambda: make_env(config.env), envs.codec, algorithm.act, [seed], actions)
-            recorder = VideoRecorder(
-                lambda mode: make_env(config.env, mode), problems.append, size=size, fps=config.video_fps
-            )
-            if not recorder.record(path, seed, actions[:LONGEST_VIDEO]):
-                raise ConfigError(f"no film: {'; '.join(problems)}")
+            for number, seed in enumerate(seeds):
+                path, actions = folder / f"{_steps(checkpoint)}_{number}.mp4", list[Any]()
+                (episode,) = evaluate(
+                    lambda: make_env(config.env), envs.codec, algorithm.act, [seed], actions
+                )
+                if not recorder.record(path, seed, actions[:LONGEST_VIDEO]):
+                    raise ConfigError(f"no film: {'; '.join(problems)}")
+                yield path, episode.episode_return
     finally:
         algorithm.close()
-    return episode.episode_return

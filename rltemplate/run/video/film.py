@@ -86,11 +86,12 @@ def _fps(path: Path) -> Fraction:
 
 def animate(film: Path, path: Path, width: int, seconds: float = 3600.0) -> None:
     """Write an MP4 as an animation that repeats, a GIF or a WebP, at most `width` pixels wide."""
-    every = max(1, round(_fps(film) / ANIMATION_FPS))
-    frames = int(seconds * _fps(film) / every)
+    fps = _fps(film)
+    every = max(1, round(fps / ANIMATION_FPS))
+    frames = int(seconds * fps / every)
     images = []
     for image in islice(_images(film), 0, every * frames, every):
         image.thumbnail((width, image.height))
         images.append(image.quantize(128, dither=Image.Dither.NONE) if path.suffix == ".gif" else image)
     options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "loop": 0, "quality": 60}
-    images[0].save(path, duration=round(1000 * every / _fps(film)), **options)
+    images[0].save(path, duration=round(1000 * every / fps), **options)
