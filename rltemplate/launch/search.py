@@ -65,6 +65,7 @@ class Running:
     process: subprocess.Popen[bytes]
     run_dir: Path
     words: list[str]
+    size: int = 0  # of metrics.jsonl when it was last read
     reported: int = -1  # environment steps of the last evaluation that Optuna knows
     pruned: bool = False
 
@@ -123,6 +124,7 @@ class _Search:
             pruner=pruner,
             load_if_exists=True,
         )
+        self._wanted = args.trials - len(self._ended())
         self._running: list[Running] = []
         self._heard: list[int] = []
 
@@ -133,9 +135,10 @@ class _Search:
             self._put_back(cut.number, cut.params, cut.user_attrs)
         with stop_signals(lambda number, _: self._heard.append(number)):
             try:
-                while not self._heard and (self._running or self._wanted() > 0):
-                    while not self._heard and self._wanted() > 0 and len(self._running) < self._workers:
-                        self._begin(self._study.ask())
+                while not self._heard and (self._running or self._wanted > 0):
+                    while not self._heard and self._wanted > 0 and len(self._running) < self._workers:
+                        self._wanted -= 1
+                        self._try(self._study.ask())
                     time.sleep(_POLL_EVERY_S)
                     self._look()
             finally:
@@ -153,17 +156,25 @@ class _Search:
     def _ended(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE, self._states.PRUNED])
 
-    def _wanted(self) -> int:
-        return self._args.trials - len(self._ended()) - len(self._running) - self._failed
-
     def _put_back(self, number: int, params: dict[str, Any], attributes: dict[str, Any]) -> None:
         """Have a trial that was cut short drawn again, with its run."""
         self._study.tell(number, state=self._states.FAIL)
         self._study.enqueue_trial(params, user_attrs=attributes)
 
-    def _begin(self, trial: optuna.trial.Trial) -> None:
-        """Start the run of a trial, or resume it."""
+    def _try(self, trial: optuna.trial.Trial) -> None:
         words = [f"{key}={_draw(trial, key, rule)}" for key, rule in self._space.items()]
+        try:
+            self._begin(trial, words)
+        except ConfigError as error:  # two values that do not fit each other
+            self._fail(trial, str(error))
+
+    def _fail(self, trial: optuna.trial.Trial, why: str) -> None:
+        self._failed += 1
+        self._study.tell(trial, state=self._states.FAIL)
+        print(f"trial {trial.number}: failed, {why}", file=sys.stderr)
+
+    def _begin(self, trial: optuna.trial.Trial, words: list[str]) -> None:
+        """Start the run of a trial, or resume it."""
         run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
         job: Job | None
         if (run_dir / paths.RECORD).is_file():
@@ -192,7 +203,11 @@ class _Search:
     def _look(self) -> None:
         """Report evaluations, prune, and close trials whose runs have ended."""
         for each in list(self._running):
-            for step, value in _evaluations(each.run_dir):
+            metrics = each.run_dir / paths.METRICS
+            size = metrics.stat().st_size if metrics.exists() else 0
+            evaluations = _evaluations(each.run_dir) if size != each.size else []
+            each.size = size
+            for step, value in evaluations:
                 if step > each.reported and not each.pruned:
                     each.trial.report(value, step)
                     each.reported = step
@@ -208,10 +223,8 @@ class _Search:
             elif status == 0:
                 self._tell(each.trial, each.run_dir, each.words)
             else:
-                self._failed += 1
-                self._study.tell(each.trial, state=self._states.FAIL)
-                why = last_words(self._folder / f"trial_{each.trial.number}.log", status)
-                print(f"trial {each.trial.number}: failed, {why}", file=sys.stderr)
+                log = self._folder / f"trial_{each.trial.number}.log"
+                self._fail(each.trial, last_words(log, status))
             self._write()
 
     def _tell(self, trial: optuna.trial.Trial, run_dir: Path, words: Sequence[str]) -> None:
