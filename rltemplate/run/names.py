@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from typing import Any
 
@@ -29,8 +31,16 @@ def given(overrides: Sequence[str]) -> dict[str, str]:
         key, _, value = word.lstrip("+").partition("=")
         root = re.split(r"[./]", key)[0]
         if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and affects_results(key):
-            found[key] = value.strip("'\"")
+            found[key] = _plain(value.strip("'\""))
     return found
+
+
+def _plain(value: str) -> str:
+    """One form for each value, which a single run and a sweep write differently: `3e-4` and `0.0003`."""
+    with suppress(InvalidOperation):
+        number = Decimal(value).normalize()
+        return f"{number:e}" if 0 < abs(number) < Decimal("0.01") else f"{number:f}"
+    return value.lower() if value.lower() in ("true", "false", "null") else value
 
 
 def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:

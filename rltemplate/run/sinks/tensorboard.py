@@ -57,7 +57,7 @@ class TensorBoardSink(RecordingSink):
         rates = [key for key in known if key.endswith("learning_rate")]
         values = {key: known.get(key, found.get(key)) for key in ("seed", *rates, *found)}
         values |= {"algo": config["algo"]["name"], "env": env_name(config, overrides)}
-        return {k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()}
+        return {k: v if type(v) in (int, float, str) else str(v) for k, v in values.items()}
 
     def add_row(self, row: Row) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

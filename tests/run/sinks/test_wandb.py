@@ -96,7 +96,7 @@ def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_poli
     assert done.returncode == 0, done.stderr
     (stored,) = tmp_path.glob("runs/ppo-CartPole/*/wandb/*run-2*/run-given1.wandb")
     content = stored.read_bytes()
-    for text in ("ppo-CartPole-s1-clip_coef0.1-lr0.0001-compile=False-fast", "policy-given1", "step_2048.pt"):
+    for text in ("ppo-CartPole-s1-clip_coef0.1-lr1e-4-compile=false-fast", "policy-given1", "step_2048.pt"):
         assert text.encode() in content
 
 
