@@ -6,11 +6,13 @@ torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorith
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from rltemplate.config.entry_points import brought, load
 from rltemplate.types import ConfigError
 
 # Upper bounds: of environment steps, three years at 10,000 a second; and of all other counts.
@@ -193,12 +195,14 @@ class SACConfig(OffPolicyConfig):
 class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
-    `needs_bounded_box`: actions must be real numbers between finite bounds.
+    `needs_bounded_box`: actions must be real numbers between finite bounds. `values`: the content of
+    its file for conf/algo/, where a package brings it.
     """
 
     config: type[AlgoConfig]
     implementation: str
     needs_bounded_box: bool = False
+    values: Mapping[str, Any] | None = None
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -228,3 +232,11 @@ def check_buffer(config: AlgoConfig, codec: Any, memory: int | None) -> None:
 
 def _nearest_divisor(number: int, wanted: int) -> int:
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+
+
+# At the end, because the modules of the packages import this one.
+for brought_name in brought("algorithms"):
+    try:
+        ALGORITHMS.setdefault(brought_name, load(f"algo={brought_name}", "algorithms", brought_name))
+    except ConfigError as problem:
+        print(f"note: {problem}", file=sys.stderr)

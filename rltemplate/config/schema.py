@@ -88,6 +88,7 @@ class LoggerConfig:
     journal: bool = field()
     tensorboard: bool = field()
     wandb: WandbConfig = field()
+    sinks: dict[str, Any] = field()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,5 +143,7 @@ def register_schemas() -> None:
     store.store(group="logger", name="_logger", node=LoggerConfig)
     for name, entry in ALGORITHMS.items():
         store.store(group="algo", name=f"_{name}", node=entry.config)
+        if entry.values is not None:
+            store.store(group="algo", name=name, node=dict(entry.values), package="_global_")
     for group in OPTIONAL:
         store.store(group=group, name=NONE, node={}, package="_global_")

@@ -26,6 +26,11 @@ def check_plan(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
     if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):
         raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
+    if plan.choices.get("debug") != HERE and any(config.logger.sinks for config in plan.configs):
+        from rltemplate.run.sinks import brought_sinks
+
+        for config in plan.configs:
+            brought_sinks(config.logger)
     if plan.configs and not _is_known(plan):
         check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):

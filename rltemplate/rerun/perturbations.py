@@ -51,6 +51,7 @@ _NO_OBSERVERS = {
     "checkpoint_every": 0,
     "logger.console": False,
     "logger.tensorboard": False,
+    "logger.sinks": {},
     "logger.wandb.enabled": False,
 }
 

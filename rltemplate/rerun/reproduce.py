@@ -144,6 +144,7 @@ def _run_again(run: RecordedRun, code: Code, run_dir: Path, children: Children) 
     log, logger = run_dir.with_name(LOG), run.config["logger"]
     logger = logger | {"console": False, "journal": False, "tensorboard": False}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
+    logger |= {"sinks": {}} if "sinks" in logger else {}  # which older code does not know
     config = run.config | {"run_dir": str(run_dir), "video_every": 0, "logger": logger}
     follower = _Follower(run_dir / paths.TRACE, run)
     status = code.run("train", [], run.record, config, run_dir, log, children, follower.enough)

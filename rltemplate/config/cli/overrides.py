@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import choose, first_line, nearest
+from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import CONF, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
 from rltemplate.types import ConfigError
@@ -85,8 +86,9 @@ def option_files(group: str, more: Iterable[Path] = ()) -> dict[str, Path]:
 
 
 def option_names(group: str, more: Iterable[Path] = ()) -> list[str]:
-    """The names of `option_files`."""
-    return [*option_files(group, more)]
+    """The names of `option_files`, and of algorithms that packages bring."""
+    brings = [name for name, entry in ALGORITHMS.items() if group == "algo" and entry.values]
+    return sorted({*option_files(group, more), *brings})
 
 
 def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) -> dict[str, Any]:
@@ -177,9 +179,9 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
                 "can be set; folders are chosen with runs_dir and run_dir"
             )
         if key in (*group_names(), *HYDRA_GROUPS):
-            named = key in HYDRA_GROUPS
-            files = option_files(key, more)
-            allowed = dict.fromkeys(loader.get_group_options(key, ObjectType.CONFIG)) if named else files
+            hydras = key in HYDRA_GROUPS
+            named = loader.get_group_options(key, ObjectType.CONFIG) if hydras else option_names(key, more)
+            allowed: dict[str, Any] = {**dict.fromkeys(named), **option_files(key, more)}
             names = [_option(key, name, allowed) for name in _names(override)]
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]
         overrides[key] = override
@@ -191,7 +193,7 @@ def _read(word: str, parser: OverridesParser) -> Override:
     if not key.strip() or value is None or "~" in sign:
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
     # A sign is not needed: arguments of the environment are added, and every other key is there.
-    added = re.match(r"env\.(kwargs|wrappers|training_wrappers)\b", key)
+    added = re.match(r"(env\.(kwargs|wrappers|training_wrappers)|logger\.sinks)\b", key)
     kept = "++" if added else sign if key.startswith("hydra") else ""
     # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
     value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value
@@ -255,6 +257,10 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     except Exception as error:  # a module of the user's may raise anything
         why = first_line(error)
         raise ConfigError(f"env={name}: {module} cannot be imported ({why}); is it installed?") from error
+    for point in brought("envs"):
+        if not module and env_id not in gymnasium.registry:
+            load(f"env={name}", "envs", point)
+            module = brought("envs")[point].module if env_id in gymnasium.registry else ""
     if env_id not in gymnasium.registry:
         hint = nearest(env_id, [*gymnasium.registry, *files])
         raise ConfigError(
@@ -262,7 +268,6 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
             f"one that the import of a package registers, or {', '.join(files)}"
         )
     group, _, leaf = f"env/{name}".rpartition("/")
-    ConfigStore.instance().store(
-        group=group, name=leaf, node={"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": name}
-    )
+    node = {"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": f"{module}:{env_id}".lstrip(":")}
+    ConfigStore.instance().store(group=group, name=leaf, node=node)
     return name

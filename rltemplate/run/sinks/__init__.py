@@ -1,18 +1,24 @@
 """Sinks: the console, TensorBoard and Weights & Biases, which show what `metrics.jsonl` holds."""
 
+import inspect
 import os
+from collections.abc import Callable
+from functools import partial
 
+from rltemplate.config.command_args import first_line
+from rltemplate.config.entry_points import load
 from rltemplate.config.schema import LoggerConfig
 from rltemplate.run.sinks.console import ConsoleSink
 from rltemplate.run.sinks.sink import RunFacts, Sink
 from rltemplate.run.sinks.tensorboard import TensorBoardSink
 from rltemplate.run.sinks.wandb import WandbSink
+from rltemplate.types import ConfigError
 
 
 def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
     """The sinks that are switched on, in the order in which they get each row.
 
-    A new sink needs a class, two lines here, its key in `LoggerConfig`, its value in conf/logger/local.yaml.
+    One of another package that cannot be made is named, as on a machine that lacks it and resumes the run.
     """
     sinks: list[Sink] = []
     if config.console:
@@ -21,4 +27,24 @@ def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
         sinks.append(TensorBoardSink(facts))
     if config.wandb.enabled and os.environ.get("WANDB_MODE", "").lower() != "disabled":
         sinks.append(WandbSink(facts, config.wandb))
+    try:
+        sinks += [make(facts) for make in brought_sinks(config)]
+    except Exception as error:
+        facts.notify(f"sinks of other packages are left out: {first_line(error)}")
     return sinks
+
+
+def brought_sinks(config: LoggerConfig) -> list[Callable[[RunFacts], Sink]]:
+    """Makers of the sinks that installed packages bring; `ConfigError` for an unknown name or setting."""
+    makers: list[Callable[[RunFacts], Sink]] = []
+    for name, settings in config.sinks.items():
+        if settings in (None, False):
+            continue
+        kind = load(f"logger.sinks.{name}", "sinks", name)
+        words = {} if settings is True else settings
+        try:
+            inspect.signature(kind).bind(None, **words)
+        except TypeError as error:
+            raise ConfigError(f"logger.sinks.{name}={settings}: {first_line(error)}") from error
+        makers.append(partial(kind, **words))
+    return makers

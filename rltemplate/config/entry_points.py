@@ -1,0 +1,27 @@
+"""Entry points by which installed packages bring algorithms, environments and sinks."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rltemplate.config.command_args import choose, first_line
+from rltemplate.types import ConfigError
+
+
+@cache
+def brought(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name."""
+    return {each.name: each for each in entry_points(group=f"{__name__.partition('.')[0]}.{group}")}
+
+
+def load(key: str, group: str, name: str) -> Any:
+    """The object behind an entry point; `ConfigError` in one line, for the key that asks for it."""
+    if (point := brought(group).get(name)) is None:
+        allowed = choose(name, brought(group)) if brought(group) else "no installed package brings any"
+        raise ConfigError(f"{key}: no such entry point of {group}; {allowed}")
+    try:
+        return point.load()
+    except Exception as error:  # a module of the user's may raise anything
+        raise ConfigError(f"{key}: {point.value} cannot be loaded ({first_line(error)})") from error

@@ -1,0 +1,152 @@
+"""Sinks, algorithms and environments of other packages, installed into a folder on PYTHONPATH."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import FAULTS, ROOT, git, record, rows, run_train, small
+
+NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+ALGORITHM = f"""
+from pathlib import Path
+
+import yaml
+from {NAME}.config.algorithms import Entry, PPOConfig
+
+_VALUES = yaml.safe_load(Path(__file__).with_name("own.yaml").read_text())
+OWN = Entry(PPOConfig, "own_package.own:Own", values=_VALUES)
+"""
+OWN = f"""
+from {NAME}.algos.ppo import PPO
+
+
+class Own(PPO):
+    pass
+"""
+ENVS = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
+"""
+PROJECT = f"""
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "own-package"
+version = "1"
+
+[project.entry-points."{NAME}.algorithms"]
+own = "own_package.entry:OWN"
+broken = "own_package.nowhere:BROKEN"
+
+[project.entry-points."{NAME}.envs"]
+own = "own_package.envs"
+
+[project.entry-points."{NAME}.sinks"]
+broken = "own_package.nowhere:Sink"
+"""
+
+
+def install(folder: Path, source: Path) -> None:
+    """Install a package as pip does, without asking an index."""
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    subprocess.run([sys.executable, "-m", "pip", *words, str(source)], env=clean, check=True)
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH on which the sinks of examples/ and a package of one's own are installed."""
+    folder, source = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("source")
+    (package := source / "own_package").mkdir()
+    (source / "pyproject.toml").write_text(PROJECT)
+    values = (
+        (ROOT / "conf/algo/ppo.yaml").read_text().replace("_ppo@", "_own@").replace("name: ppo", "name: own")
+    )
+    texts = {"__init__": "", "entry": ALGORITHM, "own": OWN, "envs": ENVS}
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
+    (package / "own.yaml").write_text(values)
+    for each in (source, ROOT / "examples/csv_sink", ROOT / "examples/mlflow_sink"):
+        install(folder, each)
+    return f"{folder}{os.pathsep}{FAULTS}"
+
+
+QUIET = ["logger=none", "video_every=0", "eval_every=0", "total_env_steps=96", "log_every=32", "run_dir=run"]
+
+
+@pytest.mark.long
+def test_a_sink_of_another_package_gets_every_row(fork: Path, tmp_path: Path, brought: str) -> None:
+    words = [*small("ppo"), *QUIET, "logger.sinks.csv.file=table.csv"]
+    run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
+    table = [line.split(",") for line in (tmp_path / "run/table.csv").read_text().splitlines()]
+    assert table[0] == ["env_steps", "metric", "value"]
+    for row in rows(tmp_path / "run"):
+        shown = {name: value for steps, name, value in table[1:] if steps == str(row["env_steps"])}
+        assert {name: float(shown[name]) for name in row if name != "env_steps"} == {
+            name: value for name, value in row.items() if name != "env_steps"
+        }
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow-skinny is not installed")
+def test_mlflow_has_the_rows_the_configuration_and_the_end(fork: Path, tmp_path: Path, brought: str) -> None:
+    words = [*small("ppo"), *QUIET, "logger.sinks.mlflow=true"]
+    done = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
+    assert "switched off" not in done.stderr
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = importlib.import_module("mlflow").MlflowClient((tmp_path / "mlruns").as_uri())
+    (experiment,) = client.search_experiments(filter_string=f"name = '{tmp_path.name}'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == (record(tmp_path / "run")["id"], "FINISHED")
+    assert run.data.params["algo.name"] == '"ppo"'
+    history = client.get_metric_history(run.info.run_id, "loss/policy")
+    assert [(each.step, each.value) for each in history] == [
+        (row["env_steps"], row["loss/policy"]) for row in rows(tmp_path / "run")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    {
+        "logger.sinks.cvs=true": "no such entry point of sinks; did you mean csv? allowed: ",
+        "logger.sinks.csv.files=x": "unexpected keyword argument 'files'",
+        "logger.sinks.broken=true": "own_package.nowhere:Sink cannot be loaded (No module named",
+        "algo=owns": "did you mean own? allowed: own, ppo, sac",
+    }.items(),
+)
+def test_what_cannot_be_loaded_is_refused_before_the_run(
+    word: str, message: str, fork: Path, tmp_path: Path, brought: str
+) -> None:
+    done = run_train(fork, tmp_path, word, "run_dir=run", status=2, PYTHONPATH=brought)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sink_is_refused_where_no_package_brings_one(fork: Path, tmp_path: Path) -> None:
+    done = run_train(fork, tmp_path, "logger.sinks.csv=true", status=2)
+    assert "no such entry point of sinks; no installed package brings any" in done.stderr
+
+
+@pytest.mark.long
+def test_an_algorithm_and_an_environment_of_a_package_train(fork: Path, tmp_path: Path, brought: str) -> None:
+    words = [word for word in small("ppo") if not word.startswith(("algo=", "env=", "env.num_envs="))]
+    words[words.index("algo.num_steps=16")] = "algo.num_steps=4"
+    told = run_train(fork, tmp_path, "algo=own", "env=Brought-v0", *words, *QUIET, PYTHONPATH=brought)
+    assert told.returncode == 0, told.stderr
+    assert "note: algo=broken: own_package.nowhere:BROKEN cannot be loaded" in told.stderr
+    config = (tmp_path / "run/config.yaml").read_text()
+    assert "name: own" in config
+    assert "num_envs: 8" in config  # from the file of the algorithm
+    assert "id: own_package.envs:Brought-v0" in config
+    assert git(fork, "for-each-ref", "refs/runs") != ""
