@@ -192,7 +192,7 @@ def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
 
 def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
     for words, expected in {
-        "--help": "lists of values make a sweep",
+        "--help": "Configuration groups",
         "--cfg job algo=sac seed=7": "seed: 7",
         "--info defaults": "_self_",
     }.items():
