@@ -172,8 +172,9 @@ class SweepTable:
 
 def _title(job: SweepJob, record: SweepRecord) -> str:
     """The number of a job, and its overrides without those of all jobs."""
-    every = {*record.words, *(text for text in job.overrides if text.partition("=")[0] in BOOKKEEPING_KEYS)}
-    return f"#{job.job} {' '.join(text for text in job.overrides if text not in every)}".rstrip()
+    every = {*map(str.lower, record.words)}  # Hydra writes false as False
+    own = (text for text in job.overrides if text.partition("=")[0] not in BOOKKEEPING_KEYS)
+    return f"#{job.job} {' '.join(text for text in own if text.lower() not in every)}".rstrip()
 
 
 def show_end(record: SweepRecord, folder: Path) -> None:

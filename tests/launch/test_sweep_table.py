@@ -90,3 +90,25 @@ def test_another_console_has_a_line_for_each_change(
         table.update()
     table.close()
     assert set(capsys.readouterr().out.splitlines()) == {"#3 seed=3: running", "#3 seed=3: failed"}
+
+
+@pytest.mark.parametrize("table", [False], indirect=True)
+def test_jobs_that_wait_in_the_queue_of_slurm_are_shown(
+    table: SweepTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\nprintf '9_3 PENDING\\n7_2 PENDING\\n7_3 PENDING\\n7_1 RUNNING\\n'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    for number in (1, 2, 3):  # 9_3 is of another sweep
+        (tmp_path / "submitit" / f"7_{number}").mkdir(parents=True)
+    begin(tmp_path, 1)
+    begin(tmp_path, 3, "interrupted")
+    capsys.readouterr()
+    table.update()
+    told = capsys.readouterr().out.splitlines()
+    assert told[-2:] == ["#2: pending, Slurm's job 7_2", "#3 seed=3: requeued, Slurm's job 7_3"]
+    begin(tmp_path, 2)
+    table.update()
+    assert "#2 seed=2: running, Slurm's job 7_2" in capsys.readouterr().out

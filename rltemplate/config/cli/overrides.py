@@ -162,10 +162,9 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
     """
     parser = OverridesParser.create(config_loader=loader)
     overrides: dict[str, Override] = {}
-    if more:
-        folders = [QuotedString(f"file://{path}", Quote.double).with_quotes() for path in more]
-        word = f"{SEARCHPATH}=[{','.join(folders)}]"
-        overrides[SEARCHPATH] = parser.parse_overrides([word])[0]
+    for path in more:
+        quoted = QuotedString(f"file://{path}", Quote.double).with_quotes()
+        overrides[SEARCHPATH] = parser.parse_overrides([f"{SEARCHPATH}=[{quoted}]"])[0]
     for word in words:
         override = _read(word, parser)
         key = override.get_key_element().lstrip("+")
