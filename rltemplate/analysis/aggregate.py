@@ -43,8 +43,8 @@ def scores(experiments: Sequence[Experiment]) -> list[Together]:
 def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
     """The probability that a run of one experiment has a higher return than one of another."""
     for (a, ours), (b, theirs) in combinations(_by_name(experiments).items(), 2):
-        others = {each.env: each for each in theirs}
-        pairs = [(each, others[each.env]) for each in ours if each.env in others]
+        mine, others = ({each.env: each for each in side} for side in (ours, theirs))
+        pairs = [(each, others[env]) for env, each in mine.items() if env in others]
         if len(pairs) >= _LEAST:
             parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]
             value = _interval(_probability, parts)

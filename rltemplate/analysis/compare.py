@@ -98,6 +98,9 @@ def diff_command(a: Path, b: Path) -> str:
 
 
 def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code: str) -> Iterator[str]:
+    if any(one.key == "seed" for one in found):
+        yield "The seeds differ, so the first weights and all random numbers do."
+        return
     if any(one.section == CODE and one.affects_results for one in found):
         yield f"The code differs: {show_code} shows what was changed."
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:

@@ -118,7 +118,7 @@ class Experiment:
         for run in self.runs:
             if run not in self.counted:
                 status = run.value("status")
-                why = "has no return, or its seed was run again" if status == "finished" else f"is {status}"
+                why = "has no return, or its seed was run again" if status == "finished" else status
                 yield f"{run.id}: {why}"
 
 
@@ -173,7 +173,8 @@ def _label(
     if len(words) > _LABEL_KEYS:
         words[_LABEL_KEYS:] = [f"and {len(words) - _LABEL_KEYS} more"]
     if others.count(values) > 1:  # the same values with other code
-        words.append(f"code {run.value('commit') or 'unknown'}{'*' if run.value('dirty') else ''}")
+        code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
+        words.append(f"code {code or 'unknown'}")
     return ", ".join(words) or None
 
 

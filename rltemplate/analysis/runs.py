@@ -12,6 +12,7 @@ The value of a name is that of the first of these that has it:
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -87,7 +88,7 @@ class Run:
             "env": self.env,
             "seed": config["seed"],
             "level": config["determinism"]["level"],
-            "status": record.status,
+            "status": _status(record),
             "steps": self.last_row.get("env_steps"),
             "return": final.get("eval/return", final.get("episode/return")),
             "started": record.started_at,
@@ -147,6 +148,13 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
         for key, value in leaves(config)
         if key.partition(".")[0] not in _NO_EXPERIMENT and key not in EXECUTION_KEYS
     }
+
+
+def _status(record: RunRecord) -> str:
+    """The recorded status; `killed` where a run of this machine is `running` and its process is gone."""
+    here = record.hostname == platform.node() and record.pid is not None
+    gone = here and record.status == "running" and not Path(f"/proc/{record.pid}").exists()
+    return "killed" if gone and Path("/proc/self").exists() else record.status
 
 
 def text_of(value: Any) -> str:

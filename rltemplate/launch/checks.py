@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltemplate.config.algorithms import check_actions, check_buffer
@@ -14,6 +15,7 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_memory
 from rltemplate.run.job import PROJECT
+from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +44,15 @@ def check_plan(plan: Plan) -> None:
     notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
     for line in [*(f"note: {note}" for note in dict.fromkeys(notes)), *plan.auto]:
         print(line, file=sys.stderr)
+
+
+def with_baseline_id(plan: Plan, overrides: list[str]) -> list[str]:
+    """The overrides with the id of the run that `baseline=last` or `baseline=best` names now."""
+    named = [config for config in plan.configs if config.baseline in ("last", "best")]
+    if not named:
+        return overrides
+    run_dir = find_run(f"{named[0].baseline}", Path(named[0].runs_dir), "baseline")
+    return [*(word for word in overrides if not word.startswith("baseline=")), f"baseline={run_dir.name}"]
 
 
 def check_environments(configs: Sequence[Config]) -> None:

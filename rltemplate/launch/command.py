@@ -34,10 +34,12 @@ def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns at the end of a sweep only."""
     # `make resume` needs none of this, and Hydra takes a quarter of a second.
     from rltemplate.config.cli.preflight import preflight
-    from rltemplate.launch.checks import HERE, check_plan
+    from rltemplate.launch.checks import HERE, check_plan, with_baseline_id
 
     command = program("train", *args.overrides)
     plan = preflight(args.overrides)
+    if (settled := with_baseline_id(plan, args.overrides)) != args.overrides:
+        plan = preflight(settled)
     check_plan(plan)
     if plan.sweep:
         from rltemplate.launch.sweep import run_sweep

@@ -76,7 +76,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
 
     Its network `net` has the parts "policy" and "value". Its state has the fields `net`, which is an
     `AdamState`, `obs_norm`, `return_norm` and `running_return` (N,), which is discounted and unscaled. Its
-    configuration has `num_steps` (T), `num_minibatches`, `gamma` and `reward_clip`.
+    configuration has `num_steps` (T), `num_minibatches`, `gamma`, `normalize_obs`, `obs_clip`, `reward_clip`.
     """
 
     net: FlatModule

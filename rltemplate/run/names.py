@@ -16,8 +16,10 @@ _PLACE = ("algo", "env", "seed")
 
 
 def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
-    """The name given to `env=`: the recipe's without the algorithm, else the id."""
+    """The name given to `env=`; else the recipe's without the algorithm, else the id."""
     recipe, algo = config.get("recipe"), config["algo"]["name"]
+    if typed := [word.removeprefix("env=") for word in overrides if word.startswith("env=")]:
+        return typed[-1]
     foreign = any(word.startswith("recipe=") for word in overrides)
     if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
         return recipe.removeprefix(f"{algo}-")

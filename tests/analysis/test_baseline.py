@@ -12,6 +12,8 @@ import pytest
 from conftest import RecordedRun, run_train, small, write_run
 
 from rltemplate.analysis import baseline
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.launch.checks import with_baseline_id
 from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.read import raw_config
@@ -76,6 +78,16 @@ def test_a_sweep_over_one_key_is_fine_and_over_two_is_not(check: Check) -> None:
     grid = [{"algo.gamma": gamma, "total_env_steps": n} for gamma in (0.99, 0.9) for n in (200, 100)]
     with pytest.raises(ConfigError, match=r"2 things differ: total_env_steps .*; algo\.gamma "):
         check(*grid)
+
+
+def test_last_is_the_run_that_was_the_last_when_the_command_was_given(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs, 1, env="CartPole")
+    words = ["baseline=last", f"runs_dir={runs}"]
+    settled = with_baseline_id(preflight(words), words)
+    write_run(runs, 2, env="CartPole")
+    assert preflight(settled).configs[0].baseline == "run-1"
+    assert with_baseline_id(preflight(settled), settled) is settled
 
 
 def test_two_changes_start_nothing(recorded_run: RecordedRun, tmp_path: Path) -> None:

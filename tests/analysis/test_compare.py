@@ -174,6 +174,13 @@ def test_the_report_begins_and_ends_with_the_verdict(
         assert line in lines, said
 
 
+def test_other_seeds_are_named_as_the_reason(make_run: MakeRun) -> None:
+    a = make_run("-a", trace(), {"seed": 0})
+    b = make_run("-b", trace(("step", 1, 0, "policy")), {"seed": 1})
+    (reason,) = compare_runs(a, b).look_at
+    assert reason == "The seeds differ, so the first weights and all random numbers do."
+
+
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [

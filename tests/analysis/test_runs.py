@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from conftest import write_run
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.runs import SHOWN, Run
+from rltemplate.analysis.runs import SHOWN, Run, load_run
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
 
@@ -105,6 +107,15 @@ def test_the_recipe_of_another_pair_does_not_rename_the_environment() -> None:
     config = {"algo": {"name": "ppo"}, "env": {"id": "Hopper-v5"}, "recipe": "ppo-Hopper"}
     for word, name in (("recipe=ppo-Hopper", "Hopper-v5"), ("env=Hopper", "Hopper")):
         assert Run.known(Path(), RunRecord(id="a", status="", overrides=[word]), config).env == name
+
+
+def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
+    found = {}
+    here = platform.node()
+    for number, (pid, host) in enumerate(((os.getpid(), here), (2**30, here), (2**30, "elsewhere"))):
+        run_dir = write_run(tmp_path, number, status="running", pid=pid, hostname=host)
+        found[pid, host] = load_run(run_dir).value("status")
+    assert [*found.values()] == ["running", "killed", "running"]
 
 
 def test_the_table_is_aligned_and_whole(runs_dir: Path, tmp_path: Path, call: Call) -> None:

@@ -97,7 +97,7 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
     ):
         assert text in said.out
     assert said.err.count("left out: ") == 2
-    assert "run-9: is interrupted" in said.err
+    assert "run-9: interrupted" in said.err
     assert main(["stats", "statistic=mean"]) == 0
     assert "sac is better than ppo: mean higher by 790.0 (" in capsys.readouterr().out
 
@@ -164,7 +164,7 @@ def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     (found,) = found_in(tmp_path)
     assert found.returns == [1.0, 5.0]
     assert found.curve == [(100, (0.0, 0.0, 0.0)), (200, stats.interval([1.0, 5.0]))]
-    assert list(found.left_out()) == ["run-2: has no return, or its seed was run again", "run-3: is failed"]
+    assert list(found.left_out()) == ["run-2: has no return, or its seed was run again", "run-3: failed"]
     write_run(tmp_path, 4, [], config={"total_env_steps": 200}, final_metrics={"episode/return": 4.5})
     (found,) = found_in(tmp_path)
     assert "returns of training episodes" in list(found.cautions())[-1]

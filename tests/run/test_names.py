@@ -30,7 +30,7 @@ OBSERVED = ["algo=ppo", "env=Hopper", "seed=3", "trace=off", "logger=wandb", "no
         (["++env.kwargs.gravity=-5", "env.num_workers=2"], "ppo-Hopper-s3-gravity-5"),
         (["algo.learning_rate=0.0003", "compile=False"], "ppo-Hopper-s3-lr3e-4-compile=false"),
         (["algo.gamma=0.90", "total_env_steps=5e5"], "ppo-Hopper-s3-gamma0.9-total_env_steps500000"),
-        (["recipe=null"], "ppo-Hopper-v5-s3-recipe=null"),
+        (["recipe=null"], "ppo-Hopper-s3-recipe=null"),  # the environment has one name
         ([], "ppo-Hopper-s3"),
     ],
 )

@@ -70,10 +70,11 @@ def _images(path: Path) -> Iterator[Image.Image]:
 
 
 def _captioned(image: Image.Image, text: str) -> Image.Image:
-    """The image with white text on a dark bar along its lower edge."""
+    """The image with a thin frame, and white text on a dark bar along its lower edge."""
     draw, size = ImageDraw.Draw(image, "RGBA"), max(11, image.width // 28)
     pad = size // 3
     draw.rectangle((0, image.height - size - 2 * pad, image.width, image.height), fill=(0, 0, 0, 150))
+    draw.rectangle((0, 0, image.width - 1, image.height - 1), outline="#808080")
     font = ImageFont.load_default(size)
     draw.text((pad, image.height - pad), text, font=font, fill="white", anchor="ld")
     return image
