@@ -66,7 +66,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
             for name in metrics
             if name not in (each.score, "env_steps", "wall_time_s")
         ]
-        found[each.number] = [first]
+        found[each.number] = [first] if lines else []
         if panels:
             found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
     return found
@@ -178,6 +178,8 @@ def _drawn(chart: Chart) -> Any:
         axes.set_title(_plain(panel.title), fontsize=8, parse_math=False)
         if not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            if count == 1:
+                axes.set_xlabel("environment steps")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         for name, (low, high) in panel.levels.items():
             axes.axhspan(low, high, color=_GREY, alpha=0.15)

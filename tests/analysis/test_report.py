@@ -180,6 +180,12 @@ def test_a_watched_report_is_served_and_written_again_when_a_run_has_changed(tmp
     watching.end(0)
 
 
+def test_an_experiment_without_a_row_has_no_empty_axes(tmp_path: Path) -> None:
+    write_run(tmp_path, 1, [], status="failed")
+    report = reported(tmp_path)
+    assert (report.charts, "No run has logged anything." in report.html) == ([], True)
+
+
 def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [0.0] * 999 + [400.0], env="CartPole", config={"env": {"id": "CartPole-v1"}})
     report = reported(tmp_path)
