@@ -1,4 +1,4 @@
-"""What several environments say together, after Agarwal et al. 2021 (arXiv 2108.13264).
+"""Scores over several environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
 Returns are normalised: 0 is the random policy, 1 the median of the published returns for the algorithm at
 about as many steps. Experiments of one algorithm and name belong together. Intervals are the paper's, a

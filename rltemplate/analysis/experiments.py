@@ -158,7 +158,7 @@ def _same_code(a: Run, b: Run) -> bool:
 def _label(
     values: dict[str, str], run: Run, parts: Iterable[tuple[dict[str, str], list[Run]]], by: str | None
 ) -> str | None:
-    """What differs from the recipe, and from most experiments of which the same is said."""
+    """Differences from the recipe, and from most experiments with the same differences from it."""
     said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
     said += [text for text in _said(run) if text not in said]
     kind = run.value("algo"), run.env, _said(run)

@@ -119,10 +119,10 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """Finished checkpoints of a run, the oldest first: the files of their states."""
     found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
     # A name such as step_best.json is a file of the user.
-    return sorted((path.with_suffix(".pt") for path in found if path.stem[5:].isdigit()), key=_steps)
+    return sorted((path.with_suffix(".pt") for path in found if path.stem[5:].isdigit()), key=steps_of)
 
 
-def _steps(checkpoint: Path) -> int:
+def steps_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step_"))
 
 
@@ -140,7 +140,7 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
     needed = set[str]()
     checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints:
-        if checkpoint not in checkpoints[-keep:] or (newest is not None and _steps(checkpoint) > newest):
+        if checkpoint not in checkpoints[-keep:] or (newest is not None and steps_of(checkpoint) > newest):
             checkpoint.with_suffix(".json").unlink()
             continue
         try:

@@ -46,7 +46,7 @@ def _plain(value: str) -> str:
 
 
 def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """What differs from the recipe, as `lr=3e-4` and `debug=fast`; `name=` where the user gave a name."""
+    """Differences from the recipe, as `lr=3e-4` and `debug=fast`; `name=` where the user gave a name."""
     if config.get("name"):
         return [f"name={config['name']}"]
     return [

@@ -42,13 +42,9 @@ def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[s
         found = [f"{field.metadata['key'] or field.name}=" for field in fields_of if "kind" in field.metadata]
         found = _keys(chosen_algorithm(before)) if command == "train" else found
     else:
-        values = (
-            _run_ids()
-            if key in _RUNS
-            else _values(key, chosen_algorithm(before))
-            if command == "train"
-            else []
-        )
+        values = _run_ids() if key in _RUNS else []
+        if command == "train" and not values:
+            values = _values(key, chosen_algorithm(before))
         listed = value[: value.rfind(",") + 1]  # a list of values: the last one is completed
         found = [f"{key}={listed}{each}" for each in values]
     return [text for text in found if text.startswith(last)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.checkpoint import list_checkpoints, steps_of
 from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 
@@ -55,7 +55,7 @@ def main(args: Args) -> int:
     checkpoints = _chosen(run_dir, args.checkpoint)
     places = args.grid[0] * args.grid[1]
     episodes = args.episodes or (places if len(checkpoints) == 1 else 1)
-    name = f"film_{'all' if len(checkpoints) > 1 else _steps(checkpoints[0])}.mp4"
+    name = f"film_{'all' if len(checkpoints) > 1 else steps_of(checkpoints[0])}.mp4"
     out = args.out or run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
@@ -66,7 +66,7 @@ def main(args: Args) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for checkpoint in checkpoints:
             for path, episode_return in _record(run_dir, checkpoint, seeds, args.size, Path(folder)):
-                clips.append(Clip(path, f"{_steps(checkpoint):,} steps   return {episode_return:,.1f}"))
+                clips.append(Clip(path, f"{steps_of(checkpoint):,} steps   return {episode_return:,.1f}"))
                 count = f"{len(clips)} of {len(checkpoints) * episodes}"
                 print(f"episode {count}: {clips[-1].caption}", file=sys.stderr)
         film = Path(folder) / "film.mp4"
@@ -85,16 +85,12 @@ def main(args: Args) -> int:
     return 0
 
 
-def _steps(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step_"))
-
-
 def _chosen(run_dir: Path, wanted: str) -> list[Path]:
     """The checkpoints that `checkpoint=` names, the oldest first."""
     found = list_checkpoints(run_dir)
     if not found:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
-    named = {"last": found[-1:], "all": found} | {str(_steps(path)): [path] for path in found}
+    named = {"last": found[-1:], "all": found} | {str(steps_of(path)): [path] for path in found}
     if wanted not in named:
         raise ConfigError(f"checkpoint={wanted}: {choose(wanted, named)}")
     return named[wanted]
@@ -117,7 +113,7 @@ def _record(
     try:
         with exits_are_errors():
             for number, seed in enumerate(seeds):
-                path, actions = folder / f"{_steps(checkpoint)}_{number}.mp4", list[Any]()
+                path, actions = folder / f"{steps_of(checkpoint)}_{number}.mp4", list[Any]()
                 (episode,) = evaluate(
                     lambda: make_env(config.env), envs.codec, algorithm.act, [seed], actions
                 )

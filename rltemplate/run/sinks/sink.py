@@ -55,7 +55,7 @@ class Sink(ABC):
         return False
 
     def activity(self, text: str) -> None:
-        """What the run does beside training, such as `evaluating`; empty when it trains."""
+        """Show the work beside training, such as `evaluating`; empty while the run trains."""
         return
 
 
