@@ -99,7 +99,8 @@ class SAC(OffPolicyAlgorithm):
         init = streams.torch("init")
         actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
         self.actor = FlatModule(actor.to(self.device))
-        self.critic = FlatModule(TwinCritic(config, obs_size, action_size, init).to(self.device))
+        critic = TwinCritic(config, obs_size, action_size, init, layer_norm=config.critic_norm == "layer")
+        self.critic = FlatModule(critic.to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)
         chosen = config.target_entropy
         self.target_entropy = -float(action_size) if chosen is None else chosen

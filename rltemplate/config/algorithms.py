@@ -181,6 +181,7 @@ class SACConfig(OffPolicyConfig):
     learn_alpha: bool = field()
     alpha_init: float = positive()
     target_entropy: float | None = number(-1e6, 1e6)
+    critic_norm: str = choice("none", "layer")
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
 

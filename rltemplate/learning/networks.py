@@ -20,8 +20,9 @@ def mlp(
     activation: str,
     generator: torch.Generator,
     orthogonal_gain: float | None = None,
+    layer_norm: bool = False,
 ) -> Rows:
-    """Linear layers of the given sizes with `activation` between them.
+    """Linear layers of the given sizes with `activation` between them, after a layer normalisation if wanted.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
     in the last, biases zero (Engstrom et al. 2020, arXiv 2005.12729). Without, torch's own initialisation of
@@ -40,6 +41,8 @@ def mlp(
             layer.weight.data.copy_(gain * orthogonal(size_out, size_in, generator))
             nn.init.zeros_(layer.bias)
         layers.append(layer)
+        if layer_norm and not last:
+            layers.append(nn.LayerNorm(size_out))  # Ba et al. 2016, arXiv 1607.06450
         if not last:
             layers.append(ACTIVATIONS[activation]())
     return Rows(*layers)

@@ -25,10 +25,16 @@ class TwinCritic(nn.Module):
     """Two independent estimates of the action value, (2, B)."""
 
     def __init__(
-        self, config: OffPolicyConfig, obs_size: int, action_size: int, rng: torch.Generator
+        self,
+        config: OffPolicyConfig,
+        obs_size: int,
+        action_size: int,
+        rng: torch.Generator,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        build = partial(mlp, [obs_size + action_size, *config.hidden_sizes, 1], config.activation)
+        sizes = [obs_size + action_size, *config.hidden_sizes, 1]
+        build = partial(mlp, sizes, config.activation, layer_norm=layer_norm)
         self.q1, self.q2 = build(rng), build(rng)
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:

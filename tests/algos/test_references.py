@@ -56,7 +56,7 @@ SAC_CASES = """
     learning_rate_schedule=linear adam_eps=0.001 steps_per_iteration=40 gamma=0.5 tau=1.0 batch_size=3
     buffer_size=1000 learning_starts=70 updates_per_step=0.45 policy_delay=1 policy_delay=3 learn_alpha=false
     alpha_init=0.05 target_entropy=0.3 log_std_min=-1.0 log_std_max=0.0 hidden_sizes=[7] activation=relu
-    normalize_obs=false obs_clip=0.5
+    normalize_obs=false obs_clip=0.5 critic_norm=layer
 """
 
 

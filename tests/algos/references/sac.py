@@ -20,9 +20,9 @@ Transition = tuple[Tensor, Tensor, Outcome]  # observation (O,), action (A,) and
 class Critics(nn.Module):
     """Two estimates of one value."""
 
-    def __init__(self, sizes: list[int], activation: str) -> None:
+    def __init__(self, sizes: list[int], config: SACConfig) -> None:
         super().__init__()
-        self.q1, self.q2 = network(sizes, activation), network(sizes, activation)
+        self.q1, self.q2 = (network(sizes, config.activation, config.critic_norm) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) each."""
@@ -41,7 +41,7 @@ class ReferenceSAC:
         obs_size, hidden = self.obs.shape[1], config.hidden_sizes
         self.size = int(np.prod(envs.space.shape or ()))
         self.actor = network([obs_size, *hidden, 2 * self.size], config.activation)
-        self.critics = Critics([obs_size + self.size, *hidden, 1], config.activation)
+        self.critics = Critics([obs_size + self.size, *hidden, 1], config)
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())
         self.targets = copy.deepcopy(self.critics)
