@@ -120,7 +120,7 @@ def zoom_in(
 
 def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
     """Environment steps of the last checkpoint from before the divergence that both have, if any."""
-    known = [{int(path.stem.removeprefix("step_")) for path in list_checkpoints(each)} for each in dirs]
+    known = [{paths.steps_of(path) for path in list_checkpoints(each)} for each in dirs]
     return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 
 

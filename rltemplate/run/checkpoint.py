@@ -24,6 +24,7 @@ import xxhash
 
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
+from rltemplate.run.paths import steps_of
 from rltemplate.types import ConfigError, Replay
 
 if TYPE_CHECKING:
@@ -117,13 +118,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Finished checkpoints of a run, the oldest first: the files of their states."""
-    found = (run_dir / paths.CHECKPOINTS).glob("step_*.json")
-    # A name such as step_best.json is a file of the user.
-    return sorted((path.with_suffix(".pt") for path in found if path.stem[5:].isdigit()), key=steps_of)
-
-
-def steps_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step_"))
+    finished = paths.by_steps(run_dir / paths.CHECKPOINTS, ".json")
+    return [paths.checkpoint_path(run_dir, steps) for steps in finished]
 
 
 def _range(chunk: str) -> tuple[int, int]:

@@ -26,6 +26,7 @@ JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
 PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
+_STEP = "step_"  # the start of names of videos and checkpoints
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -43,8 +44,20 @@ def new_id(label: str) -> str:
 
 
 def video_path(run_dir: Path, env_steps: int) -> Path:
-    return run_dir / VIDEOS / f"step_{env_steps}.mp4"
+    return run_dir / VIDEOS / f"{_STEP}{env_steps}.mp4"
 
 
 def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
-    return run_dir / CHECKPOINTS / f"step_{env_steps}.pt"
+    return run_dir / CHECKPOINTS / f"{_STEP}{env_steps}.pt"
+
+
+def by_steps(folder: Path, suffix: str) -> dict[int, Path]:
+    """Videos or checkpoints by their environment steps, the fewest first."""
+    # A name such as step_best.json is a file of the user.
+    found = (path for path in folder.glob(f"{_STEP}*{suffix}") if path.stem[len(_STEP) :].isdecimal())
+    return dict(sorted((steps_of(path), path) for path in found))
+
+
+def steps_of(path: Path) -> int:
+    """Environment steps in the name of a video or a checkpoint."""
+    return int(path.stem.removeprefix(_STEP))

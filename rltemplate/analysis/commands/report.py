@@ -177,10 +177,9 @@ def _newest_film(experiment: Experiment, place: Path) -> Film | None:
     import av
 
     found = [
-        (run.record.started_at or "", int(path.stem[5:]), path)
+        (run.record.started_at or "", steps, path)
         for run in experiment.runs
-        for path in (run.dir / paths.VIDEOS).glob("step_*.mp4")
-        if path.stem[5:].isdigit()
+        for steps, path in paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()
     ]
     for _, steps, path in sorted(found, reverse=True):
         with suppress(OSError, StopIteration, av.FFmpegError):  # not whole

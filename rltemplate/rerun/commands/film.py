@@ -12,7 +12,8 @@ from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints, steps_of
+from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.paths import steps_of
 from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.paths import VIDEOS
+from rltemplate.run.paths import VIDEOS, by_steps
 from rltemplate.run.read import read_metrics
 
 Row = Mapping[str, float]
@@ -92,8 +92,7 @@ class RecordingSink(Sink):
             return
         self._opened = True
         self.open()
-        found = (self.facts.run_dir / VIDEOS).glob("step_*.mp4")
-        videos = {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
+        videos = by_steps(self.facts.run_dir / VIDEOS, ".mp4")
         earlier = {int(row["env_steps"]): row for row in read_metrics(self.facts.run_dir)}
         for at in sorted(at for at in {*earlier, *videos} if at < env_steps):
             if at in earlier:
