@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-# How the first difference was made.
-COMPUTED = "computed"  # an operation made another result of equal inputs
-ARGUMENTS = "arguments"  # an operation was called with other numbers or shapes
-DRAWN = "drawn"  # a random stream gave other numbers
-OUTSIDE = "outside"  # no operation made it of equal inputs
-OTHER_OPERATIONS = "other operations"  # the runs did not carry out the same ones
-BETWEEN = "between"  # it was made before the first iteration or between two, where nothing is logged
+# The ways in which a first difference is made; the names of the operations of a and b, and the item.
+CAUSES = {
+    "computed": "made by {a}: equal inputs, other results",
+    "arguments": "made by {a}: called with other arguments",
+    "drawn": "drawn by {a}: its random stream was in another state",
+    "other operations": "the runs carried out other operations: a went on with {a}, b with {b}",
+    "outside": "made by no operation of torch that was logged: {item} came from elsewhere, such as the "
+    "environment or numpy, or the code took other tensors; first seen by {a}",
+    "between": "made where operations are not logged: while networks and streams were built, or between two "
+    "iterations",
+}
 
 # Results of these are whatever was in memory.
 _UNWRITTEN = ("empty", "new_empty", "resize_")
@@ -44,8 +48,8 @@ class LoggedOperation:
 class Finding:
     """The cause of the first difference.
 
-    `kind` is one of this module's words. `agreeing` operations came before. `a` and `b` are the operation
-    that made the difference, or for OUTSIDE the first that saw it; None for a run that did nothing more.
+    `kind` is one of CAUSES. `agreeing` operations came before. `a` and `b` are the operation
+    that made the difference, or for `outside` the first that saw it; None for a run that did nothing more.
     `logged_from` is the event in which the log begins.
     """
 
@@ -65,13 +69,14 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
     agreeing, saw = 0, None
     for one, other in zip_longest(a, b):
         if one is None or other is None or one.operation != other.operation:
-            return saw or Finding(OTHER_OPERATIONS, agreeing, one, other, logged_from)
+            return saw or Finding("other operations", agreeing, one, other, logged_from)
         if one.outputs == other.outputs or one.base_name.startswith(_UNWRITTEN):
             agreeing += 1
         elif one.inputs == other.inputs:
             drawn = any(word in one.base_name for word in _DRAWING)
-            kind = ARGUMENTS if one.arguments != other.arguments else DRAWN if drawn else COMPUTED
+            same = one.arguments == other.arguments
+            kind = "arguments" if not same else "drawn" if drawn else "computed"
             return Finding(kind, agreeing, one, other, logged_from)
         elif saw is None:
-            saw = Finding(OUTSIDE, agreeing, one, other, logged_from)
-    return saw or Finding(OUTSIDE, agreeing, logged_from=logged_from)
+            saw = Finding("outside", agreeing, one, other, logged_from)
+    return saw or Finding("outside", agreeing, logged_from=logged_from)

@@ -12,18 +12,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.differences import ABSENT, VERSIONS, Difference
+from rltemplate.analysis.differences import ABSENT, VERSIONS, compare_records
+from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.levels import influences, is_influential
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
-from rltemplate.run.git import snapshot
+from rltemplate.run.git import changes, snapshot
 from rltemplate.run.influence import package_matters
 from rltemplate.run.job import PROJECT
 from rltemplate.run.record import RunRecord
@@ -42,26 +43,33 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdi
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Code to run a recorded run with, in the folder `project`; nothing of the folders `barred` is imported.
+    """The code of a recorded run in the folder `project`, to run it again.
 
-    `scratch` is a folder for temporary files; without one, `project` is the present code.
+    Without a `commit` it is the present code, because none was recorded. Of the folders `barred` nothing is
+    imported; `scratch` is a folder for temporary files.
     """
 
+    record: RunRecord
+    commit: str | None = None
     project: Path = PROJECT
     barred: tuple[Path, ...] = ()
     scratch: Path | None = None
 
+    def __str__(self) -> str:
+        return "the present code" if self.commit is None else f"commit {self.commit[:12]}"
+
     @property
-    def package(self) -> str | None:
+    def package(self) -> str:
         """The package's name, which a fork has changed; scripts/ may have a train.py as well."""
-        found = self.project.glob("*/__init__.py")
-        return next((path.parent.name for path in found if path.with_name("train.py").exists()), None)
+        for path in self.project.glob("*/__init__.py"):
+            if path.with_name("train.py").exists():
+                return path.parent.name
+        raise ConfigError(f"{self.record.id}: its code has no train.py, so it cannot be run")
 
     def run(
         self,
         module: str,
         words: Sequence[str],
-        record: RunRecord,
         config: Mapping[str, Any],
         run_dir: Path,
         log: Path,
@@ -69,9 +77,6 @@ class Code:
         enough: Callable[[], bool] = lambda: False,
     ) -> int:
         """Run a module of the package with the job of a run in `run_dir`; its exit status."""
-        package = self.package
-        if package is None:
-            raise ConfigError(f"{record.id}: its code has no train.py, so it cannot be run")
         job = {
             "config": config,
             "run_id": paths.new_id("again"),
@@ -82,14 +87,14 @@ class Code:
             # Its code is in a commit already.
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
-        environment = self.variables(record) | {f"{package.upper()}_JOB": json.dumps(job)}
-        command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
+        environment = self.variables() | {f"{self.package.upper()}_JOB": json.dumps(job)}
+        command = [sys.executable, "-P", "-m", f"{self.package}.{module}", *words]
         return children.run(command, environment, log, cwd=self.project, enough=enough)
 
-    def variables(self, record: RunRecord) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""
         kept = {k: v for k, v in os.environ.items() if k in _OF_A_MACHINE or not is_influential(k)}
-        recorded = influences(record.environment)
+        recorded = influences(self.record.environment)
         found = kept | {k: v for k, v in recorded.items() if k not in _OF_A_MACHINE}
         for name in _MISLEADING:
             found.pop(name, None)
@@ -104,36 +109,46 @@ class Code:
 
 
 @contextmanager
-def checked_out(project: Path, commit: str) -> Iterator[Code]:
-    """The code of a commit in a folder of its own while the block runs. Raises GitError."""
+def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
+    """The code of a run in a folder of its own while the block runs; the present one if it has no commit.
+
+    `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
+    """
+    names = changes.commits(asdict(record.git))
+    commit = next(filter(None, (snapshot.find_commit(project, each) for each in names)), None)
+    if not names:
+        yield Code(record)
+        return
+    if commit is None:
+        raise ConfigError(
+            f"{record.id}: its code, commit {names[0][:12]}, is not in this repository; "
+            f"`{snapshot.fetch_command(record.id)}` brings it from the remote that it was pushed to"
+        )
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # tracebacks are searched for this name
         with snapshot.worktree(project, commit, scratch / "tree") as tree:
-            yield Code(tree, (project, PROJECT), scratch)
+            yield Code(record, commit, tree, (project, PROJECT), scratch)
 
 
-def check_versions(record: RunRecord, commit: str) -> list[str]:
+def check_versions(record: RunRecord) -> list[str]:
     """Raise ConfigError if Python or packages that compute have other versions; notes on the others."""
-    machine, now, changed = machine_facts(), package_versions(), []
-    notes = [
-        f"{key}: was {record.machine[key]}, here {machine[key]}"
-        for key in ("cpu", "libc", "python")
-        if record.machine.get(key) not in (None, machine[key])
-    ]
-    was, here = str(record.machine.get("python")), machine["python"]
-    if was.split(".")[:2] != here.split(".")[:2]:
-        changed.append(f"Python {was} -> {here}")
-    for name, was in record.versions.items():
-        here = now.get(name, ABSENT)
-        if was == here or not package_matters(name):
-            continue
-        # A build for other processors or another CUDA: its numbers may differ, its name need not.
-        build = was.partition("+")[0] == here.partition("+")[0]
-        matters = Difference(VERSIONS, name, was, here).affects_results and not build
-        (changed if matters else notes).append(f"{name} {was} -> {here}")
+    here = replace(record, machine=machine_facts(), versions=package_versions())
+    was, now = (Run.known(Path(), each, {}) for each in (record, here))
+    changed, notes = list[str](), list[str]()
+    for one in compare_records(was, now, []).differences:
+        computes = one.section == VERSIONS and one.a != ABSENT and package_matters(one.key)
+        if computes or one.key == "cpu":
+            # Of another build or patch the numbers may differ, and need not.
+            fine = one.key in ("cpu", "libc") or _release(one.key, one.a) == _release(one.key, one.b)
+            (notes if fine or not one.affects_results else changed).append(f"{one.key} {one.change}")
     if changed:
         raise ConfigError(
-            f"{record.id}: other versions than it had: {few(changed)}\n"
-            f"after `git worktree add FOLDER {commit[:12]}`, make reproduce in it installs the recorded ones"
+            f"{record.id}: other versions than it had: {few(changed)}\nafter `git worktree add FOLDER "
+            f"{record.git.ref}`, make reproduce in FOLDER installs the recorded ones"
         )
     return notes
+
+
+def _release(package: str, version: str) -> str:
+    """A version without the patch of Python, or the processors or CUDA that a package was built for."""
+    return version.rpartition(".")[0] if package == "python" else version.partition("+")[0]

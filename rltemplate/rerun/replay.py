@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
-# The version of `Request` and of the files. The process may be older or newer code than the one that starts
-# it, which reads this number in its source.
-FORM = 4
+# The version of `Request` and of the files, for the process may be other code than the one that starts it.
+FORM = 5
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -57,6 +56,7 @@ class Request:
     event: str | None = None
     index: int = 0
     since: tuple[str, int] | None = None
+    form: int = FORM
 
 
 class _Kept(str):
@@ -175,6 +175,8 @@ def _places(trace: str | None) -> list[str]:
 
 def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError where the run cannot be run again here."""
+    if request.form != FORM:
+        raise ConfigError("this code is of another version; make compare in a worktree of it can zoom in")
     # These load torch, which a process that only starts this one does not need.
     import torch
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run
-from rltemplate.analysis.traces import ITERATION_LINE, open_trace
+from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
 from rltemplate.config.command_args import few, flag, new_folder, word
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
-from rltemplate.rerun.recorded_code import Code, check_versions, checked_out
-from rltemplate.rerun.recorded_run import RecordedRun, read_recorded
+from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
+from rltemplate.rerun.recorded_run import find_recorded, limits, recorded_trace
 from rltemplate.run import paths
 from rltemplate.run.job import PROJECT
-from rltemplate.run.read import read_metrics
-from rltemplate.run.record import FAILED, RunRecord
+from rltemplate.run.read import Row, read_metrics
+from rltemplate.run.record import FAILED, FINISHED, RunRecord
 from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
@@ -94,44 +94,49 @@ def reproduce(
     began, children = time.monotonic(), Children()
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
-        run_dir = scratch / "run"
-        run = read_recorded(text, project, runs_dir, scratch)
-        run.notes.extend(check_versions(run.record, run.commit))
-        with checked_out(project, run.commit) as code:
+        run, run_dir = find_recorded(text, project, runs_dir, scratch), scratch / "run"
+        record, trace = run.record, recorded_trace(run)
+        notes = [*limits(run, trace), *check_versions(record)]
+        with recorded_code(project, record) as code:
+            if code.commit is None:
+                why = record.git.problem
+                raise ConfigError(f"{run.id}: has no snapshot of its code, so it cannot be made again: {why}")
             if (code.project / ".gitmodules").exists():
-                run.notes.append("submodules are not checked out; what needs them fails")
-            error = _run_again(run, code, run_dir, children)
+                notes.append("submodules are not checked out; what needs them fails")
+            error = _run_again(run, trace, code, run_dir, children)
         # Its code is the recorded one, and its configuration too: observers that were off are no difference.
-        made = replace(RunRecord.read(run_dir), git=run.record.git)
+        made = replace(RunRecord.read(run_dir), git=record.git)
         made.write(run_dir)
-        total = run.trace.reach[0]
-        again = replace(open_trace(run_dir).whole(None if run.finished else total), run=run.record.id)
+        total, finished = trace.reach[0], record.status == FINISHED
+        again = replace(open_trace(run_dir).whole(None if finished else total), run=run.id)
         # One straight run gives what an interrupted and resumed one gives.
-        sides = (run.place, replace(run.record, resumed=[])), (Path("made again"), made)
-        a, b = (Run.known(place, record, run.config) for place, record in sides)
-        comparison = compare.compare_traces(a, b, run.trace, again)
+        recorded = Run.known(run.dir, replace(record, resumed=[]), run.config)
+        comparison = compare.compare_traces(
+            recorded, Run.known(Path("made again"), made, run.config), trace, again
+        )
         verdict, headline = comparison.verdict, compare.headline(comparison)
-        if verdict == IDENTICAL and (metrics := _differing_metrics(run, run_dir)):
+        metrics = _differing_metrics(run.rows, read_metrics(run_dir), finished)
+        if verdict == IDENTICAL and metrics:
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
-        if run.record.status == FAILED and run.record.error == made.error:
-            run.notes.append(f"failed in the same way: {made.error}")
+        if record.status == FAILED and record.error == made.error:
+            notes.append(f"failed in the same way: {made.error}")
             error = None
         children.check()
         kept = keep
         if verdict != IDENTICAL and keep is None:
-            kept = runs_dir.expanduser() / FOLDER / run.record.id / paths.new_id("again")
+            kept = runs_dir.expanduser() / FOLDER / run.id / paths.new_id("again")
         if kept is not None:
             _keep(run_dir, kept)
         return Reproduction(
-            run=run.record.id,
-            ref=run.record.git.ref,
-            commit=run.commit,
-            status=run.status,
+            run=run.id,
+            ref=record.git.ref,
+            commit=code.commit,
+            status=run.value("status"),
             verdict=verdict,
             headline=headline,
             iterations=min(again.reach[0], total),
             digest=json.loads(again.lines[-1])[-1],
-            notes=run.notes,
+            notes=notes,
             error=None if verdict == IDENTICAL else error,
             kept=None if kept is None else str(kept.absolute()),
             seconds=round(time.monotonic() - began, 1),
@@ -139,21 +144,22 @@ def reproduce(
         )
 
 
-def _run_again(run: RecordedRun, code: Code, run_dir: Path, children: Children) -> str | None:
+def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, unobserved; the error that ended it, if any."""
     log, logger = run_dir.with_name(LOG), run.config["logger"]
     logger = logger | {"console": False, "journal": False, "tensorboard": False}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # which older code does not know
     config = run.config | {"run_dir": str(run_dir), "video_every": 0, "logger": logger}
-    follower = _Follower(run_dir / paths.TRACE, run)
-    status = code.run("train", [], run.record, config, run_dir, log, children, follower.enough)
-    follower.enough()  # the lines since its last look
+    if config["device"] == "auto":  # the device that computed
+        config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
+    follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
+    status = code.run("train", [], config, run_dir, log, children, follower.enough)
     error = last_words(log, status)
     if status == REFUSED:
-        raise ConfigError(f"{run.record.id}: cannot be run here: {error}")
-    if follower.iterations == 0:
-        raise ConfigError(f"{run.record.id}: came to no iteration this time: {error}")
+        raise ConfigError(f"{run.id}: cannot be run here: {error}")
+    if not (run_dir / paths.TRACE).exists() or not open_trace(run_dir).reach[0]:
+        raise ConfigError(f"{run.id}: came to no iteration this time: {error}")
     # Asked to end when it had done enough, it ends like an interrupted run.
     return error if status not in (0, 128 + signal.SIGTERM) else None
 
@@ -161,37 +167,26 @@ def _run_again(run: RecordedRun, code: Code, run_dir: Path, children: Children) 
 class _Follower:
     """Reads a trace while it is written, and compares it with the recorded one."""
 
-    def __init__(self, trace: Path, run: RecordedRun) -> None:
-        self.iterations = 0
-        self._trace, self._run, self._total = trace, run, run.trace.reach[0]
-        self._differs, self._read, self._said = False, 0, time.monotonic()
+    def __init__(self, again: Path, recorded: Path, iterations: int) -> None:
+        self._again, self._recorded, self._iterations = again, recorded.read_bytes(), iterations
+        self._read, self._differs, self._said = 0, False, time.monotonic()
 
     def enough(self) -> bool:
-        """Read the new lines. True if the rest of the run could tell nothing."""
-        with contextlib.suppress(FileNotFoundError):  # it has not begun
-            self._read_on()
-        return self._differs or (not self._run.finished and self.iterations >= self._total)
-
-    def _read_on(self) -> None:
-        with self._trace.open("rb") as again, (self._run.folder / paths.TRACE).open("rb") as recorded:
-            for file in (again, recorded):
-                file.seek(self._read)
-            for line in again:
-                if not line.endswith(b"\n"):
-                    break
-                # The recorded run may have ended earlier, in the middle of a line.
-                self._differs |= not line.startswith(recorded.readline())
-                self._read += len(line)
-                self.iterations += line.startswith(ITERATION_LINE)
-        if time.monotonic() - self._said >= _LINE_EVERY_S:
-            self._said, done = time.monotonic(), min(self.iterations, self._total)
-            print(f"iteration {done:,} of {self._total:,}, equal so far", file=sys.stderr, flush=True)
+        """True if the rest of the run could tell nothing: it differs, or goes on behind the recorded end."""
+        with contextlib.suppress(FileNotFoundError), self._again.open("rb") as file:  # it has not begun
+            file.seek(self._read)
+            new = file.read()
+            self._differs |= self._recorded[self._read : self._read + len(new)] != new
+            self._read += len(new)
+        if time.monotonic() - self._said >= _LINE_EVERY_S and not self._differs:
+            self._said, done = time.monotonic(), self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
+            print(f"iteration {done:,} of {self._iterations:,}, equal so far", file=sys.stderr, flush=True)
+        return self._differs
 
 
-def _differing_metrics(run: RecordedRun, run_dir: Path) -> str | None:
+def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:
     """The first rows of metrics that differ, but for times."""
-    before, again = read_metrics(run.folder), read_metrics(run_dir)
-    if before and run.finished and len(before) != len(again):
+    if before and finished and len(before) != len(again):
         return f"{len(before)} rows were recorded, and {len(again)} made again"
     for a, b in zip(before, again, strict=False):
         names = [name for name in {**a, **b} if not name.startswith(("time/", "wall_time"))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,72 +25,18 @@ from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.config.loading import complete, to_dict
 from rltemplate.launch.subprocesses import Children, last_words
-from rltemplate.rerun.operations import BETWEEN, Finding, LoggedOperation, how_made
-from rltemplate.rerun.recorded_code import Code, checked_out
-from rltemplate.rerun.replay import FORM, OPERATIONS, TENSORS, Request
-from rltemplate.rerun.ulp import ArrayDifference, compare_arrays
+from rltemplate.rerun.operations import Finding, LoggedOperation, how_made
+from rltemplate.rerun.recorded_code import Code, recorded_code
+from rltemplate.rerun.replay import OPERATIONS, TENSORS, Request
+from rltemplate.rerun.ulp import compare_arrays
 from rltemplate.rerun.zoom_report import Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
-from rltemplate.run.git import changes, snapshot
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
 from rltemplate.types import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """A run, and the code to run it again with; the present code where no commit was recorded."""
-
-    name: str
-    run_dir: Path
-    record: RunRecord
-    commit: str | None
-    code: Code
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The processes of one zoom; `start` is the checkpoint that both runs go on from, in steps."""
-
-    sides: list[_Side]
-    start: int | None
-    iteration: int
-    folder: Path
-    children: Children
-
-    def run_again(self, aim: str, **wanted: Any) -> list[Path]:
-        """Run both runs again, and hold them to their records; the new folders.
-
-        `wanted` are the fields of the request about the event to keep, if there is one.
-        """
-        folders = []
-        for side in self.sides:
-            where = "the beginning" if self.start is None else f"step {self.start:,}"
-            code = "the present code" if side.commit is None else f"commit {side.commit[:12]}"
-            print(f"zoom: {side.name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
-            folder = self.folder / ("event" if wanted else "steps") / side.name
-            folder.mkdir(parents=True)
-            folders.append(folder)
-            config, log = raw_config(side.run_dir / paths.CONFIG), folder / "output.txt"
-            if side.commit is None:  # the present code may have other keys
-                config = to_dict(complete(config)[0])
-            start = None if self.start is None else str(paths.checkpoint_path(side.run_dir, self.start))
-            request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
-            words, children = [json.dumps(asdict(request))], self.children
-            status = side.code.run("rerun.replay", words, side.record, config, side.run_dir, log, children)
-            problem = last_words(log, status) if status else None
-            problem = problem or _not_repeated(side.run_dir, folder, self.iteration)
-            if problem is not None:
-                problem += "" if self.start is None else "; zoom=start needs no checkpoint"
-                raise ConfigError(
-                    f"{side.name}: cannot be run again here with {code}: {problem}\ninstead: "
-                    f"{diff_command(*(each.run_dir for each in self.sides))} shows what was changed, and "
-                    "trace=step says more"
-                )
-        return folders
 
 
 def zoom_in(
@@ -104,43 +49,64 @@ def zoom_in(
     ConfigError where nothing can be found out, and Interrupted after a signal.
     """
     at, children = comparison.divergence, Children()
-    if at is None:
-        raise ConfigError("the traces do not part, so there is nothing to zoom in on")
+    assert at is not None
     with children.listening(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         folder = folder if keep is None else keep.absolute()
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
-        sides = [_side(*named, project, stack) for named in zip("ab", dirs, strict=True)]
+        codes = [stack.enter_context(recorded_code(project, RunRecord.read(each))) for each in dirs]
         start = None if from_start else _common_start(dirs, at.env_steps_before)
-        result = Zoom(sides[0].commit, sides[1].commit, start, at.iteration)
-        result.kept = None if keep is None else str(folder)
-        _look(_Work(sides, start, at.iteration, folder, children), result)
-        return result
+        work = _Work(dirs, codes, start, at.iteration, folder, children)
+        found = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
+        found.kept = None if keep is None else str(folder)
+        _look(work, found)
+        return found
 
 
 def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
     """Environment steps of the last checkpoint from before the divergence that both have, if any."""
-    known = [{paths.steps_of(path) for path in list_checkpoints(each)} for each in dirs]
+    known = [set(map(paths.steps_of, list_checkpoints(each))) for each in dirs]
     return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 
 
-def _side(name: str, run_dir: Path, project: Path, stack: ExitStack) -> _Side:
-    """A run with its code checked out. Raises ConfigError where its recorded code cannot be run."""
-    record = RunRecord.read(run_dir)
-    names = changes.commits(asdict(record.git))
-    if not names:
-        return _Side(name, run_dir, record, None, Code())
-    commit = next(filter(None, (snapshot.find_commit(project, each) for each in names)), None)
-    if commit is None:
-        fetch = snapshot.fetch_command(record.id)
-        missing = f"commit {names[0][:12]}, is not in this repository; `{fetch}` brings it"
-        raise ConfigError(f"{name}: its code, {missing}")
-    code = stack.enter_context(checked_out(project, commit))
-    sources = [path.read_text("utf-8") for path in code.project.glob("*/rerun/replay.py")]
-    if not any(re.search(rf"(?m)^FORM = {FORM}$", source) for source in sources):
-        other = "is of another version and cannot be zoomed in on; make compare in a worktree of it can"
-        raise ConfigError(f"{name}: its code, commit {commit[:12]}, {other}")
-    return _Side(name, run_dir, record, commit, code)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Two runs with their codes; `start` is the checkpoint that both go on from, in steps."""
+
+    dirs: list[Path]
+    codes: list[Code]
+    start: int | None
+    iteration: int
+    folder: Path
+    children: Children
+
+    def run_again(self, aim: str, **wanted: Any) -> list[Path]:
+        """Run both runs again, and hold them to their records; the new folders.
+
+        `wanted` are the fields of the request about the event to keep, if there is one.
+        """
+        where = "the beginning" if self.start is None else f"step {self.start:,}"
+        folders = [self.folder / ("event" if wanted else "steps") / name for name in "ab"]
+        for folder, run_dir, code in zip(folders, self.dirs, self.codes, strict=True):
+            name, log, start = folder.name, folder / "output.txt", None
+            print(f"zoom: {name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
+            folder.mkdir(parents=True)
+            config = raw_config(run_dir / paths.CONFIG)
+            if code.commit is None:  # the present code may have other keys
+                config = to_dict(complete(config)[0])
+            if self.start is not None:
+                start = str(paths.checkpoint_path(run_dir, self.start))
+            request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
+            words = [json.dumps(asdict(request))]
+            status = code.run("rerun.replay", words, config, run_dir, log, self.children)
+            problem = last_words(log, status) if status else _not_repeated(run_dir, folder, self.iteration)
+            if problem is not None:
+                problem += "" if self.start is None else "; zoom=start needs no checkpoint"
+                raise ConfigError(
+                    f"{name}: cannot be run again here with {code}: {problem}\ninstead: "
+                    f"{diff_command(*self.dirs)} shows what was changed, and trace=step says more"
+                )
+        return folders
 
 
 def _look(work: _Work, result: Zoom) -> None:
@@ -160,12 +126,14 @@ def _look(work: _Work, result: Zoom) -> None:
     result.event, result.index = at.event, 0 if at.event == traces.ITERATION else at.index
     here = place_name(result.event, result.index)
     a, b = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
-    result.items = _compared(a, b)
+    with np.load(a / TENSORS) as one, np.load(b / TENSORS) as other:
+        shared = [name for name in one.files if name in other]
+        result.items = {name: compare_arrays(one[name], other[name]) for name in shared}
     result.first = next((name for name, found in result.items.items() if found.differing != 0), None)
     if result.first is None:
         result.note = "No tensor that both runs have there differs."
     elif at.event == START:
-        result.finding = Finding(kind=BETWEEN)
+        result.finding = Finding("between")
     else:
         ours, theirs = (_operations_before(result.first, folder) for folder in (a, b))
         result.finding = how_made(ours, theirs, place_name(*since) if since else here)
@@ -181,11 +149,6 @@ def _not_repeated(recorded: Path, again: Path, last: int) -> str | None:
             if name != traces.OTHER_CHAIN and known.get(event.index, {}).get(name, value) != value:
                 return f"it first differs from its own record in iteration {event.index:,}, {name}"
     return None
-
-
-def _compared(a: Path, b: Path) -> dict[str, ArrayDifference]:
-    with np.load(a / TENSORS) as ours, np.load(b / TENSORS) as theirs:
-        return {name: compare_arrays(ours[name], theirs[name]) for name in ours.files if name in theirs}
 
 
 def _operations_before(item: str, folder: Path) -> list[LoggedOperation]:

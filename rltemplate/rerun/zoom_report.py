@@ -7,22 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rltemplate.analysis.traces import ITERATION
-from rltemplate.rerun import operations
-from rltemplate.rerun.operations import Finding, LoggedOperation
+from rltemplate.rerun.operations import CAUSES, Finding, LoggedOperation
 from rltemplate.rerun.ulp import ArrayDifference
 
 _WIDTH = 110
-# By kind of finding; the names of the operations of a and b, and the first item that differs.
-_CAUSES = {
-    operations.COMPUTED: "made by {a}: equal inputs, other results",
-    operations.ARGUMENTS: "made by {a}: called with other arguments",
-    operations.DRAWN: "drawn by {a}: its random stream was in another state",
-    operations.OTHER_OPERATIONS: "the runs carried out other operations: a went on with {a}, b with {b}",
-    operations.OUTSIDE: "made by no operation of torch that was logged: {item} came from elsewhere, such as "
-    "the environment or numpy, or the code took other tensors; first seen by {a}",
-    operations.BETWEEN: "made where operations are not logged: while networks and streams were built, or "
-    "between two iterations",
-}
 
 
 @dataclass(slots=True)
@@ -102,7 +90,7 @@ def _words(found: ArrayDifference) -> str:
 
 def _finding(finding: Finding, item: str) -> Iterator[str]:
     names = ["no operation" if side is None else side.operation for side in (finding.a, finding.b)]
-    text = _CAUSES[finding.kind].format(a=names[0], b=names[1], item=item)
+    text = CAUSES[finding.kind].format(a=names[0], b=names[1], item=item)
     if finding.logged_from:
         text += f"; {finding.agreeing:,} operations before it, from {finding.logged_from} on, agree"
     yield from _wrapped(text, "  ")

@@ -22,7 +22,6 @@ from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import Children
 from rltemplate.rerun import replay
-from rltemplate.rerun.operations import BETWEEN
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE
@@ -127,4 +126,4 @@ def test_what_was_planted_is_named(
     found = zoom_in(comparison)
     assert report(found)
     assert (found.iteration, found.first) == (iteration, item)
-    assert not item.startswith("start/") or (found.finding and found.finding.kind == BETWEEN)
+    assert not item.startswith("start/") or (found.finding and found.finding.kind == "between")

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
+from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -77,7 +77,7 @@ class Place:
 
     def told(self, name: str, files: Mapping[str, Callable[[str], str]] | None = None, **changed: Any) -> str:
         """Another ref like the run's, with other files and other facts in its outcome; the id."""
-        outcome = self.outcome()
+        outcome = self.outcome() | {"id": name}
         for key, value in changed.items():
             outcome[key] = outcome[key] | value if isinstance(value, dict) else value
         ref = f"{paths.REF_PREFIX}{name}"
@@ -218,28 +218,24 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
     ("changed", "says"),
     [
         ({"versions": {"numpy": "0.9.0"}}, "numpy 0.9.0 -> "),
-        ({"machine": {"python": "3.9.1"}}, "Python 3.9.1 -> 3."),
+        ({"machine": {"python": "3.9.1"}}, "python 3.9.1 -> 3."),
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
         ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
-        ({"left_out": {paths.TRACE: "33,000,000 bytes"}}, "(33,000,000 bytes); give the run's folder"),
     ],
-    ids=["version", "python", "schema", "code", "total", "damaged", "long"],
+    ids=["version", "python", "schema", "code", "total", "damaged"],
 )
 def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
     place: Place, changed: dict[str, Any], says: str
 ) -> None:
-    said = place.refused(place.told("odd", **changed))
-    assert said.startswith(("odd: ", "refs/runs/odd: "))
-    assert says in said
+    assert says in place.refused(place.told("odd", **changed))
 
 
 def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
     begun = place.outcome()["git"]["commit"]
     for name, commit, said in (
-        ("begun", begun, "refs/runs/begun: does not say how the run ended"),
-        ("sweep", "HEAD", "refs/runs/sweep: holds the code of a sweep, and no run"),
+        ("begun", begun, "refs/runs/begun: does not say how a run ended"),
         (place.run[:-1] + "x", None, f"did you mean {place.run}?"),
         ("other", None, "`git fetch origin 'refs/runs/*:refs/runs/*'` brings"),
     ):
@@ -264,18 +260,10 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
         edit_record(run_dir, git=facts | changed)
         assert said in place.refused(place.run)
     edit_record(run_dir, git=facts)
-    config = run_dir / paths.CONFIG
-    config.write_text(config.read_text().replace("trace: iteration", "trace: 'off'"))
-    assert "was made with trace=off" in place.refused(place.run)
-    # One that still runs has locked its folder.
-    edit_record(run_dir, status="running")
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); input()"
-    command = [sys.executable, "-c", hold, str(run_dir / paths.LOCK)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert "is in use" in place.refused(place.run)
-        holder.communicate("\n")
+    (run_dir / paths.TRACE).unlink()
+    assert "was made with trace=iteration" in place.refused(place.run)
+    edit_record(run_dir, left_out={paths.TRACE: "33,000,000 bytes"})
+    assert "(33,000,000 bytes); give the run's folder" in place.refused(place.run)
 
 
 @pytest.mark.long
@@ -295,6 +283,8 @@ def test_the_package_is_found_whatever_other_folders_hold(tmp_path: Path) -> Non
     for file in "a/train.py", "b/__init__.py", "my_project/__init__.py", "my_project/train.py", "z/train.py":
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    assert Code(tmp_path).package == "my_project"
+    code = Code(RunRecord(id="a", status=""), None, tmp_path)
+    assert code.package == "my_project"
     (tmp_path / "my_project" / "train.py").unlink()
-    assert Code(tmp_path).package is None
+    with pytest.raises(ConfigError, match="has no train"):
+        print(code.package)

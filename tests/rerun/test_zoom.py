@@ -20,7 +20,6 @@ from conftest import SHRUNK, git, program, run_train
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.rerun import zoom
 from rltemplate.rerun.commands import compare
-from rltemplate.rerun.operations import ARGUMENTS
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import Zoom, report
 from rltemplate.run.record import RunRecord
@@ -118,7 +117,7 @@ def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: R
     assert finding is not None
     assert finding.a is not None
     assert finding.b is not None
-    assert finding.kind == ARGUMENTS
+    assert finding.kind == "arguments"
     assert finding.b.arguments == finding.a.arguments.replace("0.95", "0.75")
     number = (runs.project / ON_POLICY).read_text().splitlines().index(f"        {SCALED}") + 1
     for side in (finding.a, finding.b):
@@ -154,7 +153,7 @@ def test_recorded_code_that_cannot_be_run_is_named(runs: Runs, fork: Path, tmp_p
     git(project, "commit", "-qam", "another form")
     (head,) = git(project, "rev-parse", "HEAD").split()
     for commit, said in (
-        (head, f"a: its code, commit {head[:12]}, is of another version and cannot be zoomed in on"),
+        (head, f"a: cannot be run again here with commit {head[:12]}: this code is of another version"),
         ("d" * 40, "is not in this repository; `git fetch origin 'refs/runs/"),
     ):
         record = RunRecord.read(b)
