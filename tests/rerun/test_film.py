@@ -12,6 +12,7 @@ from conftest import RecordedRun
 from PIL import Image
 
 from rltemplate.__main__ import main
+from rltemplate.rerun.policy_file import export_policy
 
 
 def pictures(path: Path) -> list[np.ndarray]:
@@ -51,6 +52,32 @@ def test_a_film_of_all_checkpoints_shows_each(
     steps = [line.split(": ")[1].split(" ")[0] for line in capsys.readouterr().err.splitlines()]
     assert steps == ["64", "128", "192"]
     assert pictures(film)
+
+
+@pytest.mark.long
+def test_a_policy_file_plays_the_episodes_of_its_run(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although it lacks most of the checkpoint: moments of the optimiser, streams, environments."""
+    file, film = tmp_path / "small.zip", tmp_path / "small.mp4"
+    export_policy(recorded_run.run_dir, file)
+    assert main(["evaluate", f"run={recorded_run.run_dir}", "--json"]) == 0
+    assert main(["evaluate", f"policy={file}", "--json"]) == 0
+    of_run, of_file = map(json.loads, capsys.readouterr().out.splitlines())
+    assert of_file["returns"] == of_run["returns"]
+    assert file.stat().st_size < 0.4 * max(
+        path.stat().st_size for path in recorded_run.run_dir.glob("checkpoints/*")
+    )
+    assert main(["film", f"policy={file}", f"out={film}"]) == 0
+    assert pictures(film)
+    file.write_bytes(file.read_bytes()[:500])
+    for words in (["policy=ppo-Nothing"], [f"policy={file}"], [], ["run=last", "policy=a"]):
+        assert main(["evaluate", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in said[-2:]] == [
+        "error: give run=RUN or policy=NAME, one of the two"
+    ] * 2
+    assert "small.zip cannot be read" in said[-3]
 
 
 @pytest.mark.parametrize(

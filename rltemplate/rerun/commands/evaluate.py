@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.config.command_args import flag, whole, word
-from rltemplate.run.read import find_run
+from rltemplate.rerun.policy_file import run_or_policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Evaluate the policy of a run on fresh environments: run=RUN [episodes=N] [seed=N]."""
+    """Evaluate the policy of a run on fresh environments: run=RUN or policy=NAME [episodes=N] [seed=N]."""
 
-    run: str = word()
+    run: str | None = word(default=None)
+    policy: str | None = word(default=None)
     episodes: int = word(whole(1), 10)
     seed: int = word(whole(0), 0)
     runs_dir: Path = word(Path, Path("runs"))
@@ -24,8 +25,11 @@ class Args:
 
 def main(args: Args) -> int:
     """Print returns and lengths."""
-    run_dir = find_run(args.run, args.runs_dir)
+    with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
+        return _evaluate(args, run_dir)
 
+
+def _evaluate(args: Args, run_dir: Path) -> int:
     from rltemplate.envs.make import exits_are_errors, make_env
     from rltemplate.rng import env_seeds
     from rltemplate.run.logger import episode_means

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
+from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.paths import steps_of
-from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
 
 _MOST = 6  # rows or columns
@@ -30,16 +30,18 @@ def grid_of(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Film the policy of a run: run=RUN [episodes=N] [grid=2x2] [checkpoint=last|all|STEPS] [gif=true].
+    """Film a policy: run=RUN or policy=NAME [episodes=N] [grid=2x2] [checkpoint=last|all|STEPS] [gif=true].
 
     Episodes follow each other; with `grid` they play side by side, as many as there are places. With
     `checkpoint=all` the film has `episodes` of each kept checkpoint, so that one sees what was learned in
     between. Episode i is the one that `make evaluate` with this seed plays as its i-th. `size` is the edge of
     MuJoCo's pictures in pixels; other environments draw as large as they like. The film is an MP4 in the
-    run's `videos/`, or `out=FILE.mp4`; `gif=true` writes an animated GIF beside it.
+    run's `videos/`, or `out=FILE.mp4`; `gif=true` writes an animated GIF beside it. NAME is that of a file of
+    results/policies, or a path to a policy file; its film is NAME.mp4 in the present folder.
     """
 
-    run: str = word()
+    run: str | None = word(default=None)
+    policy: str | None = word(default=None)
     episodes: int | None = word(whole(1, 100), None)
     grid: tuple[int, int] = word(grid_of, (1, 1))
     checkpoint: str = word(default="last")
@@ -52,12 +54,17 @@ class Args:
 
 def main(args: Args) -> int:
     """Write the film, and say where it is."""
-    run_dir = find_run(args.run, args.runs_dir)
+    with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
+        name = None if args.policy is None else Path(f"{run_dir.name}.mp4")
+        return _film(args, run_dir, args.out or name)
+
+
+def _film(args: Args, run_dir: Path, out: Path | None) -> int:
     checkpoints = _chosen(run_dir, args.checkpoint)
     places = args.grid[0] * args.grid[1]
     episodes = args.episodes or (places if len(checkpoints) == 1 else 1)
     name = f"film_{'all' if len(checkpoints) > 1 else steps_of(checkpoints[0])}.mp4"
-    out = args.out or run_dir / paths.VIDEOS / name
+    out = out or run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
     from rltemplate.run.lines import replace_file

@@ -1,0 +1,343 @@
+"""The table of results: runs gathered into files, and the page, figures and policies made from these.
+
+    python results/table.py add 'RUNS'     finished runs (a pattern of folders) into runs.csv and evaluations.csv,
+                                           and the policy of the median seed of each row into results/policies/
+    python results/table.py page           docs/results.md and the figures, from the two files
+
+A run of the same algorithm, environment and seed takes the place of an earlier one.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rltemplate.analysis import stats, targets
+from rltemplate.analysis.figures import COLORS, Chart, Line, Panel, write
+from rltemplate.analysis.runs import Run, load_run
+from rltemplate.analysis.targets import show
+from rltemplate.rerun.policy_file import export_policy
+from rltemplate.run.read import find_run_dirs
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "results" / "table"
+POLICIES = ROOT / "results" / "policies"
+PAGE = ROOT / "docs" / "results.md"
+ENVS = """CartPole Acrobot Pendulum LunarLander LunarLanderContinuous BipedalWalker InvertedPendulum
+    InvertedDoublePendulum Reacher Pusher Swimmer Hopper Walker2d HalfCheetah Ant Humanoid""".split()
+NEAR = 2.0  # published results at this many times fewer or more steps are compared
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A finished run; `digest` is that of its trace, which the same words give again at the same commit."""
+
+    algo: str
+    env: str
+    seed: int
+    env_steps: int
+    eval_return: float  # mean over the episodes of the last evaluation
+    minutes: float  # wall-clock, beside other work on the machine
+    steps_per_second: float
+    run: str
+    commit: str
+    words: str
+    digest: str
+    cpu: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The mean return of the deterministic policy after so many steps."""
+
+    algo: str
+    env: str
+    seed: int
+    env_steps: int
+    eval_return: float
+    eval_length: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """A result of others; `source` says where it stands."""
+
+    steps: int
+    value: float
+    version: str
+    seeds: str
+    source: str
+
+
+def main(words: Sequence[str]) -> int:
+    """Do as the first word says."""
+    if len(words) == 2 and words[0] == "add":
+        add([load_run(folder) for folder in find_run_dirs(words[1])])
+    elif list(words) == ["page"]:
+        page()
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0
+
+
+def add(runs: Iterable[Run]) -> None:
+    """Gather finished runs into the files, and export a policy for each row that changed."""
+    finished = {key(run): run for run in runs if run.value("status") == "finished"}
+    kept = [each for each in read(Trained) if (each.algo, each.env, each.seed) not in finished]
+    came = [trained(run) for run in finished.values()]
+    rows = [each for each in read(Evaluation) if (each.algo, each.env, each.seed) not in finished]
+    for run in finished.values():
+        rows += evaluations(run)
+    save(Trained, [*kept, *came])
+    save(Evaluation, rows)
+    for algo, env in sorted({name[:2] for name in finished}):
+        row = sorted(cells([*kept, *came])[algo, env], key=lambda each: each.eval_return)
+        chosen = row[len(row) // 2]
+        run = finished.get((algo, env, chosen.seed))
+        if run is not None:
+            export_policy(run.dir, POLICIES / f"{algo}-{env}.zip")
+    print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
+
+
+def key(run: Run) -> tuple[str, str, int]:
+    """The place of a run in the table."""
+    return str(run.value("algo")), run.env, int(run.value("seed"))
+
+
+def trained(run: Run) -> Trained:
+    """The facts of a run that the table has."""
+    algo, env, seed = key(run)
+    record, steps, seconds = run.record, int(run.last_row["env_steps"]), float(run.record.duration_s or 0.0)
+    words = [word for word in record.overrides if not word.startswith(("runs_dir=", "run_dir="))]
+    return Trained(
+        algo=algo,
+        env=env,
+        seed=seed,
+        env_steps=steps,
+        eval_return=round(float(record.final_metrics["eval/return"]), 3),
+        minutes=round(seconds / 60.0, 1),
+        steps_per_second=round(steps / seconds),
+        run=run.id,
+        commit=str(record.git.base_commit)[:12] + "*" * bool(record.git.dirty),
+        words=" ".join(words),
+        digest=str(run.value("trace.digest")),
+        cpu=" ".join(str(run.value("machine.cpu")).split()),
+    )
+
+
+def evaluations(run: Run) -> Iterator[Evaluation]:
+    """All evaluations of a run."""
+    algo, env, seed = key(run)
+    for row in run.rows:
+        if "eval/return" in row:
+            values = {name: round(row[f"eval/{name}"], 3) for name in ("return", "length")}
+            yield Evaluation(
+                algo=algo,
+                env=env,
+                seed=seed,
+                env_steps=int(row["env_steps"]),
+                eval_return=values["return"],
+                eval_length=values["length"],
+            )
+
+
+def file_of(kind: type) -> Path:
+    """The CSV file of a kind of rows."""
+    return FOLDER / {Trained: "runs.csv", Evaluation: "evaluations.csv"}[kind]
+
+
+def read(kind: type) -> list[Any]:
+    """The rows of a file; none if it is not there yet."""
+    convert = {"int": int, "float": float, "str": str}
+    if not file_of(kind).exists():
+        return []
+    with file_of(kind).open(newline="", encoding="utf-8") as file:
+        return [
+            kind(**{each.name: convert[str(each.type)](row[each.name]) for each in fields(kind)})
+            for row in csv.DictReader(file)
+        ]
+
+
+def save(kind: type, rows: Iterable[Any]) -> None:
+    """Write all rows of a file, by algorithm, environment, seed and steps."""
+    FOLDER.mkdir(exist_ok=True)
+    with file_of(kind).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [each.name for each in fields(kind)], lineterminator="\n")
+        writer.writeheader()
+        for row in sorted(rows, key=lambda row: (row.algo, ENVS.index(row.env), row.seed, row.env_steps)):
+            writer.writerow(asdict(row))
+
+
+def cells(runs: Iterable[Trained]) -> dict[tuple[str, str], list[Trained]]:
+    """The runs of each row of the table, by algorithm and environment."""
+    found: dict[tuple[str, str], list[Trained]] = {}
+    for run in runs:
+        found.setdefault((run.algo, run.env), []).append(run)
+    return found
+
+
+def published(algo: str, env: str, steps: int) -> list[Published]:
+    """Results of others at about as many steps, the lowest first."""
+    with targets.TABLE.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["env"], row["algo"]) == (env, algo)]
+    near = [row for row in rows if 1 / NEAR <= int(row["steps"]) / steps <= NEAR]
+    found = [
+        Published(
+            int(row["steps"]), float(row["return_mean"]), row["env_version"], row["n_seeds"] or "?", row["source"]
+        )
+        for row in near
+    ]
+    return sorted(found, key=lambda each: each.value)
+
+
+def chance(env: str) -> float | None:
+    """The mean return of the random policy."""
+    found = [row.return_mean for row in targets.references() if (row.env, row.algo) == (env, targets.RANDOM)]
+    return found[0] if found else None
+
+
+# The page
+
+
+def page() -> None:
+    """Write the page and its figures."""
+    table = cells(read(Trained))
+    text = (FOLDER / "page.md").read_text(encoding="utf-8")
+    parts = {
+        "ROWS": "\n\n".join(f"## {algo.upper()}\n\n{rows(table, algo)}" for algo in ("ppo", "sac")),
+        "TOGETHER": together(table),
+        "RUNS": "\n".join(f"* {line}" for line in run_lines(table)),
+        "PUBLISHED": "\n".join(f"* {line}" for line in published_lines(table)),
+    }
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    PAGE.write_text(text, encoding="utf-8")
+    write(figures(table), FOLDER)
+
+
+def rows(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> str:
+    """A Markdown table of an algorithm's rows."""
+    head = ["environment", "steps", "seeds", "IQM (95 %)", "mean (95 %)"]
+    head += ["floor", "par", "top", "stands", "steps/s", "minutes"]
+    lines = [head, ["---"] * len(head)]
+    for (name, env), runs in table.items():
+        if name == algo:
+            lines.append([env, *row(algo, env, runs)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
+    """The cells of a row after the environment."""
+    returns, steps = [run.eval_return for run in runs], max(run.env_steps for run in runs)
+    iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
+    others = [each.value for each in published(algo, env, steps)]
+    ends = [min(others), median(others), max(others)] if others else []
+    yield from (f"{steps:,}", str(len(runs)), str(iqm), str(mean))
+    yield from ([show(end) for end in ends] or ["-"] * 3)
+    words = ["below the floor", "above the floor", "at par", "above the top"]
+    # The precision of published returns is about a hundredth of their distance to the random policy.
+    yield words[sum(iqm.value >= end - 0.005 * abs(end) for end in ends)] if ends else "none published"
+    yield f"{median(run.steps_per_second for run in runs):,.0f}"
+    yield f"{median(run.minutes for run in runs):.1f}"
+
+
+def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, np.ndarray]:
+    """Returns by environment, 0 for the random policy and 1 for the median of published ones."""
+    found = {}
+    for (name, env), runs in table.items():
+        others, low = published(algo, env, max(run.env_steps for run in runs)), chance(env)
+        if name == algo and others and low is not None:
+            par = median(each.value for each in others)
+            found[env] = np.array([(run.eval_return - low) / (par - low) for run in runs])
+    return found
+
+
+def over_environments(scores: Sequence[np.ndarray], of: Any) -> tuple[Any, Any, Any]:
+    """A statistic of all scores and its 95 % interval, seeds drawn anew within each environment."""
+    rng = np.random.default_rng(0)
+    drawn = [of(np.concatenate([rng.choice(part, len(part)) for part in scores])) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return of(np.concatenate(scores)), low, high
+
+
+def together(table: Mapping[tuple[str, str], list[Trained]]) -> str:
+    """Sentences about each algorithm over all environments."""
+    lines = []
+    for algo in ("ppo", "sac"):
+        scores = normalized(table, algo)
+        if len(scores) > 1:
+            value, low, high = over_environments([*scores.values()], stats.STATISTICS["iqm"])
+            lines.append(
+                f"* {algo.upper()}: IQM {value:.2f} ({low:.2f} to {high:.2f}) over {len(scores)} environments "
+                f"and {sum(map(len, scores.values()))} runs."
+            )
+    return "\n".join(lines)
+
+
+def run_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+    """Commits and runs of each row."""
+    for (algo, env), runs in table.items():
+        by_commit: dict[str, list[Trained]] = {}
+        for run in runs:
+            by_commit.setdefault(run.commit, []).append(run)
+        for commit, here in by_commit.items():
+            yield f"{algo} {env}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
+
+
+def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+    """The published results that each row is compared with."""
+    for (algo, env), runs in table.items():
+        for each in published(algo, env, max(run.env_steps for run in runs)):
+            seeds = f"{each.seeds} seed{'s' * (each.seeds != '1')}"
+            yield f"{algo} {env}-{each.version}: {show(each.value)} at {each.steps:,}, {seeds}: {each.source}"
+
+
+def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
+    """Learning curves of each algorithm, and the performance profile of all."""
+    points: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    for each in read(Evaluation):
+        seeds = points.setdefault((each.algo, each.env), {})
+        seeds.setdefault(each.seed, {})[each.env_steps] = each.eval_return
+    for algo in ("ppo", "sac"):
+        panels = [panel(name, env, points[name, env]) for name, env in table if name == algo]
+        if panels:
+            caption = f"{algo.upper()}: returns of evaluations, IQM over seeds with its 95 % interval"
+            yield Chart(algo, caption, panels)
+    taus = np.linspace(0.0, 2.0, 101)
+    lines = []
+    for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
+        scores = [*normalized(table, algo).values()]
+        if len(scores) > 1:
+            share = over_environments(scores, lambda all_: (all_[None] > taus[:, None]).mean(1))
+            value, low, high = (np.round(each, 4).tolist() for each in share)
+            band = list(zip(low, high, strict=True))
+            lines.append(Line(algo.upper(), list(zip(taus.tolist(), value, strict=True)), color, band))
+    title = "share of runs above a normalised score (0: random policy, 1: median of published returns)"
+    if lines:
+        yield Chart("profile", "Performance profile", [Panel(title, lines)])
+
+
+def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Panel:
+    """All seeds, thin, and their IQM with its interval, thick, over published returns."""
+    shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
+    middle = [stats.interval([curve[step] for curve in seeds.values()]) for step in shared]
+    lines = [Line(f"seed {seed}", sorted(curve.items()), "#9aa4ae") for seed, curve in seeds.items()]
+    band = [(each.low, each.high) for each in middle] if len(seeds) > 1 else None
+    points = list(zip(shared, (each.value for each in middle), strict=True))
+    lines.append(Line(f"IQM of {len(seeds)} seeds", points, COLORS[0], band))
+    others = [each.value for each in published(algo, env, shared[-1])]
+    levels = {"published": (min(others), max(others))} if others else {}
+    return Panel(f"{env} (n={len(seeds)})", lines, levels)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""Policies in small files: a checkpoint of which only the tensors that acting reads are left.
+
+A policy file is a ZIP with the two files of one checkpoint. It has the format of a run's `checkpoints/`, so
+that all that plays a run's policy plays a policy file, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rltemplate.config.command_args import choose
+from rltemplate.run import paths
+from rltemplate.run.read import find_run
+from rltemplate.types import ConfigError
+
+POLICIES = Path("results") / "policies"
+
+
+@contextlib.contextmanager
+def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterator[Path]:
+    """The folder with the checkpoints that `run=RUN` or `policy=NAME` names, while the block runs.
+
+    NAME is that of a file of results/policies, or a path that ends in .zip. Raises ConfigError.
+    """
+    if (run is None) == (policy is None):
+        raise ConfigError("give run=RUN or policy=NAME, one of the two")
+    if run is not None:
+        yield find_run(run, runs_dir)
+        return
+    file, known = Path(str(policy)), sorted(path.stem for path in POLICIES.glob("*.zip"))
+    if file.suffix != ".zip":
+        if policy not in known:
+            which = choose(str(policy), known) if known else "give a path that ends in .zip"
+            raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {which}")
+        file = POLICIES / f"{policy}.zip"
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / file.stem
+        try:
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(run_dir / paths.CHECKPOINTS)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"policy={policy}: {file} cannot be read: {error}") from None
+        yield run_dir
+
+
+def export_policy(run_dir: Path, file: Path) -> None:
+    """Write the newest policy of a run into a policy file."""
+    import numpy as np
+    import torch
+
+    from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
+    from rltemplate.train import load_policy
+
+    found = newest_checkpoint(run_dir, print, experience=False)
+    if found is None:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    _, algorithm, envs = load_policy(run_dir, path=found.path)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(scale=3.0, size=(4096, envs.codec.obs_size)).astype(np.float32)
+    state = {name: value for name, value in found.state.items() if name not in ("streams", "envs", "obs")}
+    expected = algorithm.act(obs)
+    for holder, name in list(_tensors(state)):
+        held = holder[name]
+        # Whatever noise in its place does not change, no policy reads.
+        holder[name] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
+        algorithm.load_state_dict(copy.deepcopy(state))
+        holder[name] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
+    algorithm.close()
+    with tempfile.TemporaryDirectory() as name:
+        path = Checkpoints(Path(name), found.config, keep=1).save(int(state["env_steps"]), state, None)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for each in (path, path.with_suffix(".json")):
+                archive.write(each, each.name)
+
+
+def _tensors(state: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """The place of each tensor of a nested state: its dictionary and its name."""
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _tensors(value)
+        elif hasattr(value, "dtype"):
+            yield state, name
