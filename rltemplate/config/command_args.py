@@ -58,7 +58,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
         elif key in words and equals:
             if words[key].name in values:
                 raise ConfigError(f"{text}: {key} is given twice")
-            values[words[key].name] = _converted(text, words[key].metadata["kind"], value)
+            values[words[key].name] = converted(key, value, words[key].metadata["kind"])
         elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
             others.append(text)
         else:
@@ -93,13 +93,14 @@ def program(*words: str) -> list[str]:
     return ["python", "-m", __name__.partition(".")[0], *(words or sys.argv[1:])]
 
 
-def _converted(word: str, kind: Kind, text: str) -> Any:
+def converted(key: str, text: str, kind: Kind) -> Any:
+    """The value that `key=text` gives; the `ConfigError` of its kind gets the word in front."""
     if not text.strip():
-        raise ConfigError(f"{word}: a value is missing after '='")
+        raise ConfigError(f"{key}={text}: a value is missing after '='")
     try:
         return kind(text)
     except ConfigError as error:
-        raise ConfigError(f"{word}: {error}") from error
+        raise ConfigError(f"{key}={text}: {error}") from error
 
 
 def whole(least: int, most: int | None = None) -> Kind:
@@ -129,8 +130,6 @@ def one_of(*names: str) -> Kind:
 
 def folder(text: str) -> Path:
     """The kind of a folder that is there or can be made."""
-    if not text.strip():
-        raise ConfigError("expected the name of a folder")
     try:
         path = Path(text).expanduser()
         # A link that leads nowhere does not exist, and nothing can be made in its place.

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -18,7 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
+from rltemplate.config.command_args import make_folder
 from rltemplate.determinism.machine import package_versions
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
@@ -26,11 +27,11 @@ from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
-from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
+from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import RunLock, to_stderr
 from rltemplate.run.record import SweepRecord, utc_now
-from rltemplate.types import STOP_SIGNALS, ConfigError
+from rltemplate.types import ConfigError, stop_signals
 
 
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:
@@ -40,10 +41,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     folder = find_sweep(root, plan.words) if plan.resume else root / new_id(plan.words)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"runs_dir={root.parent}: cannot be made, {error.strerror}") from error
+    make_folder("runs_dir", folder)
     RunLock(folder).acquire()
     if plan.resume:
         record = SweepRecord.read(folder)
@@ -64,35 +62,27 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start in days
         )
     record.commands.append(list(command))
-    try:
-        record.write(folder)
-    except OSError as error:
-        if not plan.resume:
-            withdraw_run(PROJECT, record.snapshot)
-            shutil.rmtree(folder, ignore_errors=True)
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
+    record.write(folder)
     # Jobs are numbered in the order of the words that the sweep was first started with.
     place = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
     received: list[int] = []
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: received.append(number))
-    stop = _stop_file(folder, record)
-    launcher = _fork_launcher(stop)
-    log = folder / "launcher.log"
-    if launcher == 0:
-        if not plan.console:  # the table is not to be broken by words of launchers and schedulers
-            with log.open("wb") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-        run_hydra(argv)
-        return 0
-    table = None if plan.console else SweepTable(folder, record)
-    launched = _wait_for(launcher, received, stop, table)
-    if not (launched or received or plan.console):
-        say(f"the launcher has failed: {last_words(log, 1)}, see {log}")
-    return _finish(folder, launched, received)
+    with stop_signals(lambda number, _: received.append(number)):
+        stop = _stop_file(folder, record)
+        launcher = _fork_launcher(stop)
+        log = folder / "launcher.log"
+        if launcher == 0:
+            if not plan.console:  # the table is not to be broken by words of launchers and schedulers
+                with log.open("wb") as file:
+                    os.dup2(file.fileno(), 1)
+                    os.dup2(file.fileno(), 2)
+            run_hydra(argv)
+            return 0
+        table = None if plan.console else SweepTable(folder, record)
+        launched = _wait_for(launcher, received, stop, table)
+        if not (launched or received or plan.console):
+            say(f"the launcher has failed: {last_words(log, 1)}, see {log}")
+        return _finish(folder, launched, received)
 
 
 def new_id(words: Sequence[str]) -> str:
@@ -168,9 +158,6 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTa
     The first signal asks the runs to end, which may take them an iteration; the second one reaches them
     again; the third one kills everything.
     """
-    # Needed at the end, when the files may hold other code than what runs here.
-    import rltemplate.analysis.journal  # noqa: F401
-
     passed = 0
     while not (ended := os.waitpid(launcher, os.WNOHANG))[0]:
         for number in received[passed:]:
@@ -189,8 +176,6 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTa
         table.close()
     if ended[1]:
         _send(stop, signal.SIGTERM)  # to jobs on other machines
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
     # Runs that nobody waits for any more, since the launcher or a worker of it was killed.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(launcher, signal.SIGTERM)
@@ -209,13 +194,11 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     if received:
         record.status = "interrupted"
         exit_status = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
-    elif statuses == {"finished"} and launched and len(record.jobs) >= (record.num_jobs or 1):
+    elif statuses == {"finished"} and launched and len(record.jobs) >= record.num_jobs:
         record.status, exit_status = "finished", 0
     elif statuses == {"refused"}:
         exit_status = 2
     write(record, folder)
-    from rltemplate.analysis.journal import write_sweep
-
     write_sweep(folder, record, folder.parent.parent, PROJECT)
     show_end(record, folder)
     return exit_status

@@ -15,16 +15,19 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hydra
 import xxhash
+from hydra.core.hydra_config import HydraConfig
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
-from rltemplate.config.cli.preflight import Composed, job_context, typed
+from rltemplate.config.cli.overrides import SEARCHPATH
+from rltemplate.config.cli.preflight import compose_job, has_console
 from rltemplate.config.loading import CONF, from_dict, to_dict
 from rltemplate.config.schema import AUTO
 from rltemplate.launch import process
@@ -41,31 +44,32 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 def run_hydra(argv: Sequence[str]) -> None:
     """Have Hydra carry out a sweep or answer a question such as --cfg; each job of a sweep is `hydra_job`."""
     sys.argv = ["train", *argv]
+    # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
+    Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(hydra_job)()
 
 
-def hydra_job(composed: DictConfig) -> float | None:
-    """Run one job of a sweep as Hydra composed it, in a process of its launcher."""
-    choices, overrides, number, console = job_context()
-    return run_job(lambda jobs: typed(composed, choices, jobs), overrides, number, console)
+def hydra_job(_: DictConfig) -> None:
+    """Run one job of a sweep, in a process of Hydra's launcher."""
+    facts = HydraConfig.get()
+    overrides = list(facts.overrides.task)
+    more = [text for text in facts.overrides.hydra if text.startswith(SEARCHPATH)]
+    run_job([*more, *overrides], overrides, int(facts.job.num), has_console(facts.launcher))
 
 
-def run_job(
-    compose: Callable[[int], Composed], overrides: list[str], number: int, console: bool
-) -> float | None:
-    """Run a job to its end and return its last evaluation. Trouble is recorded and never raised.
+def run_job(words: Sequence[str], overrides: list[str], number: int, console: bool) -> None:
+    """Run the job that is composed of `words` to its end. Trouble is recorded and never raised.
 
-    `compose` takes the number of jobs that run beside each other. Without a console of its own the run
-    writes to `job_<number>.log` in the folder of the sweep.
+    Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
     """
     stop = Path(os.environ[process.STOP_VARIABLE])
     if stop.exists():
-        return None
+        return
     folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
     log = None if console else folder / f"job_{number}.log"
     exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
     try:
-        job = _find_run(entry, folder, compose)
+        job = _find_run(entry, folder, words)
         if job is not None:
             if console:
                 say(f"#{number} {' '.join(overrides)}{f', resumed in {job.run_dir}' * job.resume}")
@@ -82,25 +86,20 @@ def run_job(
     if console:
         say(f"#{number}: {entry.status}")
     if exit_status in _INTERRUPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and not stop.exists():
-        sys.exit(
-            exit_status
-        )  # without a result for submitit, which waits until Slurm has called the job again
-    return entry.final_return
+        sys.exit(exit_status)  # without a result: submitit waits until Slurm has called the job again
 
 
-def _find_run(entry: SweepJob, folder: Path, compose: Callable[[int], Composed]) -> Job | None:
+def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None:
     """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
     record = SweepRecord.read(folder)
-    config, choices, auto = compose(record.jobs_beside)
+    config, choices, auto = compose_job(words, record.jobs_beside)
     env_name = choices["env"]
-    # A sweeper that draws may ask for other values under a number when the sweep is resumed.
-    number = None if record.num_jobs is None else entry.job
     values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
     # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
     values |= dict.fromkeys(auto, AUTO)
     for key in BOOKKEEPING_KEYS:
         del values[key]
-    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, number, values])}"
+    prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"
     run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", env_name)
     there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
     run_dir = run_dir if there is None else there.parent

@@ -136,7 +136,7 @@ class SweepTable:
     def _summary(self) -> str:
         counts = Counter(job.status for job in self._jobs.values())
         said = ", ".join(f"{number} {status}" for status, number in counts.items())
-        done, total, left = self._done(), self._record.num_jobs or len(self._jobs), None
+        done, total, left = self._done(), self._record.num_jobs, None
         if done > self._done_before:
             left = (total - done) * (time.monotonic() - self._began) / (done - self._done_before)
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"

@@ -186,7 +186,7 @@ class SweepRecord:
 
     id: str
     words: list[str]  # overrides that say which sweep it is, in the order that numbers its jobs
-    num_jobs: int | None  # None: the sweeper decides while it runs
+    num_jobs: int
     commands: list[list[str]]  # one for each time that it was started
     start_time: str
     versions: dict[str, str]  # of packages, at the last start

@@ -37,10 +37,9 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
-    ("train run_dir=.", "run_dir=.: is not empty", "folder of its own"),
+    ("train run_dir=.", "run_dir=.: is not empty; expected a new folder"),
     ("train runs_dir=~no-body/x", "runs_dir=~no-body/x: cannot be made, Could not determine home"),
     (f"train seed={LONG}", "seed=xxx", "expected a whole number"),
-    ("train seed=\udcff", r"seed=\udcff", "not UTF-8"),
     # the program itself, and words that are alike for all commands
     ("compere", "compere: no such command", "did you mean compare?", "allowed: train, resume, "),
     ("evaluate", "run= is missing", "allowed: run=, episodes=, seed=, runs_dir=, --json"),

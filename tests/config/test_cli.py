@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, cast
 from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
 import pytest
 from conftest import ROOT, env_config, run_train
-from hydra.plugins.sweeper import Sweeper
 
 from rltemplate.config.cli.preflight import compose_job, preflight
 from rltemplate.envs.make import check_env
@@ -48,7 +46,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("logger.wandb=true", ["logger.wandb.enabled"]),
     ("env.kwargs=3", ["env.kwargs.name=value"]),
     ("algo.num_minibatches=7 seed=1,2", ["nearest that does: 8", "job algo.num_minibatches=7 seed=1)"]),
-    ("runs_dir=", ["runs_dir=: expected the name of a folder"]),
+    ("runs_dir=", ["runs_dir=: a value is missing"]),
     ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
@@ -57,7 +55,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("sweep=ppo-rates", ["has values to draw from; make search sweep=ppo-rates"]),
     ("sweep=five-seeds,resum", ["did you mean resume?"]),
     ("--config-dir=nowhere", ["--config-dir=nowhere: no such folder"]),
-    ("--config-dir", ["expected a folder"]),
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
@@ -116,10 +113,8 @@ def test_a_text_stays_as_it_was_typed(name: str) -> None:
 def test_of_jobs_that_differ_in_their_seed_alone_one_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     compose = Mock(side_effect=compose_job)
     monkeypatch.setattr("rltemplate.config.cli.preflight.compose_job", compose)
-    monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)  # put back
     plan = preflight(["seed=range(1,301)", "algo.gamma=0.9,0.8"])
     assert plan.num_jobs == 600
-    Sweeper.validate_batch_is_legal(cast("Any", None), plan.overrides)  # Hydra composes none of them
     assert plan.overrides == [["seed=1", "algo.gamma=0.9"], ["seed=1", "algo.gamma=0.8"]]
     assert [call.args[0] for call in compose.call_args_list] == plan.overrides
 

@@ -6,7 +6,6 @@ They run in a copy of the project whose `rltemplate/train.py` is replaced by a w
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -18,9 +17,11 @@ from typing import Any
 
 import pytest
 from conftest import Start, alive, copy_project, environment, git, plain, program, until
+from hydra import initialize_config_dir
 
-from rltemplate.config.cli.preflight import Composed, preflight
-from rltemplate.launch import process, sweep, sweep_job
+from rltemplate.config.loading import CONF
+from rltemplate.config.schema import register_schemas
+from rltemplate.launch import process, sweep_job
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
 from rltemplate.types import ConfigError
@@ -377,8 +378,11 @@ def folder(fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_job(number: int, *words: str) -> float | None:
-    config = preflight(words).configs[0]
-    return sweep_job.run_job(lambda _: Composed(config, {"env": "CartPole"}, set()), [*words], number, False)
+    """The return that a job has recorded."""
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        sweep_job.run_job(words, [*words], number, False)
+    return {job.job: job.final_return for job in SweepRecord.read(Path()).jobs}.get(number)
 
 
 def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_configuration_has_changed(
@@ -412,20 +416,7 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     assert len(SweepRecord.read(folder).jobs) == 1
 
 
-def test_a_full_disk_at_the_start_and_a_record_of_another_version_are_told(
-    fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(sweep, "PROJECT", fork)
-    plan = preflight(["seed=1,2", f"runs_dir={tmp_path}"])
-    refs = git(fork, "for-each-ref", "refs/runs")  # other tests have left theirs
-    monkeypatch.setattr(SweepRecord, "write", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
-        sweep.run_sweep(plan, [])
-    assert list(tmp_path.rglob("*sweep-*")) == []
-    assert git(fork, "for-each-ref", "refs/runs") == refs
+def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
     for text in ('{"jobs_of_old": []}', "[]", "{"):
         (tmp_path / "sweep.json").write_text(text)
         with pytest.raises(ConfigError, match="of another version"):

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 
 from rltemplate.config.cli.overrides import (
-    HYDRA_GROUPS,
+    LAUNCHER,
     chosen_algorithm,
     group_names,
     key_types,
@@ -52,13 +52,13 @@ def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[s
 
 def _keys(algorithm: str) -> list[str]:
     types = key_types(algorithm)
-    return [f"{key}=" for key in sorted({*types, *group_names(), "hydra/launcher"})]
+    return [f"{key}=" for key in sorted({*types, *group_names(), LAUNCHER})]
 
 
 def _values(key: str, algorithm: str) -> list[str]:
     if key in group_names():
         return option_names(key) + ["resume"] * (key == "sweep")
-    if key in HYDRA_GROUPS:
+    if key == LAUNCHER:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return GlobalHydra.instance().config_loader().get_group_options(key, ObjectType.CONFIG)
     kind = key_types(algorithm).get(key)

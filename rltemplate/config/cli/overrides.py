@@ -30,10 +30,7 @@ from rltemplate.types import ConfigError
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
-# Hydra's own that can be chosen.
-HYDRA_GROUPS = ("hydra/launcher", "hydra/sweeper")
-SEARCHPATH = "hydra.searchpath"
-_OF_HYDRA = (*HYDRA_GROUPS, "hydra.launcher.", "hydra.sweeper.")
+LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
 
 # Keys by the names that other programs have for them.
 _ELSEWHERE = {
@@ -130,7 +127,7 @@ def wrong_key(key: str, algorithm: str) -> str:
     if owner is not None:
         said = f"algo={algorithm} has no such key, algo={owner} has; "
     else:
-        names = [*known, *group_names(), *HYDRA_GROUPS]
+        names = [*known, *group_names(), LAUNCHER]
         spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
         for name, aliases in _ELSEWHERE.items():
             if name in names or "=" in name:
@@ -172,13 +169,13 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
             raise ConfigError(f"{word}: {key} is given twice")
         if key in IDENTITY:
             raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
-        if key.startswith("hydra") and not key.startswith(_OF_HYDRA):
+        if key.startswith("hydra") and not key.startswith((LAUNCHER, "hydra.launcher.")):
             raise ConfigError(
-                f"{word}: of Hydra's own settings only hydra/launcher, hydra/sweeper and the keys below them "
-                "can be set; folders are chosen with runs_dir and run_dir"
+                f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
+                "folders are chosen with runs_dir and run_dir"
             )
-        if key in (*group_names(), *HYDRA_GROUPS):
-            hydras = key in HYDRA_GROUPS
+        if key in (*group_names(), LAUNCHER):
+            hydras = key == LAUNCHER
             named = loader.get_group_options(key, ObjectType.CONFIG) if hydras else option_names(key, more)
             allowed: dict[str, Any] = {**dict.fromkeys(named), **option_files(key, more)}
             names = [_option(key, name, allowed) for name in _names(override)]

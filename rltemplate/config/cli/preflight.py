@@ -7,11 +7,10 @@ composed once. What Hydra receives afterwards cannot fail.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,9 @@ from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -39,7 +35,18 @@ from rltemplate.config.cli.overrides import (
     wrong_key,
     wrong_value,
 )
-from rltemplate.config.command_args import first_line, folder, nearest, one_of, parse, readable, rest, word
+from rltemplate.config.command_args import (
+    converted,
+    first_line,
+    folder,
+    nearest,
+    new_folder,
+    one_of,
+    parse,
+    readable,
+    rest,
+    word,
+)
 from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import AUTO, Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
@@ -63,7 +70,7 @@ class Plan:
 
     argv: list[str]
     sweep: bool = False
-    num_jobs: int | None = None  # None: the sweeper decides while it runs
+    num_jobs: int = 1
     # One of those that differ in their seed alone; none if nothing is going to run (--help, --cfg).
     configs: list[Config] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
@@ -76,13 +83,21 @@ class Plan:
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
+def _existing(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_dir():
+        raise ConfigError("no such folder")
+    return path
+
+
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Words of `make train`: overrides, and how a sweep is carried out."""
+    """Words of `make train`: overrides and flags, how a sweep is carried out, and a folder like conf/."""
 
     sweep: str = word(default="")
     accept: str | None = word(one_of("changes"), None)
-    overrides: list[str] = rest(options=True)
+    config_dir: Path | None = word(_existing, None, key="--config-dir")
+    others: list[str] = rest(options=True)
 
 
 def preflight(argv: Sequence[str]) -> Plan:
@@ -99,35 +114,27 @@ def preflight(argv: Sequence[str]) -> Plan:
 
 def _plan(argv: Sequence[str]) -> Plan:
     register_schemas()
-    if {"--shell-completion", "-sc"}.intersection(argv):
-        return Plan(argv=list(argv))
-    argv, more = _outside(argv)
-    assigned = [text for text in argv if "=" in text and not text.startswith("-")]
-    flags = [text for text in argv if text not in assigned]
-    shows, multirun = (any(text.startswith(known) for text in flags) for known in (_QUESTIONS, _MULTIRUN))
-    for before, text in zip(("", *argv), argv, strict=False):
-        asked = shows and (text.startswith("-") or before.startswith("-"))  # --cfg job
-        if text in flags and text not in _MULTIRUN and not asked:
+    words = parse(argv, Words)
+    more = [] if words.config_dir is None else [words.config_dir]
+    assigned = [text for text in words.others if "=" in text and not text.startswith("-")]
+    flags = [text for text in words.others if text not in assigned]
+    shows = any(text.startswith(_QUESTIONS) for text in flags)
+    for text in () if shows else flags:
+        if text not in _MULTIRUN:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
             hint = ("=" not in text and nearest(text, names, names)) or "as in seed=3"
             raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
-    for text in argv:
-        if text.encode(errors="ignore").decode() != text:
-            raise ConfigError(f"{text}: is no text, for its bytes are not UTF-8")
-    words = parse(assigned, Words)
-    files = [name for name in words.sweep.split(",") if name not in ("", _RESUME)]
-    resume = _RESUME in words.sweep.split(",")
+    chosen = [name for name in words.sweep.split(",") if name]
+    resume = _RESUME in chosen
     if words.accept and not resume:
         raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        in_files = [each for name in files for each in _words_of(name, more, words.overrides)]
-        overrides = read_overrides([*in_files, *words.overrides], loader, more)
-        sweep = multirun or any(override.is_sweep_override() for override in overrides)
+        files = [name for name in chosen if name != _RESUME]
+        in_files = [each for name in files for each in _words_of(name, more, assigned)]
+        overrides = read_overrides([*in_files, *assigned], GlobalHydra.instance().config_loader(), more)
         plain = [str(override.input_line) for override in overrides]
-        if sweep and shows:
-            raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
-        if not sweep:
+        fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
+        if len(fixed) == len(plain) and not {*flags}.intersection(_MULTIRUN):
             if resume:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
             config = (single := compose_job(plain)).config
@@ -137,49 +144,31 @@ def _plan(argv: Sequence[str]) -> Plan:
             own = [text for text in plain if not text.startswith("hydra")]
             lines = _about_auto([single], [own])
             return Plan(argv=plain, configs=[config], overrides=[own], choices=single.choices, auto=lines)
-        composed = _compose([str(each.input_line) for each in overrides if not each.is_sweep_override()])
-        jobs, exact = _jobs(overrides, loader, composed)
-        beside, launcher = _beside(composed, len(jobs) if exact else None)
+        if shows:
+            raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
+        composed, jobs = _compose(fixed), _jobs(overrides)
+        beside, launcher = _beside(composed, len(jobs))
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
         checked = [_compose_one(each, beside) for each in distinct.values()]
         configs = [each.config for each in checked]
-        if exact:
-            # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
-            Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
         if len({config.runs_dir for config in configs}) > 1 or any(config.run_dir for config in configs):
             raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
         _check_folder(configs[0])
         return Plan(
             argv=[*(text for text in plain if not text.startswith(_N_JOBS)), *launcher, "--multirun"],
             sweep=True,
-            num_jobs=len(jobs) if exact else None,
+            num_jobs=len(jobs),
             configs=configs,
             overrides=list(distinct.values()),
             words=_words_of_sweep(plain),
             resume=resume,
             accept=words.accept is not None,
             jobs=beside,
-            console=_has_console(composed.hydra.launcher),
+            console=has_console(composed.hydra.launcher),
             auto=_about_auto(checked, distinct.values()),
         )
-
-
-def _outside(argv: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The words without Hydra's flag for configurations outside of conf/, and the folder that it names."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config-dir")
-    try:
-        known, words = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError("--config-dir: expected a folder, as in --config-dir=../my-conf") from error
-    if known.config_dir is None:
-        return words, []
-    folder = Path(known.config_dir).expanduser().absolute()
-    if not folder.is_dir():
-        raise ConfigError(f"--config-dir={known.config_dir}: no such folder")
-    return words, [folder]
 
 
 def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
@@ -209,33 +198,21 @@ def _words_of_sweep(plain: Sequence[str]) -> list[str]:
 
 def _check_folder(config: Config) -> None:
     """Raise `ConfigError` unless the run's folder can be made, or is there and empty."""
-    key = "runs_dir" if config.run_dir is None else "run_dir"
-    text = config.runs_dir if config.run_dir is None else config.run_dir
-    try:
-        path = folder(text)
-    except ConfigError as error:
-        raise ConfigError(f"{key}={text}: {error}") from error
-    if key == "run_dir" and path.is_dir() and any(path.iterdir()):
-        raise ConfigError(f"{key}={text}: is not empty; a run needs a folder of its own")
+    if config.run_dir is None:
+        converted("runs_dir", config.runs_dir, folder)
+    else:
+        converted("run_dir", config.run_dir, new_folder)
 
 
-def _jobs(
-    overrides: Sequence[Override], loader: ConfigLoader, composed: DictConfig
-) -> tuple[list[list[str]], bool]:
-    """The overrides of every job, and true if these are all of them (another sweeper draws its own)."""
-    sweeper = composed.hydra.sweeper
-    if not str(sweeper["_target_"]).endswith("BasicSweeper"):
-        return [[str(each.input_line) for each in overrides if not each.is_sweep_override()]], False
-    params = read_overrides([f"{key}={value}" for key, value in (sweeper.params or {}).items()], loader)
-    values: dict[str, list[str]] = {}
-    for each in (*params, *overrides):
-        values[each.get_key_element()] = _values(each)
-        if math.prod(map(len, values.values())) > _JOBS_AT_MOST:
-            raise ConfigError(f"{each.input_line}: would make a sweep of more than {_JOBS_AT_MOST:,} jobs")
-    return [list(job) for job in itertools.product(*values.values())], True
+def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of every job."""
+    values = [_values(each) for each in overrides]
+    if math.prod(map(len, values)) > _JOBS_AT_MOST:
+        raise ConfigError(f"these lists of values make a sweep of more than {_JOBS_AT_MOST:,} jobs")
+    return [list(job) for job in itertools.product(*values)]
 
 
-def _beside(composed: DictConfig, num_jobs: int | None) -> tuple[int, list[str]]:
+def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     """The number of jobs that run beside each other on this machine, and the words for the launcher.
 
     Another launcher than joblib's has its own way.
@@ -245,7 +222,7 @@ def _beside(composed: DictConfig, num_jobs: int | None) -> tuple[int, list[str]]
         return 1, []
     threads = 1 if composed.num_threads == AUTO else composed.num_threads
     cores = usable_cores() // (threads + composed.env.num_workers)
-    beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs or cores))
+    beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
 
 
@@ -273,23 +250,8 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
         ) from error
 
 
-def job_context() -> tuple[dict[str, Any], list[str], int, bool]:
-    """Facts of the job that Hydra runs: choices by group, overrides, number in the sweep, own console."""
-    hydra = HydraConfig.get()
-    return _choices(hydra), list(hydra.overrides.task), int(hydra.job.num), _has_console(hydra.launcher)
-
-
-def _choices(hydra: Any) -> dict[str, Any]:
-    """Hydra's choices by group; those that name the configuration only if there is such a file."""
-    choices = dict(hydra.runtime.choices)
-    more = [Path(path.removeprefix("file://")) for path in hydra.searchpath]
-    for group in _NAMED:
-        if choices.get(group) not in option_names(group, more):
-            choices[group] = None
-    return choices
-
-
-def _has_console(launcher: DictConfig) -> bool:
+def has_console(launcher: DictConfig) -> bool:
+    """True if jobs of this launcher run one after the other, in the process of the command."""
     return str(launcher["_target_"]).endswith("BasicLauncher")
 
 
@@ -302,25 +264,23 @@ class Composed(NamedTuple):
 
 
 def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
-    """The configuration of the job that Hydra would start with these overrides, beside others."""
+    """The configuration of the job that Hydra would start with these overrides, one of `jobs` beside it."""
     composed = _compose(words)
-    choices = _choices(composed.hydra)
+    choices = dict(composed.hydra.runtime.choices)
+    more = [Path(path.removeprefix("file://")) for path in composed.hydra.searchpath]
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
-    return typed(composed, choices, jobs)
-
-
-def typed(composed: DictConfig, choices: Mapping[str, Any], jobs: int = 1) -> Composed:
-    """The typed configuration of one of `jobs` beside each other; `choices` are Hydra's, by group."""
     for group in _NAMED:
         if composed[group] is not None:
             raise ConfigError(
                 f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
             )
+        if choices.get(group) not in option_names(group, more):  # an optional file that is not there
+            choices[group] = None
         composed[group] = choices[group]
     config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
-    return Composed(config, dict(choices), auto_keys(composed))
+    return Composed(config, choices, auto_keys(composed))
 
 
 def _compose(words: Sequence[str]) -> DictConfig:
@@ -339,8 +299,8 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     if unknown := re.match(r"Could not override '([^']+)'", text):
         key = unknown[1]
         word = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), key)
-        launcher = "no such key of the chosen launcher or sweeper"
-        return f"{word}: {launcher if key.startswith('hydra.') else wrong_key(key, algorithm)}"
+        launcher = key.startswith("hydra.")
+        return f"{word}: {'no such key of the chosen launcher' if launcher else wrong_key(key, algorithm)}"
     if wrong := re.match(r"Error merging override (.*)", text):
         key, _, value = wrong[1].lstrip("+").partition("=")
         return f"{key}={value}: {wrong_value(key, value, algorithm) or first_line(error.__cause__ or error)}"
