@@ -87,6 +87,13 @@ class Experiment:
         return stats.interval(self.returns, statistic)
 
     @property
+    def result(self) -> str:
+        """The IQM of the returns with its interval, in a line."""
+        seeds = len(self.counted)
+        of = f"IQM of {seeds} seeds with its 95 % interval" if seeds > 1 else "1 seed"
+        return f"{self}: return {self.interval()}, {of}"
+
+    @property
     def standing(self) -> targets.Standing | None:
         """The standing of the mean return of evaluations, which is what others publish."""
         if not self.counted or self.score != "eval/return":

@@ -69,7 +69,7 @@ def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Pat
         return []
     counts = Counter(job.status for job in record.jobs)
     results = [", ".join(f"{count} {status}" for status, count in counts.items())]
-    results += [f"IQM of {each} {each.interval()}" for each in find_experiments(runs) if each.counted]
+    results += [each.result for each in find_experiments(runs) if each.counted]
     return [
         f"## {_time(record.start_time)} · sweep `{' '.join(record.words)}` · {record.status}\n",
         *_why_and_change(runs[0], there, runs_dir, project),

@@ -192,8 +192,7 @@ def show_end(record: SweepRecord, folder: Path) -> None:
     counted = [each for each in find_experiments(runs) if each.counted]
     if any(len(each.counted) > 1 for each in counted):
         for each in counted:
-            seeds = len(each.counted)
-            say(f"{each}: mean return {each.interval('mean')} over {seeds} seed{'s' * (seeds != 1)}")
+            say(each.result)
     say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
         given = (word for word in record.commands[0] if word.startswith("sweep="))

@@ -57,7 +57,8 @@ def test_a_sweep_has_one_entry_with_its_jobs(tmp_path: Path) -> None:
     facts |= {"snapshot": GitRecord(), "num_jobs": len(jobs), "status": "failed"}
     journal.write_sweep(folder, SweepRecord(id="s1", words=["seed=1,2"], **facts), tmp_path, tmp_path)
     assert "sweep `seed=1,2` · failed" in text(tmp_path)
-    assert "**Result** 2 finished, 1 refused; IQM of ppo on Thing" in text(tmp_path)
+    result = "2 finished, 1 refused; ppo on Thing: return 1 (1 to 1), IQM of 2 seeds with its 95 % interval"
+    assert f"**Result** {result}\n" in text(tmp_path)
 
 
 def _write_many(run_dir: Path, runs_dir: Path) -> None:

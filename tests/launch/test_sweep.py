@@ -286,7 +286,7 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     assert len({job.run_id for job in record.jobs}) == 4
     assert resumes(tmp_path) == [[False], [False, True], [False], [False]]
     assert ("hello from seed 2" in out) == (launcher == "basic")
-    assert "ppo on CartPole: mean return 15 (-48.5 to 78.5) over 2 seeds\n" in out
+    assert "ppo on CartPole: return 15 (-47.5 to 77.5), IQM of 2 seeds with its 95 % interval\n" in out
     if launcher != "basic":
         assert (folder / "job_2.log").read_text() == "hello from seed 1\n"
 
