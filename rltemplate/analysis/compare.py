@@ -12,7 +12,7 @@ from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_run
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
-from rltemplate.run.paths import TRACE
+from rltemplate.run.paths import TRACE, from_here
 from rltemplate.run.trace import RESET
 from rltemplate.types import ConfigError
 
@@ -91,9 +91,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
 
 def diff_command(a: Path, b: Path) -> str:
     """The command that shows the changes of the code between the runs in two folders."""
-    here = Path.cwd()
-    known = [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in (a, b)]
-    one, other = (shlex.quote(str(folder)) for folder in known)
+    one, other = (shlex.quote(str(from_here(folder))) for folder in (a, b))
     return f"make diff a={one} b={other} code=full"
 
 

@@ -30,7 +30,7 @@ from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import RunLock, to_stderr
-from rltemplate.run.record import SweepRecord, utc_now
+from rltemplate.run.record import FINISHED, SweepRecord, utc_now
 from rltemplate.types import ConfigError, stop_signals
 
 
@@ -110,7 +110,8 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     _send(_stop_file(folder, record), signal.SIGTERM)
     record.status, record.end_time, record.versions = "running", None, package_versions()
     record.num_jobs, record.jobs_beside, record.accept = plan.num_jobs, plan.jobs, plan.accept
-    say(f"sweep {record.id} goes on")
+    finished = sum(job.status == FINISHED for job in record.jobs)
+    say(f"sweep {record.id} goes on: {finished} of {plan.num_jobs or len(record.jobs)} jobs had finished")
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, Swe
 from rltemplate.run.sinks.console import show_number, show_time
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
+_ENOUGH = 0.05  # of a sweep, to tell the time left: the first steps may have waited for a compiler
 _REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 
@@ -137,7 +139,7 @@ class SweepTable:
         counts = Counter(job.status for job in self._jobs.values())
         said = ", ".join(f"{number} {status}" for status, number in counts.items())
         done, total, left = self._done(), self._record.num_jobs, None
-        if done > self._done_before:
+        if done > self._done_before + _ENOUGH * total:
             left = (total - done) * (time.monotonic() - self._began) / (done - self._done_before)
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
 
@@ -198,3 +200,7 @@ def show_end(record: SweepRecord, folder: Path) -> None:
         given = (word for word in record.commands[0] if word.startswith("sweep="))
         file = next(given, "sweep=").removeprefix("sweep=")
         say(f"next: the same command with sweep={file}{',' * bool(file)}resume")
+    elif counted:
+        pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
+        runs = f"runs={shlex.quote(str(pattern))}"
+        say(f"next: make stats {runs}\n      make report {runs}")

@@ -276,6 +276,8 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     (tmp_path / "runs").rename(tmp_path / "moved")
     again = [*words[::-1], "sweep=resume", f"hydra/launcher={launcher}", "runs_dir=moved"]
     out = start("train", *again, status=0, **inherited).said
+    assert f"sweep {before.id} goes on: 1 of 4 jobs had finished\n" in out
+    assert out.endswith("      make report runs='moved/*/" + before.id.partition("sweep")[0] + "*'\n")
     assert not (tmp_path / "runs").exists()
     folder, record = sweep_in(tmp_path)
     assert (record.id, record.status) == (before.id, "finished")

@@ -75,6 +75,10 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
         capsys.readouterr()
         table.update()
         assert capsys.readouterr().out == before + "".join(f"{line}\n" for line in lines)
+    for number in (2, 3):  # the first steps may have waited for a compiler
+        (tmp_path / "ppo-Thing" / f"run-{number}" / paths.METRICS).write_text('{"env_steps": 9}\n')
+    table.update()
+    assert "4 jobs: 1 finished, 2 running, left -:--:--\n" in capsys.readouterr().out
     table.close()
     assert capsys.readouterr().out == "\x1b[3F\x1b[J"
 

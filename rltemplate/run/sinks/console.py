@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
+from rltemplate.run.paths import from_here
 from rltemplate.run.sinks.sink import Row, RunFacts, Sink
 
 # Metrics shown of a row, in this order; everything else is in metrics.jsonl.
@@ -108,8 +109,11 @@ class ConsoleSink(Sink):
             self._in_place = False
         steps = int(metrics.get("env_steps", 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
-        command = "evaluate" if status == "finished" else "resume"
-        self.note(f"next: make {command} run={shlex.quote(str(self._run_dir))}")
+        run = f"run={shlex.quote(str(self._run_dir))}"
+        if status == "finished":
+            self.note(f"next: make evaluate {run}\n      make film {run}")
+        elif steps or status != "failed":  # before its first step, it would only fail again
+            self.note(f"next: make resume {run}")
 
     def _redraw(self, above: str = "") -> None:
         """Write `above`, and below it the line or the panel in the place of the earlier one."""
@@ -180,18 +184,17 @@ class ConsoleSink(Sink):
 
     def _shown(self, path: Path) -> Path:
         """The path as typed in the current folder; whole in a file, which may be read elsewhere."""
-        with contextlib.suppress(OSError):  # the current folder was deleted
-            if self._in_place and path.is_relative_to(Path.cwd()):
-                return path.relative_to(Path.cwd())
-        return path
+        return from_here(path) if self._in_place else path
 
     def _seconds_left(self, row: Row) -> float | None:
-        """From the speed over the last rows, so that it follows a slow evaluation, but not at once."""
+        """From the speed over the last rows, so that it follows a slow evaluation, but not at once.
+
+        None from a first row alone: compiling may have taken most of its time.
+        """
         now = (row["env_steps"], row["wall_time_s"])
         self._recent.append(now)
         steps, seconds = now[0] - self._recent[0][0], now[1] - self._recent[0][1]
-        speed = steps / seconds if steps > 0 and seconds > 0 else row.get("time/steps_per_second", 0.0)
-        return max(0.0, self._total - now[0]) / speed if speed > 0 else None
+        return max(0.0, self._total - now[0]) * seconds / steps if steps > 0 else None
 
     def _parts(self, row: Row) -> list[str]:
         """Parts of a line, the most important first, of a width that hardly changes."""

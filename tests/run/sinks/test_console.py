@@ -46,10 +46,21 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
         "step  21000/100000   21%  return    143.2  left 0:00:08    9,812 steps/s  eval      200"
         "  entropy     0.61  loss/policy  -0.0123"
     )
-    assert "return        -  left 0:00:10" in first  # one row only: 99,000 steps at its 9,812 a second
+    assert "return        -  left -:--:--" in first  # of one row, which may have waited for a compiler
     assert last.startswith("step 100010/100000  100%")
-    next_command = "next: make evaluate run='/runs here/the-id'"
-    assert ending == ["finished after 100010 steps in 0:08:30", next_command]
+    commands = [f"{start} run='/runs here/the-id'" for start in ("next: make evaluate", "      make film")]
+    assert ending == ["finished after 100010 steps in 0:08:30", *commands]
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "offered"), [("failed", 0, 0), ("failed", 9, 1), ("interrupted", 0, 1)]
+)
+def test_a_run_that_failed_before_its_first_step_is_not_to_be_resumed(
+    status: str, steps: int, offered: int
+) -> None:
+    console = ConsoleSink(run_facts(Path("/runs")), stream := io.StringIO())
+    console.close(status, {"env_steps": steps})
+    assert stream.getvalue().count("next: make resume") == offered
 
 
 def in_terminal(width: int) -> tuple[str, list[list[str]]]:
@@ -71,6 +82,7 @@ def in_terminal(width: int) -> tuple[str, list[list[str]]]:
         facts = run_facts(Path.cwd() / "runs" / "the-id", standing=lambda steps, value: f"{value} at {steps}")
         console = ConsoleSink(facts, terminal)
         values = {"episode/return": 125.0, "time/steps_per_second": 100.0, "loss/policy": 0.25}
+        console.write({"env_steps": 100, "wall_time_s": 1.0})
         console.write({"env_steps": 500, "wall_time_s": 5.0, "eval/return": 77.0, **values})
         console.note("a note")
         look()
