@@ -46,13 +46,19 @@ def check_plan(plan: Plan) -> None:
         print(line, file=sys.stderr)
 
 
-def with_baseline_id(plan: Plan, overrides: list[str]) -> list[str]:
-    """The overrides with the id of the run that `baseline=last` or `baseline=best` names now."""
-    named = [config for config in plan.configs if config.baseline in ("last", "best")]
-    if not named:
-        return overrides
-    run_dir = find_run(f"{named[0].baseline}", Path(named[0].runs_dir), "baseline")
-    return [*(word for word in overrides if not word.startswith("baseline=")), f"baseline={run_dir.name}"]
+def with_baseline_id(plan: Plan) -> Plan:
+    """The plan with the id of the run that `baseline=last` or `baseline=best` names now."""
+    name = next((config.baseline for config in plan.configs if config.baseline in ("last", "best")), None)
+    if name is None:
+        return plan
+    found = find_run(name, Path(plan.configs[0].runs_dir), "baseline").name
+
+    def settled(words: Sequence[str]) -> list[str]:
+        return [f"baseline={found}", *(word for word in words if not word.startswith("baseline="))]
+
+    configs = [replace(config, baseline=found) for config in plan.configs]
+    overrides = [settled(words) for words in plan.overrides]
+    return replace(plan, argv=settled(plan.argv), configs=configs, overrides=overrides)
 
 
 def check_environments(configs: Sequence[Config]) -> None:

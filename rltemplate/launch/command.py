@@ -37,9 +37,7 @@ def main(args: Args) -> int:
     from rltemplate.launch.checks import HERE, check_plan, with_baseline_id
 
     command = program("train", *args.overrides)
-    plan = preflight(args.overrides)
-    if (settled := with_baseline_id(plan, args.overrides)) != args.overrides:
-        plan = preflight(settled)
+    plan = with_baseline_id(preflight(args.overrides))
     check_plan(plan)
     if plan.sweep:
         from rltemplate.launch.sweep import run_sweep

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.cli.overrides import read_sweep
-from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import one_of, program, rest, whole, word
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism.machine import usable_cores
@@ -47,14 +47,20 @@ class Args:
     `sweep` names a file of conf/sweep/ with a range or choices for each key. A trial is a run, and its value
     the return of the last evaluation. With `prune` a trial ends early if its evaluations are below the median
     of those before it at the same step. `seed=N` is the seed of all runs. The same command goes on with the
-    search, up to `trials` in all.
+    search, up to `trials` in all. `--config-dir=FOLDER` adds a folder like conf/.
     """
 
     sweep: str = word()
     trials: int = word(whole(1, 100_000), 20)
     workers: int | None = word(whole(1, 1024), None)
     prune: str = word(one_of("true", "false"), "true")
+    config_dir: Path | None = word(existing, None, key="--config-dir")
     overrides: list[str] = rest()
+
+    @property
+    def words(self) -> list[str]:
+        """Words for the check of a run."""
+        return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
 
 
 @dataclass
@@ -72,8 +78,8 @@ class Running:
 
 def main(args: Args) -> int:
     """Draw and run trials; 0 if all of them have ended, 130 or 143 after a signal."""
-    space = read_space(args.sweep)
-    plans = [preflight([*args.overrides, word]) for word in _ends(space)]
+    space = read_space(args.sweep, [] if args.config_dir is None else [args.config_dir])
+    plans = [preflight([*args.words, word]) for word in _ends(space)]
     plan = plans[0]
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
@@ -89,16 +95,16 @@ def main(args: Args) -> int:
     return _Search(args, space, folder, workers).run()
 
 
-def read_space(name: str) -> dict[str, dict[str, Any]]:
-    """The range or the choices of each key in a file of conf/sweep/. Raises ConfigError."""
-    space = read_sweep(name)
+def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The range or the choices of each key in a file of sweep/ in conf/ or in `more`. Raises ConfigError."""
+    space = read_sweep(name, more)
     for key, rule in space.items():
         allowed = isinstance(rule, dict) and (
             {*rule} == {"choices"} or {"low", "high"} <= {*rule} <= {"low", "high", "log"}
         )
         if not allowed:
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
-            raise ConfigError(f"conf/sweep/{name}.yaml: {key}: expected {form}")
+            raise ConfigError(f"sweep={name}: {key}: expected {form}")
     return space
 
 
@@ -147,7 +153,7 @@ class _Search:
                 for each in self._running:
                     each.process.wait()
                     self._put_back(each.trial.number, each.trial.params, each.trial.user_attrs)
-        self._write()
+        self._write(self._importances())
         if self._heard:
             print("interrupted; the same command goes on with the search", file=sys.stderr)
             return 128 + self._heard[0]
@@ -183,7 +189,7 @@ class _Search:
                 self._tell(trial, run_dir, words)
                 return
         else:
-            plan = preflight([*self._args.overrides, *words])
+            plan = preflight([*self._args.words, *words])
             command, env_name = program(), plan.choices["env"]
             job = new_job(plan.configs[0], command, env_name=env_name, overrides=plan.overrides[0])
             trial.set_user_attr("run_dir", job.run_dir)
@@ -225,7 +231,7 @@ class _Search:
             else:
                 log = self._folder / f"trial_{each.trial.number}.log"
                 self._fail(each.trial, last_words(log, status))
-            self._write()
+            self._write({})
 
     def _tell(self, trial: optuna.trial.Trial, run_dir: Path, words: Sequence[str]) -> None:
         (_, value) = _evaluations(run_dir)[-1]
@@ -237,18 +243,20 @@ class _Search:
             flush=True,
         )
 
-    def _write(self) -> None:
-        """Write `search.json`, which the report draws."""
+    def _importances(self) -> dict[str, float]:
+        """How much each key matters; nothing for too few trials, or for equal values."""
         import optuna
 
+        with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
+            return optuna.importance.get_param_importances(self._study)
+        return {}
+
+    def _write(self, importances: Mapping[str, float]) -> None:
+        """Write `search.json`, which the report draws."""
         trials = [
             {"number": each.number, "state": each.state.name, "value": each.value, "params": each.params}
             for each in self._ended()
         ]
-        importances: dict[str, float] = {}
-        # Of too few trials, or of equal values, there are none.
-        with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
-            importances = optuna.importance.get_param_importances(self._study)
         found = {"words": self._args.overrides, "sweep": self._args.sweep, "trials": trials}
         replace_text(
             self._folder / paths.SEARCH, [strict_json(found | {"importances": importances}, indent=1)]

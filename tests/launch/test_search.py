@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
-import optuna
+import optuna.importance
 import pytest
-import yaml
-from conftest import Start
+from conftest import Start, write_run
 
 from rltemplate.config.command_args import parse
+from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config
@@ -64,16 +66,33 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     assert "best of 7 trials: return 1,000.0" in again.said
 
 
+def test_how_much_keys_matter_is_computed_once_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(self: Any, trial: Any, words: list[str]) -> None:
+        run_dir = write_run(tmp_path / "runs", trial.number, [0.0, float(trial.number)])
+        self._running.append(search.Running(trial, subprocess.Popen(["true"]), run_dir, words))
+
+    looked: list[Any] = []
+    monkeypatch.setattr(search._Search, "_begin", begin)
+    monkeypatch.setattr(optuna.importance, "get_param_importances", lambda _: looked.append(1) or {"x": 1.0})
+    trials = search._Search(Args(sweep="x", trials=3), {"x": {"low": 0, "high": 9}}, tmp_path, 1)
+    assert (trials.run(), len(looked)) == (0, 1)
+    found = json.loads((tmp_path / paths.SEARCH).read_text())
+    assert (len(found["trials"]), found["importances"]) == (3, {"x": 1.0})
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("algo.gamma: 0.9", "conf/sweep/mine.yaml: algo.gamma: expected {low: 0.1, high: 0.4}"),
+        ("algo.gamma: 0.9", "sweep=mine: algo.gamma: expected {low: 0.1, high: 0.4}"),
         ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
     ],
 )
-def test_a_wrong_range_is_refused(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rltemplate.launch.search.read_sweep", lambda _: yaml.safe_load(text))
+def test_a_wrong_range_is_refused_also_of_another_folder(text: str, answer: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        main(parse(["sweep=mine", "algo=ppo"], Args))
+        main(parse(["sweep=mine", "algo=ppo", f"--config-dir={tmp_path}"], Args))
     assert str(refused.value).startswith(answer)

@@ -83,7 +83,8 @@ class Plan:
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
-def _existing(text: str) -> Path:
+def existing(text: str) -> Path:
+    """The kind of a folder that is there."""
     path = Path(text).expanduser().absolute()
     if not path.is_dir():
         raise ConfigError("no such folder")
@@ -96,7 +97,7 @@ class Words:
 
     sweep: str = word(default="")
     accept: str | None = word(one_of("changes"), None)
-    config_dir: Path | None = word(_existing, None, key="--config-dir")
+    config_dir: Path | None = word(existing, None, key="--config-dir")
     others: list[str] = rest(options=True)
 
 
