@@ -202,5 +202,5 @@ def show_end(record: SweepRecord, folder: Path) -> None:
         say(f"next: the same command with sweep={file}{',' * bool(file)}resume")
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
-        runs = f"runs={shlex.quote(str(pattern))}"
-        say(f"next: make stats {runs}\n      make report {runs}")
+        word = f"runs={shlex.quote(str(pattern))}"
+        say(f"next: make stats {word}\n      make report {word}")

@@ -74,8 +74,13 @@ def test_how_much_keys_matter_is_computed_once_at_the_end(
         self._running.append(search.Running(trial, subprocess.Popen(["true"]), run_dir, words))
 
     looked: list[Any] = []
+
+    def importances(study: Any) -> dict[str, float]:
+        looked.append(study)
+        return {"x": 1.0}
+
     monkeypatch.setattr(search._Search, "_begin", begin)
-    monkeypatch.setattr(optuna.importance, "get_param_importances", lambda _: looked.append(1) or {"x": 1.0})
+    monkeypatch.setattr(optuna.importance, "get_param_importances", importances)
     trials = search._Search(Args(sweep="x", trials=3), {"x": {"low": 0, "high": 9}}, tmp_path, 1)
     assert (trials.run(), len(looked)) == (0, 1)
     found = json.loads((tmp_path / paths.SEARCH).read_text())
