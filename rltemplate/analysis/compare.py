@@ -76,8 +76,11 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
             raise ConfigError(
                 f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
             )
-    at, found = first_difference(trace_a, trace_b), diff_runs(a, b)
-    same_length = len(trace_a.lines) == len(trace_b.lines)
+    alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
+    at, found = first_difference(trace_a, trace_b, {*alone[0], *alone[1]}), diff_runs(a, b)
+    same_length = trace_a.reach == trace_b.reach
+    pairs = zip("ab", alone, strict=True)
+    notes = [f"not compared, for only {side} logs it: {', '.join(names)}" for side, names in pairs if names]
     verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
     advice = (
         [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a.dir, b.dir))]
@@ -86,7 +89,14 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         Side(trace.run, str(run.dir), run.record.status, *trace.reach)
         for run, trace in ((a, trace_a), (b, trace_b))
     )
-    return Comparison(verdict, side_a, side_b, trace_a.detail, at, advice, found.differences, found.notes)
+    return Comparison(
+        verdict, side_a, side_b, trace_a.detail, at, advice, found.differences, notes + found.notes
+    )
+
+
+def _logged_alone(run: Run, trace: Trace, other: Trace) -> list[str]:
+    """Metrics that the run logged and that are no item of the other trace."""
+    return sorted((trace.items - other.items) & {*run.record.final_metrics, *run.last_row})
 
 
 def diff_command(a: Path, b: Path) -> str:

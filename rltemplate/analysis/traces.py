@@ -5,8 +5,9 @@ A trace lists fingerprints in causal order, so its first difference is where the
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +77,15 @@ class Trace:
             if line.startswith(ITERATION_LINE):
                 yield _parse_event(line, names)
 
+    @property
+    def items(self) -> set[str]:
+        """The names of all items."""
+        found = set[str]()
+        with contextlib.suppress(ValueError):  # a damaged line, which is named where it matters
+            for line in self.lines:
+                found.update(*_names_in([line]).values())
+        return found
+
     def whole(self, most: int | None = None) -> Trace:
         """The trace up to the end of its last whole iteration, or of number `most`, counted from 1."""
         lines = enumerate(self.lines, start=1)
@@ -134,38 +144,44 @@ def _parse_event(line: bytes, names: Names) -> Event:
     return Event(event, index, values)
 
 
-def first_difference(a: Trace, b: Trace) -> Divergence | None:
+def first_difference(a: Trace, b: Trace, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
-    Raises ConfigError if a line at the difference is damaged.
+    Items that are `left_out` are not compared, and then nor are chains, which depend on them. Raises
+    ConfigError if a line at the difference is damaged.
     """
     pairs = enumerate(zip(a.lines, b.lines, strict=False))
     number = next((number for number, (one, other) in pairs if one != other), None)
     if number is None:
         return None
-    equal_lines = a.lines[:number]
-    iteration, before = _reach(reversed(equal_lines))
+    hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
+    sides = (_events_in(trace.lines, number, hidden) for trace in (a, b))
     try:
-        names = _names_in(equal_lines)
-        one, other = (_event_from(trace.lines[number : number + 2], names) for trace in (a, b))
-        (item, *further), equal, value_a, value_b = _differing(one, other)
-    except (ValueError, TypeError, KeyError, IndexError):
-        damaged = f"line {number + 2} of {TRACE} is damaged in {a.run} or in {b.run}"
-        raise ConfigError(damaged) from None
-    after = _reach(a.lines[number:])[1] or _reach(b.lines[number:])[1]
-    return Divergence(
-        line=number + 2,
-        iteration=iteration,
-        env_steps_before=before,
-        env_steps_after=after or None,
-        event=one.name,
-        index=one.index,
-        item=item,
-        further=[name for name in further if name not in NOT_FINGERPRINTS],
-        equal_before=equal,
-        a=value_a,
-        b=value_b,
-    )
+        for (at, one), (at_b, other) in zip(*sides, strict=False):
+            if (found := _differing(one, other)) is None:
+                continue
+            (item, *further), equal, value_a, value_b = found
+            iteration, before = _reach(reversed(a.lines[:at]))
+            after = _reach(a.lines[at:])[1] or _reach(b.lines[at_b:])[1]
+            return Divergence(
+                line=at + 2,
+                iteration=iteration,
+                env_steps_before=before,
+                env_steps_after=after or None,
+                event=one.name,
+                index=one.index,
+                item=item,
+                further=[name for name in further if name not in NOT_FINGERPRINTS],
+                equal_before=equal,
+                a=value_a,
+                b=value_b,
+            )
+        if left_out:
+            return None
+    except (ValueError, TypeError, KeyError):
+        pass
+    # Or the line has the same values in another spelling.
+    raise ConfigError(f"line {number + 2} of {TRACE} is damaged in {a.run} or in {b.run}")
 
 
 def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
@@ -178,14 +194,20 @@ def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
     return number + 1, env_steps
 
 
-def _event_from(lines: Sequence[bytes], names: Names) -> Event:
-    """The event in the first line, or in the second where the first names its items."""
-    listed = lines[0].startswith(ITEMS_LINE)
-    return _parse_event(lines[listed], {**names, **_names_in(lines[:listed])})
+def _events_in(lines: Sequence[bytes], start: int, hidden: Container[str]) -> Iterator[tuple[int, Event]]:
+    """The events from line `start` on with the numbers of their lines, without `hidden` items."""
+    names = _names_in(lines[:start])
+    for number, line in enumerate(lines[start:], start):
+        if line.startswith(ITEMS_LINE):
+            names |= _names_in([line])
+        else:
+            event = _parse_event(line, names)
+            shown = {item: value for item, value in event.values.items() if item not in hidden}
+            yield number, replace(event, values=shown)
 
 
-def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str]:
-    """Items that differ, items that are equal before the first of them, and its values."""
+def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str] | None:
+    """Items that differ, items that are equal before the first of them, and its values; None if none does."""
     if (one.name, one.index) != (other.name, other.index):
         return [OTHER_EVENT], [], str(one), str(other)
     if list(one.values) != list(other.values):
@@ -194,6 +216,8 @@ def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str
         only_a, only_b = (names or "nothing that the other lacks" for names in only)
         return [OTHER_ITEMS], [], only_a, only_b
     differing = [name for name in one.values if one.values[name] != other.values[name]]
-    first, names = differing[0], [*one.values]  # IndexError: the same values in another spelling
+    if not differing:
+        return None
+    first, names = differing[0], [*one.values]
     equal = [name for name in names[: names.index(first)] if name != OTHER_ENV_STEPS]
     return differing, equal, one.values[first], other.values[first]

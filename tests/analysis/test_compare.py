@@ -128,6 +128,23 @@ def test_another_event_or_other_items_in_the_same_place(compared: Compared) -> N
     assert headline(result).endswith("reset: other items; only in a: obs; only in b: pixels")
 
 
+def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: MakeRun) -> None:
+    """From its second iteration on; the chains differ from there."""
+    a = make_run("-a", trace(), final_metrics={"eval/return": 1.0})
+    lines = trace(("step", 2, 2, "reward")).splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if line.startswith('["iteration",1,'))
+    event, index, steps, digits, _ = json.loads(lines[at])
+    lines[at] = _json(["items", event, ["luck", *END]]) + _json([event, index, steps, "0" * 16 + digits, "1"])
+    b = make_run("-b", "".join(lines), final_metrics={"luck": 1.0})
+    result = compare_runs(a, b)
+    assert result.notes[0] == "not compared, for only b logs it: luck"
+    assert headline(result) == "diverged in iteration 2 (environment steps 17 to 24), step 2: reward"
+    assert compare_runs(make_run("-c", "".join(lines)), b).notes == []
+    (b / paths.TRACE).write_text("".join(lines[: at + 1]))
+    (a / paths.TRACE).write_text(trace(iterations=2))
+    assert compare_runs(a, b).verdict == "identical"
+
+
 LINES = trace().splitlines(keepends=True)
 DAMAGED = "line 21 of trace.jsonl is damaged in run-1-a or in run-1-b"
 BAD: dict[str, tuple[str | None, str]] = {
