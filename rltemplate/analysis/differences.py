@@ -96,7 +96,10 @@ class Difference:
     @property
     def change(self) -> str:
         """Both values as text."""
-        return f"{text_of(self.a)} -> {text_of(self.b)}"
+        one, other = text_of(self.a), text_of(self.b)
+        if one == other:
+            return f"{one}, the same commit with other uncommitted changes"
+        return f"{one} -> {other}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,7 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
     given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
     factors = _config_factors({one.key: one for one in keys}, given)
     if code and code != [REVISION]:
-        factors["code"] = f"({len(code)} file{'s' * (len(code) != 1)})"
+        factors["code"] = f"({few(code)})"
     # Settings with one value may be read back by only one version of the code.
     settings = [one for one in counted[SETTINGS] if not (code and one.one_sided)]
     if {name.partition(".")[0] for name in factors} & _SETTING_KEYS or counted[VERSIONS] or counted[MACHINE]:
@@ -249,7 +252,7 @@ def verdict(found: RunDiff) -> str:
 def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
     """Lines about the differences of a section, those that can change results first."""
     here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
-    width = min(32, max((len(one.key) for one in here), default=0))
+    width = max((len(one.key) for one in here), default=0)
     for one in here[:most]:
         yield f"  {one.key:{width}}  {one.change}{'' if one.affects_results else '  (no factor)'}"
     if most is not None and len(here) > most:

@@ -50,7 +50,9 @@ AGAINST, TWO = "against run-1: ", "2 things differ: algo.gamma 0.99 -> 0.9; tota
 def test_one_change_is_said_in_a_line_and_two_are_refused(check: Check) -> None:
     assert check({"algo.gamma": 0.9, "seed": 7}) == [f"{AGAINST}algo.gamma 0.99 -> 0.9"]
     assert check({"note": "why", "trace": "step"}) == [f"{AGAINST}same experiment"]
-    assert check({}, files=["rltemplate/learning/optim.py"]) == [f"{AGAINST}code (1 file)"]
+    assert check({}, files=["rltemplate/learning/optim.py"]) == [
+        f"{AGAINST}code (rltemplate/learning/optim.py)"
+    ]
     both: dict[str, Any] = {"algo.gamma": 0.9, "total_env_steps": 100}
     assert check(both | {"baseline": None}) == []
     with pytest.raises(ConfigError, match=f"^baseline=run-1: {TWO}"):
@@ -102,7 +104,7 @@ def test_two_changes_start_nothing(recorded_run: RecordedRun, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
     assert first.startswith("error: baseline=before: 2 things differ: algo.gamma 0.98 -> 0.9")
-    assert first.endswith("; code (1 file)")
+    assert first.endswith("; code (rltemplate/learning/optim.py)")
     assert second == "change one thing at a time, or start all the same with baseline_check=warn"
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").rglob("record.json")] == ["record.json"]

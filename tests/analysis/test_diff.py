@@ -12,7 +12,7 @@ import pytest
 from conftest import RecordedRun, run_train
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.differences import compare_records, verdict
+from rltemplate.analysis.differences import compare_records, listed, verdict
 from rltemplate.analysis.runs import Run
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.record import RunRecord
@@ -136,12 +136,17 @@ def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
         (
             run("b", config=other),
             ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"],
-            f"warning: 2 things differ: algo.gamma 0.99 -> 0.9; code (2 files); {unknown}",
+            "warning: 2 things differ: algo.gamma 0.99 -> 0.9; "
+            f"code (rltemplate/algos/ppo.py, rltemplate/learning/optim.py); {unknown}",
         ),
         (b, None, f"warning: nothing differs, and the code cannot be compared; {unknown}"),
     ]
     for each, files, expected in cases:
         assert verdict(compare_records(a, each, files)) == expected
+    long = f"tests/{'long' * 9}.py"
+    short, wide = listed(compare_records(a, run("b"), ["README.md", long]).differences, "code")
+    assert wide.split(maxsplit=1)[1].startswith("3333333333, the same commit with other uncommitted changes")
+    assert wide.index("33333") == short.index("33333")
     notes = compare_records(a, b, None).notes
     assert "this repository does not have both snapshots" in notes[0]
     assert notes[1] == "b has no snapshot of its code (no git)"
@@ -193,7 +198,9 @@ def test_the_command_shows_the_changes(
     monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
     assert main(["diff", f"a={recorded_run.run_dir}", f"b={tmp_path / 'b'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (1 file); what a")
+    assert lines[-1].startswith(
+        "warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (rltemplate/learning/optim.py); what a"
+    )
     assert "rltemplate/learning/optim.py" in [line.split()[0] for line in lines if " -> " in line]
     idle = [line.split()[0] for line in lines if line.endswith("(no factor)")]
     assert idle == ["README.md", "seed"]
