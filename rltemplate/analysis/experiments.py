@@ -114,7 +114,8 @@ class Experiment:
         if not self.counted:
             yield "no run of it has finished with a return, so there are no statistics"
             return
-        yield from stats.caution(len(self.counted))
+        if len(self.counted) < stats.FEW:
+            yield stats.FEW_SEEDS
         if len({run.value("steps") for run in self.counted}) > 1:
             yield "the seeds ended at different steps"
         if self.score != "eval/return":

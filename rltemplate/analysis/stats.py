@@ -26,6 +26,7 @@ from rltemplate.analysis.targets import show
 
 LABELS = {"iqm": "IQM", "mean": "mean", "median": "median"}
 FEW = 5  # seeds; Henderson et al. 2018 and Agarwal et al. 2021 both show how little fewer can tell
+FEW_SEEDS = f"with fewer than {FEW} seeds the spread itself is little more than a guess"
 _ENOUGH_FOR_QUANTILES = 5
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95
@@ -93,11 +94,3 @@ def interval(
     tail = float(stats.norm.sf(reach))
     low, high = np.quantile(total, [tail, 1 - tail])
     return Interval(value, float(low), float(high))
-
-
-def caution(*counts: int) -> list[str]:
-    """The warning about too few seeds, if there is one."""
-    if min(counts) >= FEW:
-        return []
-    seeds = " against ".join(f"{n} seed{'s' * (n != 1)}" for n in counts)
-    return [f"{seeds}: too few to tell; with fewer than {FEW} the spread itself is little more than a guess"]

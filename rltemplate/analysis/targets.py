@@ -59,13 +59,16 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
     rows = [row for row in references() if row.env == name]
     chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]
     near = [row for row in rows if row.algo == algo and 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
-    parts, published = [f"random {show(each)}" for each in chance[:1]], [row.return_mean for row in near]
+    parts, published = (
+        [f"random policy {show(each)}" for each in chance[:1]],
+        [row.return_mean for row in near],
+    )
     if published:
         ends = dict.fromkeys((show(min(published)), show(max(published))))
         versions = ", ".join(sorted({row.env_version for row in near}))
         parts.append(
-            f"published for {algo.upper()} at about as many steps {' to '.join(ends)} ({versions}); above "
-            f"{sum(each < value for each in published)} of {len(published)}"
+            f"published for {algo.upper()} at about as many steps {' to '.join(ends)} ({versions}); the "
+            f"mean is above {sum(each < value for each in published)} of {len(published)}"
         )
     return Standing(value, chance[0] if chance else None, published, ", ".join(parts)) if parts else None
 

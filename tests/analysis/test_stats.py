@@ -92,7 +92,7 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
         "ppo on Hopper: 5 seeds, return after 200 steps",
         "IQM     2,600 (2,",
         "range   2,000 to 3,000",
-        "target  mean 2,560; random 17",
+        "others  random policy 17",
         "sac is better than ppo: IQM higher by 783.3 (",
     ):
         assert text in said.out
@@ -124,8 +124,24 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     ):
         lines = compare(found[a], found[b])
         assert lines[1].startswith(said)
-        assert len(lines) == (3 if {a, b} & {"few", "single"} else 2)
+        assert len(lines) == 2
     assert lines[-1].endswith("; 5 against 5 seeds")
+
+
+def test_single_seeds_are_told_in_few_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for algo, value in (("x", 1.0), ("y", 2.5)):
+        write_run(tmp_path, returns=[0.0, value], algo=algo)
+    assert main(["stats", f"runs={tmp_path}/*/*"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "x on Thing: 1 seed, return 1 after 200 steps",
+        "",
+        "y on Thing: 1 seed, return 2.5 after 200 steps",
+        "",
+        "x against y on Thing",
+        "  cannot be told: a single seed has no spread; IQM differs by -1.5; 1 against 1 seeds",
+        "",
+        "caution: with fewer than 5 seeds the spread itself is little more than a guess",
+    ]
 
 
 def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyP
         row("sac", 1_000_000, 5000.0),
     )
     monkeypatch.setattr(targets, "references", lambda: rows)
-    about = "published for PPO at about as many steps 2,159 to 3,200 (v3, v4); above 1 of 2"
+    about = "published for PPO at about as many steps 2,159 to 3,200 (v3, v4); the mean is above 1 of 2"
     for algo, env_id, steps, expected in (
-        ("ppo", "Thing-v5", 1_001_472, f"random 18.2, {about}"),
-        ("ppo", "Thing-v5", 10_000, "random 18.2"),
+        ("ppo", "Thing-v5", 1_001_472, f"random policy 18.2, {about}"),
+        ("ppo", "Thing-v5", 10_000, "random policy 18.2"),
         ("ppo", "Thing-v4", 1_001_472, about),  # random was measured on another version
     ):
         found = standing(algo, env_id, steps, 3175.4)

@@ -45,6 +45,8 @@ def main(args: Args) -> int:
     pairs = [(first[each.env], each) for each in experiments if each is not first[each.env]]
     compared = [compare(a, b, args.statistic) for a, b in pairs]
     print("\n\n".join("\n".join(lines) for lines in [*parts, *compared]))
+    if any(len(each.counted) < stats.FEW for each in experiments):
+        print(f"\ncaution: {stats.FEW_SEEDS}")
     if len(compared) > 1:
         many = f"of {len(compared)} comparisons, about one in twenty finds a difference by chance alone"
         print(f"\ncaution: {many}")
@@ -52,14 +54,18 @@ def main(args: Args) -> int:
 
 
 def _about(experiment: Experiment, statistic: str) -> Iterator[str]:
-    count, standing = len(experiment.counted), experiment.standing
-    yield f"{experiment}: {count} seed{'s' * (count != 1)}, return after {experiment.steps:,} steps"
-    for name in dict.fromkeys([statistic, *stats.STATISTICS]):
-        yield f"  {stats.LABELS[name]:8}{experiment.interval(name)}"
-    yield f"  {'range':8}{show(min(experiment.returns))} to {show(max(experiment.returns))}"
+    count, standing, returns = len(experiment.counted), experiment.standing, experiment.returns
+    after = f"after {experiment.steps:,} steps"
+    if count == 1:
+        yield f"{experiment}: 1 seed, return {show(returns[0])} {after}"
+    else:
+        yield f"{experiment}: {count} seeds, return {after}"
+        for name in dict.fromkeys([statistic, *stats.STATISTICS]):
+            yield f"  {stats.LABELS[name]:8}{experiment.interval(name)}"
+        yield f"  {'range':8}{show(min(returns))} to {show(max(returns))}"
     if standing is not None:
-        yield f"  {'target':8}mean {show(standing.value)}; {standing.summary}"
-    yield from (f"  caution: {text}" for text in experiment.cautions())
+        yield f"  {'others':8}{standing.summary}"
+    yield from (f"  caution: {text}" for text in experiment.cautions() if text != stats.FEW_SEEDS)
 
 
 def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
@@ -77,11 +83,7 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
         verdict = f"every run of {a.name} and {b.name} has the same score"
     else:
         verdict = f"cannot be told: {label} of {a.name} minus that of {b.name} is {found}"
-    cautions = stats.caution(*counts)
+    lines = [f"{a.name} against {b.name} on {a.env}", f"  {verdict}; {counts[0]} against {counts[1]} seeds"]
     if max(a.steps, b.steps) > 1.05 * min(a.steps, b.steps):
-        cautions.append(f"they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
-    return [
-        f"{a.name} against {b.name} on {a.env}",
-        f"  {verdict}; {counts[0]} against {counts[1]} seeds",
-        *(f"  caution: {text}" for text in cautions),
-    ]
+        lines.append(f"  caution: they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
+    return lines
