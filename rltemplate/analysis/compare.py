@@ -77,7 +77,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
                 f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
             )
     alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
-    at, found = first_difference(trace_a, trace_b, {*alone[0], *alone[1]}), diff_runs(a, b)
+    at, found = first_difference(trace_a, trace_b, left_out={*alone[0], *alone[1]}), diff_runs(a, b)
     same_length = trace_a.reach == trace_b.reach
     pairs = zip("ab", alone, strict=True)
     notes = [f"not compared, for only {side} logs it: {', '.join(names)}" for side, names in pairs if names]

@@ -144,7 +144,7 @@ def _parse_event(line: bytes, names: Names) -> Event:
     return Event(event, index, values)
 
 
-def first_difference(a: Trace, b: Trace, left_out: Collection[str] = ()) -> Divergence | None:
+def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
     Items that are `left_out` are not compared, and then nor are chains, which depend on them. Raises
