@@ -111,7 +111,7 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     record.status, record.end_time, record.versions = "running", None, package_versions()
     record.num_jobs, record.jobs_beside, record.accept = plan.num_jobs, plan.jobs, plan.accept
     finished = sum(job.status == FINISHED for job in record.jobs)
-    say(f"sweep {record.id} goes on: {finished} of {plan.num_jobs or len(record.jobs)} jobs had finished")
+    say(f"sweep {record.id} goes on: {finished} of {plan.num_jobs} jobs had finished")
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:
