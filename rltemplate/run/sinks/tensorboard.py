@@ -15,6 +15,7 @@ from rltemplate.run.sinks.sink import RecordingSink, Row
 
 # Ends the names of event files of this sink; other files in the folder belong to the user.
 _SUFFIX = ".run"
+_VIDEO = "video"
 _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 
 
@@ -35,7 +36,9 @@ class TensorBoardSink(RecordingSink):
 
         folder = self.facts.run_dir / TENSORBOARD
         folder.mkdir(parents=True, exist_ok=True)
+        self._films: dict[int, tuple[float, bytes]] = {}
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+            self._films |= _films_in(earlier)
             earlier.unlink()
         name = f"events.out.tfevents.{time.time_ns()}{_SUFFIX}"
         self._file = RecordWriter((folder / name).open("wb"))
@@ -71,10 +74,13 @@ class TensorBoardSink(RecordingSink):
 
         from rltemplate.run.video.film import animate
 
-        with tempfile.TemporaryDirectory() as folder:
-            animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
-            image = Summary.Image(encoded_image_string=gif.read_bytes())
-        self._add(env_steps, summary=Summary(value=[Summary.Value(tag="video", image=image)]))
+        when, film = self._films.get(env_steps, (0.0, b""))
+        if when < path.stat().st_mtime:
+            with tempfile.TemporaryDirectory() as folder:
+                animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
+                when, film = time.time(), gif.read_bytes()
+        image = Summary.Image(encoded_image_string=film)
+        self._add(env_steps, when, summary=Summary(value=[Summary.Value(tag=_VIDEO, image=image)]))
 
     def _add(self, at: int, when: float | None = None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -89,3 +95,15 @@ class TensorBoardSink(RecordingSink):
 
             self._add(0, summary=hparams({}, {})[2])  # the end of the session
             self._file.close()
+
+
+def _films_in(path: Path) -> dict[int, tuple[float, bytes]]:
+    """The GIFs in an event file by environment steps, and when each was made; a GIF takes half a second."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found = {}
+    for event in LegacyEventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            if value.tag == _VIDEO:
+                found[event.step] = event.wall_time, value.image.encoded_image_string
+    return found
