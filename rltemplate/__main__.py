@@ -69,7 +69,7 @@ def _run(argv: list[str]) -> int:
         print("\n".join(complete(words, COMMANDS, lambda command: _module(command).Args)))
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'])}")
+        raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'], 'make help')}")
     module = _module(name)
     if ("--help" in words or "-h" in words) and name != "train":  # which hands it to Hydra
         print(usage(name, module.Args))

@@ -24,6 +24,7 @@ from rltemplate.types import ConfigError
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
+ENOUGH = 10  # names in an answer
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -165,10 +166,10 @@ def make_folder(key: str, folder: Path) -> None:
         raise ConfigError(f"{key}={folder}: cannot be made, {error.strerror}") from error
 
 
-def choose(wrong: str, allowed: Iterable[Any]) -> str:
-    """`did you mean X? allowed: ...` for an unknown name, the nearest match first."""
+def choose(wrong: str, allowed: Iterable[Any], where: str = "") -> str:
+    """`did you mean X? allowed: ...` for an unknown name; of many names, the place `where` the rest is."""
     names = [str(name) for name in allowed]
-    return f"{nearest(wrong, names)}allowed: {', '.join(names)}"
+    return f"{nearest(wrong, names)}allowed: {few(names, ENOUGH, where)}"
 
 
 def nearest(wrong: str, allowed: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
@@ -178,9 +179,9 @@ def nearest(wrong: str, allowed: Iterable[str], meant: Mapping[str, str] | None 
     return f"did you mean {names[near[0]]}? " if near else ""
 
 
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of many names, and the number of the names left out."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
+    """The first of many names, and the number of the names left out, which are found `where`."""
+    more = f" and {len(names) - most} more{where and f', see {where}'}" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 

@@ -36,7 +36,7 @@ def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterat
     file, known = Path(str(policy)), sorted(path.stem for path in POLICIES.glob("*.zip"))
     if file.suffix != ".zip":
         if policy not in known:
-            which = choose(str(policy), known) if known else "give a path that ends in .zip"
+            which = choose(str(policy), known, str(POLICIES)) if known else "give a path that ends in .zip"
             raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {which}")
         file = POLICIES / f"{policy}.zip"
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from rltemplate.types import ConfigError
 MISTAKES: list[tuple[str, list[str]]] = [
     # keys
     ("learning_rate=1e-3", ["no such key; did you mean algo.learning_rate? allowed: algo, debug, "]),
-    ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?"]),
+    ("algo=sac algo.lr=1e-3", ["did you mean algo.actor_learning_rate?", " more, see conf/algo/"]),
     ("env.num_env=4", ["did you mean env.num_envs?", "allowed in env: num_envs, num_workers"]),
     ("track=true", ["did you mean logger=wandb?"]),
     ("algo=sac algo.clip_coef=0.1", ["algo=sac has no such key, algo=ppo has"]),
@@ -31,8 +31,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # groups and their options
     ("algo=scc", ["algo=scc: no such algo; did you mean sac? allowed: ppo, sac"]),
     ("algo=glob(x*)", ["algo=glob(x*): no such algo", "ppo, sac"]),
+    ("recipe=ppo-Hoper", ["did you mean ppo-Hopper? allowed: ", " more, see conf/recipe/"]),
     # environments
-    ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", "Walker2d"]),
+    ("env=Hoper-v5", ["did you mean Hopper-v5?", "any id registered in Gymnasium", " more, see conf/env/"]),
     ("env=no_such_module:Pong-v5", ["no_such_module cannot be imported (No module named"]),
     # values
     ("seed=-1", ["seed=-1: must be at least 0"]),
@@ -51,7 +52,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # how a sweep is carried out
     ("seed=3 sweep=resume", ["sweep=resume: this is a single run", "make resume run=RUN"]),
     ("seed=1,2 sweep=resume accept=change", ["accept=change: did you mean changes?"]),
-    ("sweep=five-seed", ["did you mean five-seeds? allowed: five-seeds, paper, ppo-rates, resume"]),
+    ("sweep=five-seed", ["did you mean five-seeds? allowed: resume, five-seeds, paper, ppo-rates"]),
     ("sweep=ppo-rates", ["has values to draw from; make search sweep=ppo-rates"]),
     ("sweep=five-seeds,resum", ["did you mean resume?"]),
     ("--config-dir=nowhere", ["--config-dir=nowhere: no such folder"]),
@@ -77,6 +78,7 @@ def test_a_mistake_is_explained(
     message = str(refusal.value)
     assert [text for text in expected if text not in message] == []
     assert len(message.splitlines()) <= 2
+    assert len(message.partition("allowed")[2]) < 250
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.command_args import choose, first_line, nearest
+from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import CONF, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
@@ -92,7 +92,7 @@ def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) 
     """The values of each key in a file of conf/sweep/; `other` are words that are allowed, too."""
     files = option_files("sweep", more)
     if name not in files:
-        raise ConfigError(f"sweep={name}: {choose(name, [*files, *other])}")
+        raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], 'conf/sweep/')}")
     return dict(yaml.safe_load(files[name].read_text(encoding="utf-8")))
 
 
@@ -135,7 +135,8 @@ def wrong_key(key: str, algorithm: str) -> str:
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
         said = f"no such key; {nearest(last if last in spoken else key, spoken, spoken)}"
-    return f"{said}allowed{f' in {parent}' if prefix else ''}: {', '.join(dict.fromkeys(beside))}"
+    where = f"conf/{parent.partition('.')[0]}/" if prefix else "conf/config.yaml"
+    return f"{said}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
 
 
 def wrong_value(key: str, value: str, algorithm: str) -> str:
@@ -235,7 +236,7 @@ def _option(group: str, name: str, allowed: Mapping[str, Any]) -> str:
         return NONE
     if group == "env" and name not in ("", "null"):
         return _environment(name, allowed)
-    raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed)}")
+    raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed, f'conf/{group}/')}")
 
 
 def _environment(name: str, files: Mapping[str, Path]) -> str:
@@ -261,7 +262,7 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
         hint = nearest(env_id, [*gymnasium.registry, *files])
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
-            f"one that the import of a package registers, or {', '.join(files)}"
+            f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
         )
     group, _, leaf = f"env/{name}".rpartition("/")
     node = {"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": f"{module}:{env_id}".lstrip(":")}
