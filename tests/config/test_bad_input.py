@@ -42,7 +42,8 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"train seed={LONG}", "seed=xxx", "expected a whole number"),
     # the program itself, and words that are alike for all commands
     ("compere", "compere: no such command", "did you mean compare?", "allowed: train, resume, "),
-    ("evaluate", "run= is missing", "allowed: run=, episodes=, seed=, runs_dir=, --json"),
+    ("evaluate", "give run=RUN or policy=NAME"),
+    ("resume", "run= is missing", "allowed: run=, total_env_steps=, accept=, "),
     ("evaluate rum=x", "rum=x: no such key", "did you mean run=?", "allowed: run="),
     ("evaluate seed1-aaaaaa", "seed1-aaaaaa: expected key=value", "allowed: run="),
     (f"evaluate {RUN} --jsn", "--jsn: no such option", "did you mean --json?"),
