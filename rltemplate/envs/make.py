@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 from gymnasium import spaces
@@ -22,8 +21,6 @@ from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.types import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
-# The W&B client puts a function of its own in front of sys.exit.
-_PASSED_THROUGH = (__file__, os.path.join("wandb", "sdk", "lib", "exit_hooks.py"))  # noqa: PTH118
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
 
@@ -34,7 +31,6 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode."""
         import Box2D
 
         walker: Any = self.unwrapped
@@ -143,28 +139,15 @@ def check_env(config: EnvConfig) -> Codec:
 
 @contextlib.contextmanager
 def exits_are_errors() -> Iterator[None]:
-    """Raise `RunError`, naming file and line, where code in the block calls `sys.exit` or `os._exit`.
+    """Raise `RunError`, naming file and line, where code in the block calls `sys.exit`.
 
-    An environment or a library that ends the process of a run is an error, whatever its exit status. Forked
-    child processes may call `os._exit`. Native code that ends the process is not noticed.
+    An environment or a library that ends the process of a run is an error, whatever its exit status.
     """
-    leave, owner = os._exit, os.getpid()
-
-    def leave_openly(status: int) -> NoReturn:
-        if os.getpid() != owner:
-            leave(status)
-        raise SystemExit(status)
-
-    os._exit = leave_openly
     try:
         yield
     except SystemExit as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        at = [frame for frame in frames if not frame.filename.endswith(_PASSED_THROUGH)][-1]
-        status = error.code or 0
+        at, status = traceback.extract_tb(error.__traceback__)[-1], error.code or 0
         raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
-    finally:
-        os._exit = leave
 
 
 def _quiet_mujoco() -> None:

@@ -61,27 +61,23 @@ class ActionRecorder:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
         try:
-            result = self.env.reset(seed=seed)
+            obs, self._info = self.env.reset(seed=seed)
             denormals.keep()
-            validity.check_parts("reset", result)
-            obs = self._check_obs(result[0])
-            self._info = result[1]
+            checked = self._check_obs(obs)
         except Exception as error:
             self._explain(error, "reset")
             raise
         self._actions = []
         self._episodes.append(_Episode(seed is not None, generator, self._actions))
-        self._last = (result[0], 0.0, False, False)
-        return obs
+        self._last = (obs, 0.0, False, False)
+        return checked
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
         """Observation, reward, terminated and truncated."""
         self._actions.append(np.array(action))  # some environments change it in place
         try:
-            result = self.env.step(action)
+            obs, reward, terminated, truncated, self._info = self.env.step(action)
             denormals.keep()  # many load their libraries where they first need them
-            validity.check_parts("step", result)
-            obs, reward, terminated, truncated, self._info = result
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)
             terminated = validity.checked_flag("terminated", terminated)

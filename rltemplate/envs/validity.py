@@ -17,10 +17,6 @@ from rltemplate.types import RunError
 
 # Algorithms compute in float32: greater numbers become infinite there.
 _LARGEST = float(np.finfo(np.float32).max)
-_PARTS = {
-    "reset": (2, "2 parts (observation, info)"),
-    "step": (5, "5 parts (observation, reward, terminated, truncated, info)"),
-}
 
 
 def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
@@ -36,7 +32,7 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
     def check(obs: Any) -> np.ndarray:
         array: np.ndarray = obs
         if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
-            array = _array(obs)
+            array = np.asarray(obs)
             if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise RunError(
                     f"the observation is {_shown(obs)}, expected an array of {dtype} with the shape {shape}"
@@ -66,10 +62,7 @@ def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:
 
 def checked_reward(reward: Any) -> float:
     """A reward as a finite number."""
-    try:
-        value = reward if reward.__class__ is float else float(np.asarray(reward).item())
-    except (TypeError, ValueError, OverflowError):
-        value = float("nan")
+    value = reward if reward.__class__ is float else float(np.asarray(reward).item())
     if not -_LARGEST <= value <= _LARGEST:
         raise RunError(f"the reward is {_shown(reward)}, expected a finite number that float32 holds")
     return value
@@ -79,24 +72,10 @@ def checked_flag(name: str, value: Any) -> bool:
     """A flag of a step as a bool."""
     if value.__class__ is bool:
         return bool(value)
-    array = _array(value)
+    array = np.asarray(value)
     if array.size == 1 and array.item() in (0, 1):
         return bool(array.item())
     raise RunError(f"{name} is {_shown(value)}, expected true or false")
-
-
-def check_parts(method: str, result: Any) -> None:
-    """Refuse a result of `reset` or `step` that has another number of parts."""
-    number, names = _PARTS[method]
-    if not isinstance(result, tuple | list) or len(result) != number:
-        raise RunError(f"{method}() gave {_shown(result)}, expected {names}")
-
-
-def _array(value: Any) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors that lie elsewhere
-        return np.asarray(None)
 
 
 def _shown(value: Any) -> str:

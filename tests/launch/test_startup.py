@@ -24,13 +24,12 @@ IN_THE_RUN = (LATER - {"hydra"}) | {"torch", "numpy", "gymnasium", "mujoco", "xx
 
 IN_THE_FIRST_STEP = """
 import os, sys
-leave = os._exit  # which the run takes for a failure
 import rltemplate.envs.envs
 {before}
 def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
-    leave(0)
+    os._exit(0)
 rltemplate.envs.codec.Codec.decode_action = first
 from rltemplate.train import main
 sys.exit(main())
