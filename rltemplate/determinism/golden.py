@@ -1,8 +1,8 @@
 """Check that this machine computes the bits of its profile, on fixed inputs before every run.
 
-A profile names a class of machines, and holds one digest for each part of what a run computes with. The parts
-go from single functions to whole updates: the first that differs is the cause, and what comes after it only
-follows. Nothing here depends on the run's seed or networks, so that one set of digests serves all runs.
+A profile names a class of machines, and holds one digest for each part of what a run computes with. The
+first that differs is the cause, and what comes after it may only follow. Nothing here depends on the run's
+seed or networks, so that one set of digests serves all runs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
-from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
+from rltemplate.determinism.kernels import Linear
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig
 
 Array = np.ndarray[Any, Any]
-
-# Adam's: those of the package's own.
-_BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 
 def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
@@ -78,20 +75,6 @@ def _tensor(*shape: int, double: bool = False, low: float = -1.0, high: float = 
 
 
 Results = Iterable[Any]
-
-
-def _denormals() -> Results:
-    patterns = np.arange(1, 101, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**23)
-    for bits in (patterns.astype(np.uint32), patterns << np.uint64(29)):
-        x: Array = bits.view(np.float32 if bits.itemsize == 4 else np.float64)
-        yield from (x * x.dtype.type(0.75), x / x.dtype.type(3), x + x[::-1], x.sum())
-        yield np.array([0.5 * v for v in x.tolist()])
-        tensor = torch.from_numpy(x)
-        yield from (tensor * 0.75, tensor / 3.0, tensor + tensor.flip(0), tensor.sum())
-        layer = Linear(10, 3, bias=False, dtype=tensor.dtype)
-        layer.weight.data = _tensor(3, 10, double=bits.itemsize == 8)
-        with torch.no_grad():
-            yield layer(tensor.view(10, 10))
 
 
 def _libm() -> Results:
@@ -173,34 +156,6 @@ def _products() -> Results:
             yield from torch.autograd.grad(total, [x, *layer.parameters()])
 
 
-def _update() -> Results:
-    """Three steps of Adam on the squared error of a small network of each activation."""
-    for activation in (Tanh, torch.nn.ReLU, Elu):
-        layers = [Linear(11, 32), activation(), Linear(32, 32), activation()]
-        network = Rows(*layers, Linear(32, 3))
-        parameters = list(network.parameters())
-        for parameter in parameters:
-            parameter.data.copy_(0.3 * _tensor(*parameter.shape))
-        x, target = _tensor(64, 11), _tensor(64, 3)
-        sizes = [p.numel() for p in parameters]
-        mu = nu = torch.zeros(sum(sizes))
-        for step in range(1, 4):
-            with torch.enable_grad():
-                loss = (network(x) - target).square().mean()
-                gradients = torch.autograd.grad(loss, parameters)
-            gradient = torch.cat([g.reshape(-1) for g in gradients])
-            norm = kernels.sqrt(kernels.total(gradient * gradient))
-            gradient = gradient * (0.5 / (norm + 1e-6)).clamp(max=1.0)
-            mu = _BETAS[0] * mu + (1.0 - _BETAS[0]) * gradient
-            nu = _BETAS[1] * nu + (1.0 - _BETAS[1]) * gradient * gradient
-            count = torch.tensor(float(step))
-            root = kernels.sqrt(nu / (1.0 - torch.pow(_BETAS[1], count)))
-            change = _RATE / (1.0 - torch.pow(_BETAS[0], count)) * mu / (root + _EPS)
-            for parameter, part in zip(parameters, change.split(sizes), strict=True):
-                parameter.data.sub_(part.view(parameter.shape))
-            yield from (loss.detach(), norm, *(p.detach() for p in parameters))
-
-
 def _physics() -> Results:
     """200 steps of the model of Hopper under controls that nothing but integers decide."""
     import gymnasium
@@ -218,12 +173,10 @@ def _physics() -> Results:
 
 # In the order of `conf/determinism/profile.yaml`, which says what each of them is.
 PARTS: Mapping[str, Callable[[], Results]] = {
-    "denormals": _denormals,
     "libm": _libm,
     "numpy": _numpy,
     "torch": _torch,
     **{name: partial(_elementary, name) for name in ("exp", "log", "sqrt", "tanh")},
     "products": _products,
-    "update": _update,
     "physics": _physics,
 }
