@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis import compare
 from rltemplate.run.git.snapshot import GitRecord
 
 JSON, TEXT = "certificate.json", "certificate.txt"
@@ -35,36 +34,28 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inverse:
-    """Checks without the additions of the level: the problem of each, None where it holds all the same."""
-
-    sentence: str
-    found: dict[str, str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The outcome of a proof; `sentence` is all of it in one line."""
+    """The outcome of a proof; `sentence` is all of it in a line, and another one for the inverse if it holds.
 
-    id: str
+    `inverse` are the checks without the additions of the level: the problem of each, None where it holds all
+    the same.
+    """
+
     verdict: str
     sentence: str
     problems: list[str]
     date: str
     folder: str
     overrides: list[str]
-    config: dict[str, Any]
     runs: list[RunResult]
     checks: dict[str, Any]
-    comparison: compare.Comparison | None
-    inverse: Inverse | None
+    inverse: dict[str, str | None]
     settings: dict[str, Any]
     versions: dict[str, str]
     machine: dict[str, Any]
     git: GitRecord
 
     def to_json(self) -> str:
-        """The document for programs."""
         return json.dumps(asdict(self), indent=2)
 
     def write(self) -> None:
@@ -79,14 +70,11 @@ class Certificate:
         lines += [("problem", problem) for problem in self.problems]
         lines += [("run", str(run)) for run in self.runs]
         lines += [("check", f"{name}: {json.dumps(found)}") for name, found in self.checks.items()]
-        if self.inverse is not None:
-            found = self.inverse.found.items()
-            lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
+        found = self.inverse.items()
+        lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
         lines += [("machine", ", ".join([str(self.machine["cpu"]), str(self.machine["os"]), *libraries]))]
         lines += [("code", f"commit {self.git.commit}, on {self.git.base_commit}")]
         lines += [("folder", f"{self.folder}, {self.date}")]
-        head = [self.sentence, *([] if self.inverse is None else [self.inverse.sentence]), ""]
-        report = [] if self.comparison is None else ["", compare.report(self.comparison)]
-        return "\n".join([*head, *(f"{title:10}{text}" for title, text in lines), *report])
+        return "\n".join([self.sentence, "", *(f"{title:10}{text}" for title, text in lines)])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from rltemplate.config.cli.overrides import option_names
@@ -45,7 +46,7 @@ OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
 # without doing anything obviously wrong", ASPLOS).
 PADDING = "RLTEMPLATE_PADDING"
 _ROWS_IN_A_GROUP = 7
-_NO_OBSERVERS = {
+_NO_OBSERVERS: dict[str, Any] = {
     "log_every": 0,
     "eval_every": 0,
     "checkpoint_every": 0,
@@ -54,19 +55,6 @@ _NO_OBSERVERS = {
     "logger.sinks": {},
     "logger.wandb.enabled": False,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRun:
-    """One run and its perturbations. `changes` are values by dotted key; None removes a variable.
-
-    A perturbed run also has another working directory, empty caches, and a busy core beside it.
-    """
-
-    name: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, str | None] = field(default_factory=dict)
-    perturbations: list[str] = field(default_factory=list)
 
 
 def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
@@ -105,26 +93,24 @@ def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
     plan = preflight(words)
     if plan.sweep or not plan.configs:
         raise ConfigError("a proof is about one configuration; give one value of each key, and no options")
-    return changed(plan.configs[0], {"video_every": 0}), plan.argv
+    return _changed(plan.configs[0], {"video_every": 0}), plan.argv
 
 
-def plan_runs(config: Config, times: int) -> list[PlannedRun]:
-    """`times` runs, all but the first perturbed, with all observers and with none in turn."""
-    steps = config.total_env_steps
-    every = {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2), "eval_episodes": 2}
-    observed = _NO_OBSERVERS | every | {"log_every": 1, "logger.tensorboard": True}
-    turns = (("no observers", _NO_OBSERVERS), ("all observers", observed))
-    others = (_perturbed(n, config, *turns[n % 2]) for n in range(1, times))
-    return [PlannedRun(name="run_0"), *others]
+def perturbed(number: int, config: Config) -> tuple[Config, dict[str, str | None], list[str]]:
+    """The configuration and variables of run `number`, and what is disturbed in it, in words.
 
-
-def _perturbed(number: int, config: Config, observed: str, observers: Mapping[str, Any]) -> PlannedRun:
-    """A run with all perturbations; threads and groups of rows must not matter at `invariant` levels only."""
-    named = ["another working directory", "other variables", "cold caches", "a busy core", observed]
-    environment: dict[str, str | None] = {PADDING: "x" * (4096 + 1009 * number)}
+    None removes a variable. Threads and groups of rows must not matter at `invariant` levels only. The caller
+    adds another working directory, empty caches, and a busy core.
+    """
+    steps, all_observers = config.total_env_steps, number % 2 == 1
+    changes, environment = dict(_NO_OBSERVERS), dict[str, str | None]({PADDING: "x" * (4096 + 1009 * number)})
+    if all_observers:
+        changes |= {"eval_every": max(1, steps // 3), "checkpoint_every": max(1, steps // 2)}
+        changes |= {"eval_episodes": 2, "log_every": 1, "logger.tensorboard": True}
+    named = ["another working directory", "other variables", "cold caches", "a busy core"]
+    named.append("all observers" if all_observers else "no observers")
     for variable, values in OTHER_VALUES.items():
         environment[variable] = next(value for value in values if value != os.environ.get(variable))
-    changes = dict(observers)
     if (seed := config.determinism.hash_seed) is not None:
         changes["determinism.hash_seed"] = other = (seed + 7 * number) % 2**32
         named.append(f"hash seed {other}")
@@ -132,16 +118,13 @@ def _perturbed(number: int, config: Config, observed: str, observers: Mapping[st
         changes["num_threads"] = threads = 2 if config.num_threads == 1 else 1
         environment[ROW_GROUPS] = str(_ROWS_IN_A_GROUP)
         named += [f"num_threads={threads}", f"rows in groups of {_ROWS_IN_A_GROUP}"]
-    return PlannedRun(name=f"run_{number}", changes=changes, environment=environment, perturbations=named)
+    return _changed(config, changes), environment, named
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The configuration with other values, by dotted key."""
     values = to_dict(config)
     for key, value in changes.items():
         *parents, leaf = key.split(".")
-        node = values
-        for parent in parents:
-            node = node[parent]
-        node[leaf] = value
+        reduce(getitem, parents, values)[leaf] = value
     return from_dict(values)

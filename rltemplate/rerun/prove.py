@@ -30,16 +30,8 @@ from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import REFUSED, Children, Interrupted, complaint, last_words, lines_of
-from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, Inverse, RunResult
-from rltemplate.rerun.perturbations import (
-    INVARIANT,
-    WITHOUT,
-    PlannedRun,
-    changed,
-    claimed,
-    plan_runs,
-    without,
-)
+from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
+from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
@@ -107,30 +99,33 @@ class Proof:
             make_folder("runs_dir", self.folder)
             checks = tried["checks"].items()
             problems = [f"the check {name}: {each['problem']}" for name, each in checks if "problem" in each]
-            runs = [] if problems else self._train()
+            runs: list[RunResult] = []
+            for number in [] if problems else range(self._times):
+                runs.append(self._run(number))
+                print(runs[-1], file=self._out, flush=True)
+                if runs[0].error:  # the others cannot be compared with it
+                    break
             problems += problems_of(runs, self.level)
             claim = f"for {self.config.algo.name} on {self.config.env.id}"
-            sentence, inverse = f"{self.level.name} is broken {claim}: {''.join(problems[:1])}", None
-            if not problems:
-                inverse = self._inverse()
+            inverse: dict[str, str | None] = {}
+            if problems:
+                sentence = f"{self.level.name} is broken {claim}: {problems[0]}"
+            else:
+                without_it, inverse = self._inverse()
                 sentence = (
                     f"{self.level.name} holds {claim}: {len(runs)} runs, {len(runs) - 1} of them disturbed, "
-                    f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}"
+                    f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}\n{without_it}"
                 )
             self._children.check()
-            other = next((run for run in runs if not run.error and run.digest != runs[0].digest), None)
             certificate = Certificate(
-                id=self.id,
                 verdict=BROKEN if problems else HOLDS,
                 sentence=sentence,
                 problems=problems,
                 date=utc_now(),
                 folder=str(self.folder),
                 overrides=self.overrides,
-                config=to_dict(self.config),
                 runs=runs,
                 checks=tried["checks"],
-                comparison=None if other is None else _compared(runs[0], other),
                 inverse=inverse,
                 settings=tried["settings"],
                 versions=package_versions(),
@@ -140,18 +135,8 @@ class Proof:
             certificate.write()
         return certificate
 
-    def _train(self) -> list[RunResult]:
-        """Make the runs, up to a first one that the others cannot be compared with."""
-        results: list[RunResult] = []
-        for planned in plan_runs(self.config, self._times):
-            results.append(self._run(planned))
-            print(results[-1], file=self._out, flush=True)
-            if results[0].error:
-                break
-        return results
-
-    def _inverse(self) -> Inverse:
-        """Checks without the additions of the level."""
+    def _inverse(self) -> tuple[str, dict[str, str | None]]:
+        """A sentence about the checks without the additions of the level, and the problem of each."""
         words = " ".join(WITHOUT[self.level])
         checks = self._try_checks(self._bare)["checks"].items()
         found: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
@@ -159,7 +144,7 @@ class Proof:
         said = "all checks hold as well: this machine cannot tell them apart"
         if failing:
             said = f"{len(failing)} of {len(found)} checks fail: {', '.join(failing)}"
-        return Inverse(sentence=f"Without it ({words}) {said}", found=found)
+        return f"Without it ({words}) {said}", found
 
     def _try_checks(self, config: Config) -> dict[str, Any]:
         """Settings and checks of the level, from a separate process; ConfigError if it refuses."""
@@ -184,29 +169,29 @@ class Proof:
             overrides=self.overrides,
         )
 
-    def _run(self, planned: PlannedRun) -> RunResult:
-        config = changed(self.config, planned.changes)
-        job, variables = self._job(planned.name, config), dict(planned.environment)
+    def _run(self, number: int) -> RunResult:
+        """Run number 0 is left alone, the others are perturbed, with all observers and with none in turn."""
+        name, config, perturbations = f"run_{number}", self.config, list[str]()
+        variables: dict[str, str | None] = {}
         cwd, load = Path.cwd(), contextlib.ExitStack()
-        if planned.perturbations:
-            cwd = self._scratch / planned.name
+        if number:
+            config, variables, perturbations = perturbed(number, self.config)
+            cwd = self._scratch / name
             cwd.mkdir()
-            variables |= {name: str(cwd / name.lower()) for name in _CACHES}
+            variables |= {each: str(cwd / each.lower()) for each in _CACHES}
             load.enter_context(_busy_core())
-        environment = worker_environment(job, config, self._environment)
-        for name, value in variables.items():
-            environment.pop(name, None)
-            environment |= {} if value is None else {name: value}
-        log, began = self.folder / f"{planned.name}.log", time.monotonic()
+        job = self._job(name, config)
+        given = {**worker_environment(job, config, self._environment), **variables}
+        environment = {key: value for key, value in given.items() if value is not None}
+        log, began = self.folder / f"{name}.log", time.monotonic()
         with load:
             status = self._children.run(worker_command(), environment, log, cwd=cwd)
-        run_dir = Path(job.run_dir)
-        record = _record(run_dir)
+        record = _record(run_dir := Path(job.run_dir))
         finished, trace = status == 0 and record.status == FINISHED, record.trace or TraceFacts()
         return RunResult(
-            name=planned.name,
+            name=name,
             run_dir=str(run_dir),
-            perturbations=planned.perturbations,
+            perturbations=perturbations,
             seconds=round(time.monotonic() - began, 2),
             error=None if finished else record.error or last_words(log, status),
             digest=trace.digest,
@@ -229,10 +214,6 @@ def ratio_of(run_dir: Path) -> float | None:
     return next((ratio for ratio in ratios if ratio != 0.0), 0.0) if ratios else None
 
 
-def _compared(a: RunResult, b: RunResult) -> compare.Comparison:
-    return compare.compare_runs(Path(a.run_dir), Path(b.run_dir))
-
-
 def problems_of(runs: Sequence[RunResult], level: Level) -> Iterator[str]:
     """The faults of runs that should be equal to the first one."""
     for run in runs:
@@ -242,7 +223,8 @@ def problems_of(runs: Sequence[RunResult], level: Level) -> Iterator[str]:
         elif level in INVARIANT and run.ratio:
             yield f"{name}: {RATIO} is {run.ratio:g} and must be 0"
         elif run.digest != runs[0].digest:
-            yield f"{name} is not {runs[0].name}: {compare.headline(_compared(runs[0], run))}"
+            compared = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
+            yield f"{name} is not {runs[0].name}: {compare.headline(compared)}"
 
 
 @contextlib.contextmanager
