@@ -51,7 +51,7 @@ def check_baseline(
             versions=versions,
             machine=machine,
         )
-        found.append(compare_records(baseline, Run.known(Path(), planned, config), changed))
+        found.append(compare_records(baseline, Run(Path(), planned, config), changed))
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
     # A sweep has a job for each combination of its values, so all factors count together.
     factors = {name: change for one in found for name, change in one.factors.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,16 +55,9 @@ class Comparison:
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
-    one, other = load_run(a), load_run(b)
-    return compare_traces(one, other, _whole_trace(one), _whole_trace(other))
-
-
-def _whole_trace(run: Run) -> Trace:
-    trace = open_trace(run.dir, f"it was made with trace={run.config.get('trace')}")
-    if trace.lines and not trace.lines[-1].endswith(b"]\n"):
-        reached = f"breaks off after {trace.reach[0]} iterations"
-        raise ConfigError(f"{trace.run}: {TRACE} {reached}; was it cut off?")
-    return trace
+    runs = load_run(a), load_run(b)
+    opened = (open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs)
+    return compare_traces(*runs, *opened)
 
 
 def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
@@ -101,8 +93,7 @@ def _logged_alone(run: Run, trace: Trace, other: Trace) -> list[str]:
 
 def diff_command(a: Path, b: Path) -> str:
     """The command that shows the changes of the code between the runs in two folders."""
-    one, other = (shlex.quote(str(from_here(folder))) for folder in (a, b))
-    return f"make diff a={one} b={other} code=full"
+    return f"make diff a={from_here(a)} b={from_here(b)} code=full"
 
 
 def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code: str) -> Iterator[str]:

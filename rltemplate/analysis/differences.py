@@ -90,12 +90,10 @@ class Difference:
 
     @property
     def one_sided(self) -> bool:
-        """True if one of the runs has no such value."""
         return ABSENT in (self.a, self.b)
 
     @property
     def change(self) -> str:
-        """Both values as text."""
         one, other = text_of(self.a), text_of(self.b)
         if one == other:
             return f"{one}, the same commit with other uncommitted changes"

@@ -35,12 +35,10 @@ class Experiment:
 
     @property
     def algo(self) -> str:
-        """The algorithm."""
         return str(self.runs[0].value("algo"))
 
     @property
     def env(self) -> str:
-        """The name of the environment."""
         return self.runs[0].env
 
     @property
@@ -74,7 +72,6 @@ class Experiment:
 
     @cached_property
     def returns(self) -> list[float]:
-        """The last return of each counted run."""
         return [float(run.value("return")) for run in self.counted]
 
     @property
@@ -83,7 +80,6 @@ class Experiment:
         return max(int(run.value("steps") or 0) for run in self.counted)
 
     def interval(self, statistic: str = "iqm") -> Interval:
-        """A statistic of the returns."""
         return stats.interval(self.returns, statistic)
 
     @property

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from rltemplate.analysis.experiments import Experiment, Points, points, thinned
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
@@ -73,14 +72,10 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 
 
 def search_chart(folder: Path) -> Chart:
-    """The trials of a search, the best value so far, and how much each key matters. Raises ConfigError."""
-    try:
-        found = json.loads((folder / paths.SEARCH).read_text(encoding="utf-8"))
-        trials = [(int(each["number"]), float(each["value"]), str(each["state"])) for each in found["trials"]]
-        bars = {str(key): float(value) for key, value in found["importances"].items()}
-        words = " ".join(map(str, [f"sweep={found['sweep']}", *found["words"]]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{folder / paths.SEARCH} cannot be read: {error}") from None
+    """The trials of a search, the best value so far, and how much each key matters."""
+    found = json.loads((folder / paths.SEARCH).read_text(encoding="utf-8"))
+    trials = [(each["number"], each["value"], each["state"]) for each in found["trials"]]
+    words = " ".join([f"sweep={found['sweep']}", *found["words"]])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
     best = list(accumulate((value for _, value in ended), max))
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
@@ -94,8 +89,8 @@ def search_chart(folder: Path) -> Chart:
         ),
     ]
     panels = [Panel("return by trial: dots, the best so far, and grey the pruned ones", lines)]
-    if bars:
-        panels.append(Panel("importance", [], bars=bars))
+    if found["importances"]:
+        panels.append(Panel("importance", [], bars=found["importances"]))
     return Chart(paths.safe_name(folder.name), f"Search {words}: {len(trials)} trials", panels)
 
 
@@ -175,7 +170,7 @@ def _drawn(chart: Chart) -> Any:
     figure.subplots_adjust(wspace=0.3, hspace=0.45)
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
-        axes.set_title(_plain(panel.title), fontsize=8, parse_math=False)
+        axes.set_title(panel.title, fontsize=8, parse_math=False)
         if not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             if count == 1:
@@ -196,15 +191,8 @@ def _drawn(chart: Chart) -> Any:
                 axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
             width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 and not line.dots else "o"
             style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
-            axes.plot(
-                steps, values, color=line.color, lw=width, marker=marker, label=_plain(line.name), **style
-            )
+            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name, **style)
     if count == 1 and chart.panels[0].lines:
         for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
             text.set_parse_math(False)
     return figure
-
-
-def _plain(text: str) -> str:
-    """Text without letters that no font has."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

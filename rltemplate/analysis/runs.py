@@ -34,27 +34,16 @@ _TAIL_BYTES = 16_384  # more than the last row of `metrics.jsonl`
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. Files are read when they are first needed."""
+    """One run, with its configuration, nested. Its metrics are read when they are first needed."""
 
     dir: Path
     record: RunRecord
-
-    @classmethod
-    def known(cls, place: Path, record: RunRecord, config: Mapping[str, Any]) -> Run:
-        """A run to be compared with others of which nothing is read; `place` need not exist."""
-        run = cls(place, record)
-        run.__dict__.update(config=dict(config), rows=[], last_row={})
-        return run
+    config: Mapping[str, Any]
 
     @property
     def id(self) -> str:
         """The id, also where the folder has been renamed."""
         return self.record.id
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The configuration, nested. Raises ConfigError if it cannot be read."""
-        return raw_config(self.dir / paths.CONFIG)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -79,7 +68,6 @@ class Run:
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """Values that have a short name."""
         record, config = self.record, self.config
         final = record.final_metrics
         return {
@@ -100,18 +88,15 @@ class Run:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """All single values by name."""
         record = asdict(self.record)
         metrics: dict[str, Any] = self.last_row | record.pop("final_metrics")
         return metrics | dict(leaves(record)) | dict(leaves(self.config)) | self.columns
 
     def value(self, name: str) -> Any:
-        """The value under a name, None if there is none."""
         return self.values.get(name)
 
 
 def cell(run: Run, name: str) -> str:
-    """A value as a table shows it."""
     value = run.value(name)
     if value is None:
         return NOTHING
@@ -164,7 +149,7 @@ def text_of(value: Any) -> str:
 
 def load_run(run_dir: Path) -> Run:
     """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
-    run = Run(run_dir, RunRecord.read(run_dir))
+    run = Run(run_dir, RunRecord.read(run_dir), raw_config(run_dir / paths.CONFIG))
     given = dict(leaves(run.config))
     for key, kind in (("algo.name", str), ("env.id", str), ("determinism.level", str), ("seed", int)):
         if not isinstance(given.get(key), kind):

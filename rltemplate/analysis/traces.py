@@ -5,8 +5,8 @@ A trace lists fingerprints in causal order, so its first difference is where the
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import FORMAT, START, VERSION
 from rltemplate.types import ConfigError
 
-DIGITS = 16  # hexadecimal digits of one fingerprint
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one
 
@@ -80,16 +79,11 @@ class Trace:
     @property
     def items(self) -> set[str]:
         """The names of all items."""
-        found = set[str]()
-        with contextlib.suppress(ValueError):  # a damaged line, which is named where it matters
-            for line in self.lines:
-                found.update(*_names_in([line]).values())
-        return found
+        return {name for line in self.lines for names in _names_in([line]).values() for name in names}
 
     def whole(self, most: int | None = None) -> Trace:
         """The trace up to the end of its last whole iteration, or of number `most`, counted from 1."""
-        lines = enumerate(self.lines, start=1)
-        ends = [at for at, line in lines if line.startswith(ITERATION_LINE) and line.endswith(b"]\n")]
+        ends = [at for at, line in enumerate(self.lines, start=1) if _ends(line)]
         return replace(self, lines=self.lines[: max(ends[:most], default=0)])
 
 
@@ -106,23 +100,30 @@ class Event:
 
 
 def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
-    """Read the trace in `run_dir`. Raises ConfigError, which ends with `when_missing` if there is none."""
+    """The whole iterations of the trace in `run_dir`: a killed run may have been writing.
+
+    Raises ConfigError, which ends with `when_missing` if there are none.
+    """
     run = run_dir.name
     try:
-        first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b""]
-    except FileNotFoundError:
-        raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
-    except OSError as error:
-        raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
-    try:
+        first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b"{}"]
         head = json.loads(first)
         known = (head["format"], head["version"]) == (FORMAT, VERSION)
-        trace = Trace(run, str(head["detail"]), str(head["digest"]), str(head["algo"]), lines)
-    except (ValueError, TypeError, KeyError):
-        known = False
+        trace = Trace(run, str(head["detail"]), str(head["digest"]), str(head["algo"]), lines).whole()
+    except FileNotFoundError:
+        raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{run}: {TRACE} cannot be read, {error!r}") from None
     if not known:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
+    if not trace.lines:
+        raise ConfigError(f"{run}: has no iteration in {TRACE}; {when_missing}")
     return trace
+
+
+def _ends(line: bytes) -> bool:
+    """True for the whole line that ends an iteration."""
+    return line.startswith(ITERATION_LINE) and line.endswith(b"]\n")
 
 
 def _names_in(lines: Iterable[bytes]) -> Names:
@@ -132,14 +133,11 @@ def _names_in(lines: Iterable[bytes]) -> Names:
 
 
 def _parse_event(line: bytes, names: Names) -> Event:
-    """The event in a line that names no items. Raises ValueError or KeyError if the line is damaged."""
-    event, index, *steps, digits = json.loads(line)[: 4 if line.startswith(ITERATION_LINE) else 3]
-    items = names[event]
-    if len(digits) != DIGITS * len(items) or len(steps) != (event == ITERATION):
-        raise ValueError(f"not as many fingerprints as items of {event}")
-    values = {item: digits[i * DIGITS : (i + 1) * DIGITS] for i, item in enumerate(items)}
+    """The event in a line that names no items."""
+    event, index, *steps, digits = json.loads(line)[: 4 if _ends(line) else 3]
+    values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
     if event == ITERATION:
-        start = {item: values.pop(item) for item in items if item.startswith(f"{START}/")}
+        start = {item: values.pop(item) for item in names[event] if item.startswith(f"{START}/")}
         values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: json.loads(line)[4]}
     return Event(event, index, values)
 
@@ -147,8 +145,7 @@ def _parse_event(line: bytes, names: Names) -> Event:
 def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
-    Items that are `left_out` are not compared, and then nor are chains, which depend on them. Raises
-    ConfigError if a line at the difference is damaged.
+    Items that are `left_out` are not compared, and then nor are chains, which depend on them.
     """
     pairs = enumerate(zip(a.lines, b.lines, strict=False))
     number = next((number for number, (one, other) in pairs if one != other), None)
@@ -156,10 +153,8 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
         return None
     hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
     sides = (_events_in(trace.lines, number, hidden) for trace in (a, b))
-    try:
-        for (at, one), (at_b, other) in zip(*sides, strict=False):
-            if (found := _differing(one, other)) is None:
-                continue
+    for (at, one), (at_b, other) in zip(*sides, strict=False):
+        if (found := _differing(one, other)) is not None:
             (item, *further), equal, value_a, value_b = found
             iteration, before = _reach(reversed(a.lines[:at]))
             after = _reach(a.lines[at:])[1] or _reach(b.lines[at_b:])[1]
@@ -176,21 +171,12 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
                 a=value_a,
                 b=value_b,
             )
-        if left_out:
-            return None
-    except (ValueError, TypeError, KeyError):
-        pass
-    # Or the line has the same values in another spelling.
-    raise ConfigError(f"line {number + 2} of {TRACE} is damaged in {a.run} or in {b.run}")
+    return None
 
 
 def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
     """The number of iterations and environment steps at the first end of an iteration in these lines."""
-    ends = (line for line in lines if line.startswith(ITERATION_LINE) and line.endswith(b"]\n"))
-    try:
-        _, number, env_steps = json.loads(next(ends, b"[0, -1, 0]"))[:3]
-    except ValueError:  # a damaged line
-        return 0, 0
+    _, number, env_steps = json.loads(next(filter(_ends, lines), b"[0, -1, 0]"))[:3]
     return number + 1, env_steps
 
 

@@ -23,6 +23,7 @@ from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
+from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
@@ -119,11 +120,11 @@ class SweepTable:
             run_dir = job.run(self._folder)
             if run_dir is None or (job.status != RUNNING and self._read.get(number) == job.status):
                 continue
-            run = Run(run_dir, RunRecord(id="", status=""))
-            self._rows[number], self._read[number] = run.last_row, job.status
+            self._rows[number] = Run(run_dir, RunRecord(id="", status=""), {}).last_row
+            self._read[number] = job.status
             with contextlib.suppress(ConfigError):  # of a disk that is away
                 if number not in self._steps:
-                    self._steps[number] = run.config["total_env_steps"]
+                    self._steps[number] = raw_config(run_dir / paths.CONFIG)["total_env_steps"]
 
     def _part(self, job: SweepJob) -> float:
         """The part of a job that is done, from 0 to 1."""

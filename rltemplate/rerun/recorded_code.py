@@ -133,7 +133,7 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
 def check_versions(record: RunRecord) -> list[str]:
     """Raise ConfigError if Python or packages that compute have other versions; notes on the others."""
     here = replace(record, machine=machine_facts(), versions=package_versions())
-    was, now = (Run.known(Path(), each, {}) for each in (record, here))
+    was, now = (Run(Path(), each, {}) for each in (record, here))
     changed, notes = list[str](), list[str]()
     for one in compare_records(was, now, []).differences:
         computes = one.section == VERSIONS and one.a != ABSENT and package_matters(one.key)

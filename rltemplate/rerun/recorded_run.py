@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rltemplate.analysis.runs import Run, load_run
-from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
+from rltemplate.analysis.traces import Trace, open_trace
 from rltemplate.config.command_args import few, nearest
 from rltemplate.config.loading import complete
 from rltemplate.run import paths
@@ -61,10 +61,9 @@ def recorded_trace(run: Run) -> Trace:
     missing = f"it was made with trace={run.config.get('trace')}"
     if why := run.record.left_out.get(paths.TRACE):
         missing = f"it is too long for the run's ref ({why}); give the run's folder"
-    trace = open_trace(run.dir, missing).whole()
-    first = next((line for line in trace.lines if line.startswith(ITERATION_LINE)), b"")
-    if not first.startswith(ITERATION_LINE + b"0,"):
-        raise ConfigError(f"{run.id}: its trace has no first iteration, so there is nothing to compare")
+    trace = open_trace(run.dir, missing)
+    if next(trace.iterations).index != 0:
+        raise ConfigError(f"{run.id}: its trace has no first iteration, so it cannot be compared")
     return trace
 
 

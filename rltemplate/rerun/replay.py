@@ -16,20 +16,27 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses import FakeTensor
+from torch.utils._debug_mode import DebugMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
+from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import REFUSED
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
+from rltemplate.run.continuation import restore
 from rltemplate.run.job import Job
 from rltemplate.run.trace import Trace, digest
+from rltemplate.train import build_algorithm
 from rltemplate.types import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files, for the process may be other code than the one that starts it.
@@ -83,9 +90,7 @@ class Keeper(Trace):
         self._operations: list[LoggedOperation] = []
 
     def _digest(self, value: Any) -> str:
-        import numpy as np
-
-        with _unobserved():
+        with _disable_current_modes():  # what is done here is not the run's own
             kept = _Kept(super()._digest(value))
             if self.step_by_step:
                 kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
@@ -109,9 +114,6 @@ class Keeper(Trace):
         return [call for call in logs if "hash" in (getattr(call, "log", None) or {})]
 
     def write_kept(self) -> None:
-        """Write everything that was kept."""
-        import numpy as np
-
         np.savez(self._folder / TENSORS, **{item: kept.array for item, kept in self._kept.items()})
         before = {item: kept.operations_before for item, kept in self._kept.items()}
         document = {"before": before, "operations": [asdict(each) for each in self._operations]}
@@ -119,36 +121,21 @@ class Keeper(Trace):
 
 
 @contextlib.contextmanager
-def _unobserved() -> Iterator[None]:
-    """Operations in the block are not the run's own, and are not logged."""
-    import torch
-
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
-
-
-@contextlib.contextmanager
 def _operations() -> Iterator[Any]:
     """torch's log of every operation with digests of its inputs and results, and the calling line."""
-    from torch.utils._debug_mode import DebugMode
-
     mode = DebugMode(record_stack_trace=True, record_profiler_context=False)
     with mode, DebugMode.log_tensor_hashes(_bits, hash_inputs=True):
         yield mode
 
 
 def _bits(tensor: Any) -> str | None:
-    from torch._subclasses import FakeTensor
-
     if isinstance(tensor, FakeTensor):  # of a program that is being compiled, without numbers
         return None
-    with _unobserved():
+    with _disable_current_modes():
         return digest(tensor.detach().cpu())
 
 
 def _described(call: Any) -> LoggedOperation:
-    from torch.utils._pytree import tree_leaves
-
     given, named = call.log.get("input_hash") or ((), {})
     read = {name: value for name, value in named.items() if name != "out"}  # which is only written
     return LoggedOperation(
@@ -177,13 +164,6 @@ def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError where the run cannot be run again here."""
     if request.form != FORM:
         raise ConfigError("this code is of another version; make compare in a worktree of it can zoom in")
-    # These load torch, which a process that only starts this one does not need.
-    import torch
-
-    from rltemplate.envs.global_rng import seed_global_rng
-    from rltemplate.run.continuation import restore
-    from rltemplate.train import build_algorithm
-
     config = from_dict(job.config)
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     if request.event is not None and not config.compile:  # the compiler would start over

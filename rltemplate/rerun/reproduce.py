@@ -110,9 +110,9 @@ def reproduce(
         total, finished = trace.reach[0], record.status == FINISHED
         again = replace(open_trace(run_dir).whole(None if finished else total), run=run.id)
         # One straight run gives what an interrupted and resumed one gives.
-        recorded = Run.known(run.dir, replace(record, resumed=[]), run.config)
+        recorded = replace(run, record=replace(record, resumed=[]))
         comparison = compare.compare_traces(
-            recorded, Run.known(Path("made again"), made, run.config), trace, again
+            recorded, replace(run, dir=Path("made again"), record=made), trace, again
         )
         verdict, headline = comparison.verdict, compare.headline(comparison)
         metrics = _differing_metrics(run.rows, read_metrics(run_dir), finished)
@@ -150,7 +150,7 @@ def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Chil
     logger = logger | {"console": False, "journal": False, "tensorboard": False}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # which older code does not know
-    config = run.config | {"run_dir": str(run_dir), "video_every": 0, "logger": logger}
+    config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}
     if config["device"] == "auto":  # the device that computed
         config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
@@ -158,8 +158,7 @@ def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Chil
     error = last_words(log, status)
     if status == REFUSED:
         raise ConfigError(f"{run.id}: cannot be run here: {error}")
-    if not (run_dir / paths.TRACE).exists() or not open_trace(run_dir).reach[0]:
-        raise ConfigError(f"{run.id}: came to no iteration this time: {error}")
+    open_trace(run_dir, f"{run.id} came to no iteration this time: {error}")
     # Asked to end when it had done enough, it ends like an interrupted run.
     return error if status not in (0, 128 + signal.SIGTERM) else None
 

@@ -32,7 +32,6 @@ class ArrayDifference:
 
 
 def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
-    """Compare two arrays of floats, integers or truth values."""
     found = ArrayDifference([list(a.shape), list(b.shape)], [str(a.dtype), str(b.dtype)], a.size)
     if a.shape != b.shape or a.dtype != b.dtype:
         return found

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rltemplate.analysis.traces import ITERATION
 from rltemplate.rerun.operations import CAUSES, Finding, LoggedOperation
 from rltemplate.rerun.ulp import ArrayDifference
-
-_WIDTH = 110
 
 
 @dataclass(slots=True)
@@ -59,11 +56,11 @@ def report(zoom: Zoom) -> str:
     a, b = ("the present code" if each is None else each[:12] for each in (zoom.commit_a, zoom.commit_b))
     lines.append(f"  code   {a if a == b else f'a {a}, b {b}'}")
     if equal := [name for name, found in zoom.items.items() if found.differing == 0]:
-        lines += _wrapped(", ".join(equal), "  equal  ")
+        lines.append(f"  equal  {', '.join(equal)}")
     for name, found in zoom.items.items():
         if found.differing == 0:
             continue
-        lines += _wrapped(_words(found), f"  {name}  {found.dtypes[0]} {found.shapes[0]}: ")
+        lines.append(f"  {name}  {found.dtypes[0]} {found.shapes[0]}: {_words(found)}")
         if name == zoom.first and found.values is not None and found.hexes is not None:
             lines.append(f"    first at {found.first}")
             width = max(map(len, found.values))
@@ -72,7 +69,7 @@ def report(zoom: Zoom) -> str:
     if zoom.finding is not None:
         lines += ["", *_finding(zoom.finding, zoom.first or "")]
     if zoom.note is not None:
-        lines += ["", *_wrapped(zoom.note, "  ")]
+        lines += ["", f"  {zoom.note}"]
     if zoom.kept is not None:
         lines += ["", f"  tensors and operations are in {zoom.kept}"]
     return "\n".join(lines)
@@ -93,21 +90,15 @@ def _finding(finding: Finding, item: str) -> Iterator[str]:
     text = CAUSES[finding.kind].format(a=names[0], b=names[1], item=item)
     if finding.logged_from:
         text += f"; {finding.agreeing:,} operations before it, from {finding.logged_from} on, agree"
-    yield from _wrapped(text, "  ")
+    yield f"  {text}"
     a, b = _details(finding.a), _details(finding.b)
     for title in a or b:
         sides = [each[title] for each in (a, b) if each]
         for name, texts in zip([""] if sides[0] == sides[-1] else [" a", " b"], sides, strict=False):
-            for text in texts:
-                yield from _wrapped(text, f"    {title}{name}  ")
+            yield from (f"    {title}{name}  {text}" for text in texts)
 
 
 def _details(side: LoggedOperation | None) -> dict[str, list[str]]:
     if side is None:
         return {}
     return {"with": [side.arguments], "in": side.source[:2], "gradient of": side.forward_source[:1]}
-
-
-def _wrapped(text: str, start: str) -> list[str]:
-    indent = " " * min(len(start), 24)
-    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)

@@ -117,6 +117,8 @@ def test_a_trace_that_ends_earlier_is_no_divergence_unless_it_differs_before(com
     assert (result.verdict, result.divergence) == ("shorter", None)
     assert "a ends after 4 iterations (32 environment steps), b after 2" in headline(result)
     assert compared(trace(("step", 1, 0, "obs"), iterations=2), trace()).verdict == "diverged"
+    # A killed run may have been writing.
+    assert "a ends after 2 iterations" in headline(compared(trace()[:-200], trace()))
 
 
 def test_another_event_or_other_items_in_the_same_place(compared: Compared) -> None:
@@ -145,15 +147,11 @@ def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: 
     assert compare_runs(a, b).verdict == "identical"
 
 
-LINES = trace().splitlines(keepends=True)
-DAMAGED = "line 21 of trace.jsonl is damaged in run-1-a or in run-1-b"
 BAD: dict[str, tuple[str | None, str]] = {
     "no trace, on purpose": (None, "has no trace.jsonl; it was made with trace=off"),
     "another version": (trace(version=2), "is no trace of this version"),
-    "cut off": (trace()[:-200], "breaks off after 2 iterations"),
+    "no iteration": (trace(iterations=0), "has no iteration in trace.jsonl"),
     "another algorithm": (trace(algo="sac"), "other algo: the trace of run-1-a has algo ppo, that"),
-    "digits": ("".join([*LINES[:20], LINES[20][:-7] + LINES[20][-3:], *LINES[21:]]), DAMAGED),
-    "spelling": ("".join([*LINES[:20], LINES[20].replace(",", ", "), *LINES[21:]]), DAMAGED),
 }
 
 

@@ -53,7 +53,7 @@ def run(name: str, overrides: str = "", config: dict[str, Any] | None = None, **
     for section, value in record.items():
         facts[section] = facts.get(section, {}) | value if isinstance(value, dict) else value
     facts |= {"id": name, "overrides": overrides.split()}
-    return Run.known(Path(), RunRecord.parse(json.dumps(facts), name), values)
+    return Run(Path(), RunRecord.parse(json.dumps(facts), name), values)
 
 
 def names(a: Run, b: Run, files: list[str] | None = None) -> list[str]:

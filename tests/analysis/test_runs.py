@@ -106,7 +106,7 @@ def test_a_name_that_no_run_has_is_refused(runs_dir: Path, call: Call, words: st
 def test_the_recipe_of_another_pair_does_not_rename_the_environment() -> None:
     config = {"algo": {"name": "ppo"}, "env": {"id": "Hopper-v5"}, "recipe": "ppo-Hopper"}
     for word, name in (("recipe=ppo-Hopper", "Hopper-v5"), ("env=Hopper", "Hopper")):
-        assert Run.known(Path(), RunRecord(id="a", status="", overrides=[word]), config).env == name
+        assert Run(Path(), RunRecord(id="a", status="", overrides=[word]), config).env == name
 
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
-        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
+        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "trace.jsonl cannot be read, "),
     ],
     ids=["version", "python", "schema", "code", "total", "damaged"],
 )

@@ -141,7 +141,8 @@ def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> No
     assert re.match(
         "b: cannot be run again here with commit .*: it first differs from its own record in", first
     )
-    assert advice.startswith(f"instead: make diff a={a} b={b} code=full shows what was changed")
+    command = f"make diff a={a} b={b} code=full"
+    assert advice.startswith(f"instead: {command} shows what was changed")
 
 
 def test_recorded_code_that_cannot_be_run_is_named(runs: Runs, fork: Path, tmp_path: Path) -> None:
