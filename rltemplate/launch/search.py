@@ -268,7 +268,9 @@ class _Search:
         except ValueError:
             print("no trial has ended with a return", file=sys.stderr)
             return 1
-        words = [*self._args.overrides, *(f"{key}={value}" for key, value in best.params.items())]
+        folder = self._args.config_dir
+        words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
+        words += [*self._args.overrides, *(f"{key}={value}" for key, value in best.params.items())]
         print(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
         print(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
         return 1 if self._failed else 0
