@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,17 @@ def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | Non
     return None
 
 
+@dataclass
+class Progress:
+    """Where a run is, as far as its observers have to know."""
+
+    iterations: int = 0
+    before: int = 0  # environment steps before the last iteration
+    looked: bool = False  # the last iteration has its evaluation and its row, as far as they are due
+    training_s: float = 0.0  # time spent in iterations since the last log row
+    logged_steps: int = 0
+
+
 class Observers:
     """The observers of one run."""
 
@@ -115,29 +127,25 @@ class Observers:
             stopping=stopping,
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
-        self._iterations = 0
-        self._before = 0  # environment steps before the last iteration
-        self._looked = False  # the last iteration has its evaluation and its row, as far as they are due
-        self._training_s = 0.0  # time spent in iterations since the last log row
-        self._logged_steps = 0
+        self._at = Progress()
         self._saved_steps = algorithm.env_steps
 
     @property
     def complete(self) -> bool:
         """True if the last iteration of the run was evaluated and logged."""
-        return self._looked and self._at_end
+        return self._at.looked and self._at_end
 
     def observe(self, result: IterationResult, before: int, seconds: float) -> None:
         """Observe an iteration that began after `before` steps. RunError if its result is not finite."""
         self._check_folder()
         self._logger.observe(result)
-        self._iterations += 1
-        self._before = before
-        self._training_s += seconds
+        self._at.iterations += 1
+        self._at.before = before
+        self._at.training_s += seconds
         if self.trace is not None:
             self.trace.end_iteration(self._algorithm, result.metrics)
         self._check_finite(result)
-        self._looked = False
+        self._at.looked = False
         try:
             self._look()
         finally:  # trouble in an evaluation or a video costs no weights
@@ -156,11 +164,9 @@ class Observers:
                 )
         if state is None:
             return
-        self._iterations, self._before = state["iterations"], state["before"]
-        self._training_s, self._logged_steps = state["training_s"], state["logged_steps"]
-        self._looked = state["looked"]
+        self._at = Progress(**{each.name: state[each.name] for each in fields(Progress)})
         self._logger.load_state_dict(state["logger"])
-        if not self._looked:  # the last evaluation was cut short
+        if not self._at.looked:  # the last evaluation was cut short
             self._look()
 
     def finish(self) -> None:
@@ -175,7 +181,7 @@ class Observers:
 
     def _due(self, every: int) -> bool:
         """True if a multiple of `every` was passed in the last iteration, and at the end of the run."""
-        return every > 0 and (self._at_end or self._algorithm.env_steps // every > self._before // every)
+        return every > 0 and (self._at_end or self._algorithm.env_steps // every > self._at.before // every)
 
     def _look(self) -> None:
         """Evaluate, log and film, as far as it is due."""
@@ -184,7 +190,7 @@ class Observers:
             self._check_folder()
             if evaluation or self._at_end or self._due(self._config.log_every):
                 self._log(evaluation)
-            self._looked = True
+            self._at.looked = True
             if self._due(self._config.video_every):
                 self._film()
 
@@ -220,8 +226,8 @@ class Observers:
     def _log(self, evaluation: dict[str, float]) -> None:
         steps = self._algorithm.env_steps
         # The speed of training alone; the time of observers shows in wall_time_s.
-        speed = (steps - self._logged_steps) / max(self._training_s, 1e-9)
-        self._training_s, self._logged_steps = 0.0, steps
+        speed = (steps - self._at.logged_steps) / max(self._at.training_s, 1e-9)
+        self._at.training_s, self._at.logged_steps = 0.0, steps
         self._logger.log(steps, {**evaluation, "time/steps_per_second": speed})
 
     def _check_finite(self, result: IterationResult) -> None:
@@ -231,7 +237,7 @@ class Observers:
         self._log({})
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
         raise RunError(
-            f"{found} in iteration {self._iterations - 1}, environment steps {self._before:,} to "
+            f"{found} in iteration {self._at.iterations - 1}, environment steps {self._at.before:,} to "
             f"{self._algorithm.env_steps:,}\n{self._last_checkpoint()}{trace}"
         )
 
@@ -245,15 +251,8 @@ class Observers:
         self._logger.activity("saving a checkpoint")
         algorithm, steps = self._algorithm, self._algorithm.env_steps
         state = algorithm.state_dict() | {"foreign": global_rng_state()}
-        state["run"] = {
-            "iterations": self._iterations,
-            "before": self._before,
-            "looked": self._looked,
-            "training_s": self._training_s,
-            "logged_steps": self._logged_steps,
-            "logger": self._logger.state_dict(),
-            "chain": NO_PAST if self.trace is None else self.trace.chain,
-        }
+        chain = NO_PAST if self.trace is None else self.trace.chain
+        state["run"] = {**asdict(self._at), "logger": self._logger.state_dict(), "chain": chain}
         # A checkpoint must not outlive the rows and the trace that lead to it.
         self._logger.lines.sync()
         if self.trace is not None:

@@ -116,7 +116,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path, na
     path = two_checkpoints(tmp_path) / name
     path.unlink()
     path.mkdir()
-    with pytest.raises(ConfigError, match=f"{name} cannot be read: Is a directory"):
+    with pytest.raises(IsADirectoryError):
         newest_checkpoint(tmp_path, pytest.fail)
 
 

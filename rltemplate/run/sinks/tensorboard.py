@@ -22,36 +22,30 @@ _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 class TensorBoardSink(RecordingSink):
     """Scalars under the same names as in `metrics.jsonl`, videos, the configuration, and what differs in it.
 
-    Each event is written at once: no kill loses a row, and the logger sees a full disk. torch's SummaryWriter
-    writes in a thread, which prints a traceback then.
+    Each row is written at once: no kill loses one, and the logger sees a full disk.
     """
 
-    _file: Any = None
+    _writer: Any = None
 
     def open(self) -> None:
         """Begin an event file. In a resumed run it replaces the sink's earlier ones, which may lack rows."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-        from torch.utils.tensorboard.summary import hparams, text
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         folder = self.facts.run_dir / TENSORBOARD
-        folder.mkdir(parents=True, exist_ok=True)
         self._films: dict[int, tuple[float, bytes]] = {}
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             self._films |= _films_in(earlier)
             earlier.unlink()
-        name = f"events.out.tfevents.{time.time_ns()}{_SUFFIX}"
-        self._file = RecordWriter((folder / name).open("wb"))
+        # With `purge_step` a TensorBoard that is open drops the earlier rows, which it gets again.
+        self._writer = SummaryWriter(folder, purge_step=0, filename_suffix=_SUFFIX)
         rows = read_metrics(self.facts.run_dir)
         # Rows from before a resume are dated as they were written.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
-        self._add(0, file_version="brain.Event:2")
-        # A TensorBoard that is open has the earlier rows: the start of a session makes it drop them.
-        self._add(0, session_log=SessionLog(status=SessionLog.START))
         config = json.dumps(self.facts.config, indent=2, default=str)
-        self._add(0, summary=text("config", "\n".join("    " + line for line in config.splitlines())))
+        self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()))
         # The second summary begins a session of the tab HPARAMS. The first would hide keys of other runs.
-        self._add(0, summary=hparams(self._hparams(), {})[1])
+        self._writer.file_writer.add_summary(hparams(self._hparams(), {})[1])
 
     def _hparams(self) -> dict[str, Any]:
         """Seed, learning rates, and the values that differ from the recipe."""
@@ -63,10 +57,10 @@ class TensorBoardSink(RecordingSink):
         return {k: v if type(v) in (int, float, str) else str(v) for k, v in values.items()}
 
     def add_row(self, row: Row) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "env_steps"]
-        self._add(int(row["env_steps"]), self._begun + row["wall_time_s"], summary=Summary(value=values))
+        at, when = int(row["env_steps"]), self._begun + row["wall_time_s"]
+        for name in [name for name in row if name != "env_steps"]:
+            self._writer.add_scalar(name, row[name], at, when)
+        self._writer.flush()
 
     def add_video(self, path: Path, env_steps: int) -> None:
         """The video as a GIF, which TensorBoard shows among images."""
@@ -80,21 +74,16 @@ class TensorBoardSink(RecordingSink):
                 animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
                 when, film = time.time(), gif.read_bytes()
         image = Summary.Image(encoded_image_string=film)
-        self._add(env_steps, when, summary=Summary(value=[Summary.Value(tag=_VIDEO, image=image)]))
-
-    def _add(self, at: int, when: float | None = None, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        event = Event(step=at, wall_time=time.time() if when is None else when, **content)
-        self._file.write(event.SerializeToString())
-        self._file.flush()
+        summary = Summary(value=[Summary.Value(tag=_VIDEO, image=image)])
+        self._writer.file_writer.add_summary(summary, env_steps, when)
+        self._writer.flush()
 
     def close(self, status: str, final_metrics: Row) -> None:
-        if self._file is not None:
+        if self._writer is not None:
             from torch.utils.tensorboard.summary import hparams
 
-            self._add(0, summary=hparams({}, {})[2])  # the end of the session
-            self._file.close()
+            self._writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
+            self._writer.close()
 
 
 def _films_in(path: Path) -> dict[int, tuple[float, bytes]]:
