@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,8 @@ from rltemplate.run.read import read_metrics
 from rltemplate.types import ConfigError, stop_signals
 
 if TYPE_CHECKING:
-    import optuna
-    from optuna.trial import FrozenTrial
+    from optuna import Study
+    from optuna.trial import FrozenTrial, Trial
 
 _POLL_EVERY_S = 0.2
 
@@ -61,19 +62,6 @@ class Args:
     def words(self) -> list[str]:
         """Words for the check of a run."""
         return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
-
-
-@dataclass
-class Running:
-    """A trial whose run is under way."""
-
-    trial: optuna.trial.Trial
-    process: subprocess.Popen[bytes]
-    run_dir: Path
-    words: list[str]
-    size: int = 0  # of metrics.jsonl when it was last read
-    reported: int = -1  # environment steps of the last evaluation that Optuna knows
-    pruned: bool = False
 
 
 def main(args: Args) -> int:
@@ -114,12 +102,16 @@ def _ends(space: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{key}={value}" for key, ends in values.items() for value in ends]
 
 
+class _CutShort(Exception):
+    """A signal has ended the run of a trial."""
+
+
 class _Search:
     def __init__(self, args: Args, space: dict[str, dict[str, Any]], folder: Path, workers: int) -> None:
         import optuna
 
         self._failed, self._states = 0, optuna.trial.TrialState
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._args, self._space, self._folder, self._workers = args, space, folder, workers
         pruner = optuna.pruners.MedianPruner() if args.prune == "true" else optuna.pruners.NopPruner()
         self._study = optuna.create_study(
@@ -130,29 +122,23 @@ class _Search:
             pruner=pruner,
             load_if_exists=True,
         )
-        self._wanted = args.trials - len(self._ended())
-        self._running: list[Running] = []
+        self._one_at_a_time = threading.Lock()
         self._heard: list[int] = []
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
         print(f"search in {self._folder}, {self._workers} trials at once")
         for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
-            self._put_back(cut.number, cut.params, cut.user_attrs)
+            self._study.tell(cut.number, state=self._states.FAIL)
+            self._study.enqueue_trial(cut.params, user_attrs=cut.user_attrs)
         with stop_signals(lambda number, _: self._heard.append(number)):
-            try:
-                while not self._heard and (self._running or self._wanted > 0):
-                    while not self._heard and self._wanted > 0 and len(self._running) < self._workers:
-                        self._wanted -= 1
-                        self._try(self._study.ask())
-                    time.sleep(_POLL_EVERY_S)
-                    self._look()
-            finally:
-                for each in self._running:
-                    each.process.terminate()
-                for each in self._running:
-                    each.process.wait()
-                    self._put_back(each.trial.number, each.trial.params, each.trial.user_attrs)
+            self._study.optimize(
+                self._try,
+                n_trials=max(0, self._args.trials - len(self._ended())),
+                n_jobs=self._workers,
+                catch=(ConfigError, _CutShort),
+                callbacks=[self._told],
+            )
         self._write(self._importances())
         if self._heard:
             print("interrupted; the same command goes on with the search", file=sys.stderr)
@@ -162,86 +148,88 @@ class _Search:
     def _ended(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE, self._states.PRUNED])
 
-    def _put_back(self, number: int, params: dict[str, Any], attributes: dict[str, Any]) -> None:
-        """Have a trial that was cut short drawn again, with its run."""
-        self._study.tell(number, state=self._states.FAIL)
-        self._study.enqueue_trial(params, user_attrs=attributes)
-
-    def _try(self, trial: optuna.trial.Trial) -> None:
+    def _try(self, trial: Trial) -> float:
+        """Run a trial, in a thread of its own; the return of its last evaluation."""
         words = [f"{key}={_draw(trial, key, rule)}" for key, rule in self._space.items()]
         try:
-            self._begin(trial, words)
-        except ConfigError as error:  # two values that do not fit each other
-            self._fail(trial, str(error))
+            with self._one_at_a_time:  # Hydra's state is that of the whole process
+                run_dir, job = self._find_run(trial, words)
+            if job is not None:
+                self._train(trial, job, f"{' '.join(words)}{', resumed' * job.resume}")
+            return _evaluations(run_dir)[-1][1]
+        except ConfigError as error:  # two values that do not fit each other, or a run that failed
+            self._failed += 1
+            print(f"trial {trial.number}: failed, {error}", file=sys.stderr)
+            raise
 
-    def _fail(self, trial: optuna.trial.Trial, why: str) -> None:
-        self._failed += 1
-        self._study.tell(trial, state=self._states.FAIL)
-        print(f"trial {trial.number}: failed, {why}", file=sys.stderr)
-
-    def _begin(self, trial: optuna.trial.Trial, words: list[str]) -> None:
-        """Start the run of a trial, or resume it."""
+    def _find_run(self, trial: Trial, words: list[str]) -> tuple[Path, Job | None]:
+        """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
         run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
-        job: Job | None
         if (run_dir / paths.RECORD).is_file():
-            job = resume_job(run_dir, program())
-            if job is None:
-                self._tell(trial, run_dir, words)
-                return
-        else:
-            plan = preflight([*self._args.words, *words])
-            command, env_name = program(), plan.choices["env"]
-            job = new_job(plan.configs[0], command, env_name=env_name, overrides=plan.overrides[0])
-            trial.set_user_attr("run_dir", job.run_dir)
+            return run_dir, resume_job(run_dir, program())
+        plan = preflight([*self._args.words, *words])
+        env_name = plan.choices["env"]
+        job = new_job(plan.configs[0], program(), env_name=env_name, overrides=plan.overrides[0])
+        trial.set_user_attr("run_dir", job.run_dir)
+        return Path(job.run_dir), job
+
+    def _train(self, trial: Trial, job: Job, about: str) -> None:
+        """Make the run of a trial and report its evaluations, until it has ended or is pruned."""
+        import optuna
+
         environment = worker_environment(job, from_dict(job.config), os.environ)
-        with (self._folder / f"trial_{trial.number}.log").open("ab") as log:
+        log = self._folder / f"trial_{trial.number}.log"
+        with log.open("ab") as out:
             process = subprocess.Popen(
                 worker_command(),
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
             )
-        self._running.append(Running(trial, process, Path(job.run_dir), words))
-        print(f"trial {trial.number}: {' '.join(words)}{', resumed' * job.resume}", flush=True)
+        print(f"trial {trial.number}: {about}", flush=True)
+        size, reported = 0, -1
+        metrics = Path(job.run_dir) / paths.METRICS
+        try:
+            while not self._heard:
+                ended = process.poll() is not None
+                if metrics.exists() and (now := metrics.stat().st_size) != size:
+                    size = now
+                    for step, value in _evaluations(metrics.parent):
+                        if step > reported:
+                            trial.report(value, step)
+                            reported = step
+                            if trial.should_prune():
+                                raise optuna.TrialPruned
+                if ended:
+                    break
+                time.sleep(_POLL_EVERY_S)
+        finally:
+            process.terminate()
+            process.wait()
+        if self._heard:
+            self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+            self._study.stop()
+            raise _CutShort
+        if process.returncode:
+            raise ConfigError(last_words(log, process.returncode))
 
-    def _look(self) -> None:
-        """Report evaluations, prune, and close trials whose runs have ended."""
-        for each in list(self._running):
-            metrics = each.run_dir / paths.METRICS
-            size = metrics.stat().st_size if metrics.exists() else 0
-            evaluations = _evaluations(each.run_dir) if size != each.size else []
-            each.size = size
-            for step, value in evaluations:
-                if step > each.reported and not each.pruned:
-                    each.trial.report(value, step)
-                    each.reported = step
-                    if each.trial.should_prune():
-                        each.pruned = True
-                        each.process.terminate()
-            if (status := each.process.poll()) is None:
-                continue
-            self._running.remove(each)
-            if each.pruned:
-                self._study.tell(each.trial, state=self._states.PRUNED)
-                print(f"trial {each.trial.number}: pruned after {each.reported:,} steps", flush=True)
-            elif status == 0:
-                self._tell(each.trial, each.run_dir, each.words)
-            else:
-                log = self._folder / f"trial_{each.trial.number}.log"
-                self._fail(each.trial, last_words(log, status))
+    def _told(self, _: Study, trial: FrozenTrial) -> None:
+        """Print how a trial has ended."""
+        if trial.state is self._states.PRUNED:
+            after = max(trial.intermediate_values)
+            print(f"trial {trial.number}: pruned after {after:,} steps", flush=True)
+        elif trial.state is self._states.COMPLETE:
+            words = " ".join(f"{key}={value}" for key, value in trial.params.items())
+            best = self._study.best_trial
+            print(
+                f"trial {trial.number}: {words}, return {trial.value:,.1f} "
+                f"(best {best.value:,.1f}, trial {best.number})",
+                flush=True,
+            )
+        with self._one_at_a_time:
             self._write({})
-
-    def _tell(self, trial: optuna.trial.Trial, run_dir: Path, words: Sequence[str]) -> None:
-        (_, value) = _evaluations(run_dir)[-1]
-        self._study.tell(trial, value)
-        best = self._study.best_trial
-        print(
-            f"trial {trial.number}: {' '.join(words)}, return {value:,.1f} "
-            f"(best {best.value:,.1f}, trial {best.number})",
-            flush=True,
-        )
 
     def _importances(self) -> dict[str, float]:
         """How much each key matters; nothing for too few trials, or for equal values."""
@@ -276,7 +264,7 @@ class _Search:
         return 1 if self._failed else 0
 
 
-def _draw(trial: optuna.trial.Trial, key: str, rule: Mapping[str, Any]) -> Any:
+def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:
     if "choices" in rule:
         return trial.suggest_categorical(key, rule["choices"])
     low, high, log = rule["low"], rule["high"], rule.get("log", False)
