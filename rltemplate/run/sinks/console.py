@@ -1,4 +1,4 @@
-"""The console: lines in a file, one line in place on a terminal, and a panel in place on a wide one."""
+"""The console: lines in a file, and a panel in place on a terminal."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import shlex
 import sys
 from collections import deque
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rltemplate.run.paths import from_here
 from rltemplate.run.sinks.sink import Row, RunFacts, Sink
 
+if TYPE_CHECKING:
+    from rich.constrain import Constrain
+
 # Metrics shown of a row, in this order; everything else is in metrics.jsonl.
-_SHOWN = {
-    "episode/length": "length",
-    "policy/entropy": "entropy",
-    "loss/policy": "loss/policy",
-    "loss/value": "loss/value",
-    "loss/critic": "loss/critic",
-}
+_SHOWN = ("episode/length", "policy/entropy", "loss/policy", "loss/value", "loss/critic")
 _IN_PANEL = {
     "episode/return": "return",
     "eval/return": "evaluation",
@@ -34,9 +31,7 @@ _IN_PANEL = {
     "policy/approx_kl": "approx. KL",
     "alpha/value": "alpha",
 }
-_PANEL_COLUMNS = 4
-_CLEAR = "\r\x1b[K"
-_PANEL_FROM = 100, 16  # columns and rows of a terminal
+_PANEL_WIDTH = 140
 
 
 def show_number(value: float) -> str:
@@ -67,8 +62,7 @@ class ConsoleSink(Sink):
         self._latest: dict[str, float] = {}
         self._left: float | None = None  # seconds
         self._activity = ""
-        self._height = 0  # lines of the panel that stands in place
-        self._wide = True
+        self._live: Any = None  # what stands in place
         self._run_dir = self._shown(facts.run_dir)
         self._title = f"{algo['name']} on {env['id']}, seed {facts.config['seed']}"
         self.note(f"{self._title}\n{self._run_dir}")
@@ -89,24 +83,26 @@ class ConsoleSink(Sink):
 
     def note(self, text: str) -> bool:
         """A line above what stands in place."""
-        if self._in_place:
-            self._redraw(f"{text}\n")
-        else:
-            self._put(f"{text}\n")
+        if self._live is not None:
+            self._live.console.print(text, markup=False, soft_wrap=True)
+            return True
+        with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
         return True
 
     def activity(self, text: str) -> None:
         self._activity = text
-        if self._in_place and self._wide:
+        if self._in_place:
             self._redraw()
 
     def close(self, status: str, final_metrics: Row) -> None:
         metrics = {**self._latest, **final_metrics}
         self._activity = ""
-        if self._in_place:
-            self._redraw()
-            self._put("" if self._height or not self._latest else "\n")
-            self._in_place = False
+        if self._live is not None:
+            self._live.update(self._panel())
+            self._live.stop()
+            self._live = None
         steps = int(metrics.get("env_steps", 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         run = f"run={shlex.quote(str(self._run_dir))}"
@@ -115,32 +111,30 @@ class ConsoleSink(Sink):
         elif steps or status != "failed":  # before its first step, it would only fail again
             self.note(f"next: make resume {run}")
 
-    def _redraw(self, above: str = "") -> None:
-        """Write `above`, and below it the line or the panel in the place of the earlier one."""
-        erase = f"\x1b[{self._height}A\r\x1b[J" if self._height else _CLEAR
-        columns, rows = os.get_terminal_size(self._stream.fileno())
-        columns = columns or 80
-        self._wide = columns >= _PANEL_FROM[0] and rows >= _PANEL_FROM[1]
-        drawn = ""
-        if self._wide and (self._latest or self._activity):
-            drawn = self._panel(columns)
-        elif self._latest:
-            parts = self._parts(self._latest)
-            while len("  ".join(parts)) >= columns:
-                parts.pop()
-            drawn = "  ".join(parts)
-        self._height = drawn.count("\n")
-        self._put(erase + above + drawn)
+    def _redraw(self) -> None:
+        if self._live is None:
+            # Imported here: it takes a moment, which only a run on a terminal spends.
+            from rich.console import Console
+            from rich.live import Live
 
-    def _panel(self, columns: int) -> str:
-        """A panel with all that matters, and the activity besides training."""
-        # These take a moment to import, which only a run on a wide terminal spends.
-        from rich.console import Console, Group
+            console = Console(file=self._stream, force_terminal=True, highlight=False)
+            self._live = Live(
+                console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+            console.show_cursor(True)  # a run that is killed could not bring it back
+        self._live.update(self._panel(), refresh=True)
+
+    def _panel(self) -> Constrain:
+        """All that matters, and the activity besides training."""
+        from rich.columns import Columns
+        from rich.console import Group
+        from rich.constrain import Constrain
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        row, width = self._latest, min(columns - 1, 140)
+        row = self._latest
         steps, config = int(row.get("env_steps", 0)), self._facts.config
         progress = Table.grid(padding=(0, 2), expand=True)
         progress.add_column(ratio=1)
@@ -151,36 +145,21 @@ class ConsoleSink(Sink):
             "-" if speed is None else f"{speed:,.0f} steps/s",
             f"left {show_time(self._left)}",
         )
-        metrics = Table.grid(padding=(0, 1), expand=True)
-        shown = [(label, row[name]) for name, label in _IN_PANEL.items() if name in row]
-        for start in range(0, len(shown), _PANEL_COLUMNS):
-            cells = [
-                f"[dim]{label}[/] {show_number(value)}" for label, value in shown[start:][:_PANEL_COLUMNS]
-            ]
-            metrics.add_row(*cells)
-        for column in metrics.columns:
-            column.ratio = 1
+        shown = [
+            f"[dim]{label}[/] {show_number(row[name])}" for name, label in _IN_PANEL.items() if name in row
+        ]
         standing = self._facts.standing and self._facts.standing(steps, row.get("eval/return", math.nan))
-        about = [f"[dim]evaluation:[/] {standing}"] * bool(standing) + [
-            f"[yellow]{self._activity}[/]"
-        ] * bool(self._activity)
-        console = Console(width=width, force_terminal=True, highlight=False)
-        with console.capture() as captured:
-            console.print(
-                Panel(
-                    Group(progress, metrics, *about),
-                    title=f"{self._title}, {config['determinism']['level']}",
-                    subtitle=f"[dim]{self._run_dir}[/]",
-                    title_align="left",
-                    subtitle_align="right",
-                )
-            )
-        return captured.get()
-
-    def _put(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
-            self._stream.write(text)
-            self._stream.flush()
+        about = [f"[dim]evaluation:[/] {standing}"] if standing else []
+        if self._activity:
+            about.append(f"[yellow]{self._activity}[/]")
+        panel = Panel(
+            Group(progress, Columns(shown, equal=True, padding=(0, 3)), *about),
+            title=f"{self._title}, {config['determinism']['level']}",
+            subtitle=f"[dim]{self._run_dir}[/]",
+            title_align="left",
+            subtitle_align="right",
+        )
+        return Constrain(panel, _PANEL_WIDTH)
 
     def _shown(self, path: Path) -> Path:
         """The path as typed in the current folder; whole in a file, which may be read elsewhere."""
@@ -207,5 +186,7 @@ class ConsoleSink(Sink):
             parts.append(f"{row['time/steps_per_second']:>7,.0f} steps/s")
         if "eval/return" in row:
             parts.append(f"eval {show_number(row['eval/return']):>8}")
-        parts += [f"{label} {show_number(row[name]):>8}" for name, label in _SHOWN.items() if name in row]
+        for name in (name for name in _SHOWN if name in row):
+            label = name.removeprefix("episode/").removeprefix("policy/")
+            parts.append(f"{label} {show_number(row[name]):>8}")
         return parts

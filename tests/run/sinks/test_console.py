@@ -63,8 +63,10 @@ def test_a_run_that_failed_before_its_first_step_is_not_to_be_resumed(
     assert stream.getvalue().count("next: make resume") == offered
 
 
-def in_terminal(width: int) -> tuple[str, list[list[str]]]:
+def in_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[list[str]]]:
     """What a run writes to a pseudo terminal, and the lines of its screen at several times."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "24")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     screen, written, seen = pyte.Screen(width, 24), b"", []
@@ -95,19 +97,12 @@ def in_terminal(width: int) -> tuple[str, list[list[str]]]:
     return written.decode(), seen
 
 
-def test_a_narrow_terminal_gets_one_line_in_place_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    line = "step  500/1000   50%  return      125  left 0:00:05"
-    _, (first, second, last) = in_terminal(60)
-    assert first == second == ["ppo on CartPole-v1, seed 1", "runs/the-id", "a note", line]
-    assert last[3:] == [line, "interrupted after 500 steps in 0:00:05", "next: make resume run=runs/the-id"]
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")  # it cannot move a cursor
-    assert "\x1b" not in in_terminal(60)[0]
-
-
-def test_a_wide_terminal_gets_one_panel_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in in_terminal(width, monkeypatch)[0]
     monkeypatch.setenv("TERM", "xterm-256color")
-    _, (first, second, last) = in_terminal(120)
+    _, (first, second, last) = in_terminal(width, monkeypatch)
     assert first[:3] == ["ppo on CartPole-v1, seed 1", "runs/the-id", "a note"]
     for shown in (first, second, last):
         assert sum("500 of 1,000 steps" in line for line in shown) == 1
