@@ -30,7 +30,7 @@ from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import digest
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import RunLock, replace_text, strict_json
+from rltemplate.run.lines import lock, replace_text, strict_json
 from rltemplate.run.read import read_metrics
 from rltemplate.types import ConfigError, stop_signals
 
@@ -78,7 +78,7 @@ def main(args: Args) -> int:
     name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
     folder.mkdir(parents=True, exist_ok=True)
-    RunLock(folder).acquire()
+    lock(folder)
     workers = args.workers or max(1, usable_cores() // config.num_threads)
     return _Search(args, space, folder, workers).run()
 

@@ -29,7 +29,7 @@ from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT
-from rltemplate.run.lines import RunLock, to_stderr
+from rltemplate.run.lines import lock, to_stderr
 from rltemplate.run.record import FINISHED, SweepRecord, utc_now
 from rltemplate.types import ConfigError, stop_signals
 
@@ -42,7 +42,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     folder = find_sweep(root, plan.words) if plan.resume else root / new_id(plan.words)
     make_folder("runs_dir", folder)
-    RunLock(folder).acquire()
+    lock(folder)
     if plan.resume:
         record = SweepRecord.read(folder)
         if record.status == "finished":

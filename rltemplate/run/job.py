@@ -12,7 +12,6 @@ from typing import Any
 from rltemplate.config.loading import check, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.run import paths
-from rltemplate.run.lines import RunLock
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
 from rltemplate.types import ConfigError
@@ -105,9 +104,6 @@ def resume_job(
     check(config)
     if record.status == "finished" and total == recorded:
         return None
-    lock = RunLock(run_dir)
-    lock.acquire()
-    lock.release()
     return Job(
         config=to_dict(config),
         run_id=record.id,

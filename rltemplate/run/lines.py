@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,40 +18,28 @@ from rltemplate.run.paths import LOCK
 from rltemplate.types import ConfigError
 
 
-class RunLock:
-    """Keeps a folder for one process, from `acquire` on until the process ends, however it ends.
+def lock(folder: Path) -> Callable[[], None]:
+    """Keep a folder for this process until the returned function is called, or the process ends, however.
 
     A POSIX record lock: the kernel takes it back from a process that was killed, worker processes do not
-    inherit it, and it works on network file systems that know locks.
+    inherit it, and it works on network file systems that know locks. Raises ConfigError in a line if another
+    process has it or nothing can be written.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
-        self._fd: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock. Raises ConfigError in a line if another process has it or nothing can be written."""
-        try:
-            self._fd = fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigError(f"{self._path.parent} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
-        except (BlockingIOError, PermissionError):
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            self.release()
-            raise ConfigError(
-                f"{self._path.parent} is in use, by {holder or 'a process'}; wait, or end that first"
-            ) from None
-        except OSError:  # a file system without locks, where every process gets it, or a full disk
-            pass
-
-    def release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+    except (BlockingIOError, PermissionError):
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ConfigError(f"{folder} is in use, by {holder}; wait, or end that first") from None
+    except OSError:  # a file system without locks, where every process gets it, or a full disk
+        pass
+    return partial(os.close, fd)
 
 
 class LineFile:

@@ -25,7 +25,7 @@ from rltemplate.run.continuation import Continuation, cut_back, find_continuatio
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import PROJECT, Job
-from rltemplate.run.lines import LineFile, RunLock, to_stderr
+from rltemplate.run.lines import LineFile, lock, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
 from rltemplate.run.record import (
@@ -97,7 +97,7 @@ class TrainingRun:
         self.algorithm: Algorithm | None = None  # closed when the run ends
         self._job, self._write_journal, self._standing = job, write_journal, standing
         self._path = Path(job.run_dir)
-        self._lock = RunLock(self._path)
+        self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
@@ -108,7 +108,7 @@ class TrainingRun:
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
         if self._job.resume:
-            self._lock.acquire()
+            self._unlock = lock(self._path)
         text = self._job.snapshot
         self._git = snapshot.take_snapshot(PROJECT) if text is None else GitRecord(**json.loads(text))
         if self._job.resume:
@@ -167,7 +167,8 @@ class TrainingRun:
             steps.append(partial(self._end, self._record, status, error))  # record.json and the commit
         if self.algorithm is not None:
             steps.append(self.algorithm.close)  # environments and their workers
-        steps.append(self._lock.release)
+        if self._unlock is not None:
+            steps.append(self._unlock)
         if self._record is not None and self._job.journal and self.config.logger.journal:
             steps.append(partial(self._write_journal, self._path))
         with contextlib.ExitStack() as ending:
@@ -180,7 +181,7 @@ class TrainingRun:
         make_folder("run_dir", path)
         if any(each.name != paths.LOCK for each in path.iterdir()):
             raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
-        self._lock.acquire()
+        self._unlock = lock(path)
         try:
             text = to_yaml(self.config)
             (path / paths.CONFIG).write_text(text)

@@ -39,7 +39,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
     ("train run_dir=.", "run_dir=.: is not empty; expected a new folder"),
     ("train runs_dir=~no-body/x", "runs_dir=~no-body/x: cannot be made, Could not determine home"),
-    (f"train seed={LONG}", "seed=xxx", "expected a whole number"),
+    (f"train seed={LONG}", "seed=xxx", "could not be converted to Integer"),
     # the program itself, and words that are alike for all commands
     ("compere", "compere: no such command", "did you mean compare?", "allowed: train, resume, "),
     ("evaluate", "give run=RUN or policy=NAME"),

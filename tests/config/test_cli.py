@@ -46,7 +46,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :4096:8, :16:8, null"]),
     (
         "logger.wandb=true",
-        ["logger.wandb=true: Invalid type assigned: bool is not a subclass of WandbConfig"],
+        ["logger.wandb=true: Invalid type assigned: bool is not a subclass"],
     ),
     ("env.kwargs=3", ["env.kwargs=3: Cannot assign int to Dict"]),
     ("algo.num_minibatches=7 seed=1,2", ["nearest that does: 8", "job algo.num_minibatches=7 seed=1)"]),

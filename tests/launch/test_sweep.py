@@ -32,7 +32,7 @@ from pathlib import Path
 environment = {name: text for name, text in os.environ.items() if name != "RLTEMPLATE_JOB"}
 from rltemplate.config.loading import from_dict, to_yaml
 from rltemplate.run.job import Job
-from rltemplate.run.lines import RunLock
+from rltemplate.run.lines import lock
 
 job = Job.from_environment()
 seed = job.config["seed"]
@@ -44,8 +44,7 @@ folder = Path(job.run_dir)
 folder.mkdir(parents=True, exist_ok=job.resume)
 if order == "die at once":
     os.kill(os.getpid(), signal.SIGKILL)
-lock = RunLock(folder)
-lock.acquire()
+lock(folder)
 (folder / "config.yaml").write_text(to_yaml(from_dict(job.config)))
 ignored = [n for n in (2, 15) if signal.getsignal(n) is signal.SIG_IGN]
 blocked = [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
