@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import optuna.importance
 import pytest
-from conftest import Start, write_run
+from conftest import Start
 
 from rltemplate.config.command_args import parse
 from rltemplate.launch import search
@@ -69,17 +68,13 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
 def test_how_much_keys_matter_is_computed_once_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def begin(self: Any, trial: Any, words: list[str]) -> None:
-        run_dir = write_run(tmp_path / "runs", trial.number, [0.0, float(trial.number)])
-        self._running.append(search.Running(trial, subprocess.Popen(["true"]), run_dir, words))
-
     looked: list[Any] = []
 
     def importances(study: Any) -> dict[str, float]:
         looked.append(study)
         return {"x": 1.0}
 
-    monkeypatch.setattr(search._Search, "_begin", begin)
+    monkeypatch.setattr(search._Search, "_try", lambda self, trial: float(trial.number))
     monkeypatch.setattr(optuna.importance, "get_param_importances", importances)
     trials = search._Search(Args(sweep="x", trials=3), {"x": {"low": 0, "high": 9}}, tmp_path, 1)
     assert (trials.run(), len(looked)) == (0, 1)
