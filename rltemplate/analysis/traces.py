@@ -112,8 +112,10 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
         trace = Trace(run, str(head["detail"]), str(head["digest"]), str(head["algo"]), lines).whole()
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{run}: {TRACE} cannot be read, {error!r}") from None
+    except OSError as error:
+        raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        known = False
     if not known:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
     if not trace.lines:
