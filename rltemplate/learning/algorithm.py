@@ -46,6 +46,7 @@ class StatefulAlgorithm:
 
     def begin_iteration(self) -> Tensor:
         """The observations (N, O) to act on, of the first reset in the first iteration."""
+        self.engine.warm_up()
         self.probe.begin(self)  # type: ignore[arg-type]  # which has the rest of the protocol
         if self.obs is None:
             self.obs = self.to_device(self.envs.reset())
@@ -99,6 +100,7 @@ class StatefulAlgorithm:
             self.obs = state["obs"].to(self.device)
 
     def close(self) -> None:
+        """Release the environments."""
         self.envs.close()
 
 

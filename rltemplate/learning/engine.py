@@ -15,6 +15,7 @@ import torch
 from rltemplate.types import Probe
 
 Function = Callable[..., Any]
+Examples = Callable[[], Iterable[tuple[Any, ...]]]
 
 
 class Engine:
@@ -24,6 +25,7 @@ class Engine:
         self.compiles = compiles
         self.probe = Probe()
         self._programs: dict[Function, Function] = {}
+        self._cold: list[tuple[Function, Examples]] = []
 
     def run(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a step or an update, as it is written or compiled.
@@ -53,6 +55,24 @@ class Engine:
         self.probe.results(function.__name__, results, whole=True)
         return results
 
+    def prepare(self, function: Function, examples: Examples) -> None:
+        """Have `warm_up` compile a function that is not called in the first iteration.
+
+        `examples` are arguments of each combination of shapes and of bools.
+        """
+        if self.compiles:
+            self._cold.append((function, examples))
+
+    def warm_up(self) -> None:
+        """Compile what waits for it, and drop the results.
+
+        It takes a while, and a signal that arrives in it costs nothing as long as nothing is under way.
+        """
+        for function, examples in self._cold:
+            for arguments in examples():
+                self._program(function)(*arguments)
+        self._cold = []
+
     def _program(self, function: Function) -> Function:
         if not self.compiles:
             return function
@@ -65,4 +85,14 @@ def _compiled(function: Function) -> Function:
     # A wrapper in C++ calls the kernels of a small update in half the time of one in Python.
     options: dict[str, Any] = {"cpp_wrapper": True}
     compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    return lambda *arguments: compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
+
+    def run(*arguments: Any) -> Any:
+        try:
+            return compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
+        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+            raise RuntimeError(
+                f"{function.__qualname__} was compiled too often, since a number that it reads keeps "
+                "changing (named in the warning before): make the number an argument"
+            ) from error
+
+    return run

@@ -7,7 +7,7 @@ clipping are then a handful of operations whatever the number of layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ class AdamState(NamedTuple):
 
     @classmethod
     def start(cls, params: Tensor) -> AdamState:
+        """No step taken yet."""
         zeros = torch.zeros_like(params)
         return cls(zeros, zeros.clone(), torch.zeros((), device=params.device), params)
 
@@ -46,6 +47,14 @@ class FlatModule:
         for p, view in zip(named.values(), self._own.split(self._sizes), strict=True):
             p.data = view.view(p.shape)
             p.requires_grad_(False)
+
+    def by_part(self, values: Mapping[str, float]) -> Tensor:
+        """A value for each parameter (P,): by the first name that begins that of the parameter, else 1."""
+        found = [
+            next((v for part, v in values.items() if name.startswith(part)), 1.0) for name in self._names
+        ]
+        sizes = torch.tensor(self._sizes)
+        return torch.tensor(found).repeat_interleave(sizes).to(self.initial)
 
     def call(self, flat: Tensor, *inputs: Any) -> Any:
         """The module's output with the parameters `flat` (P,), which are never written to afterwards."""
@@ -85,15 +94,25 @@ def _detach(aux: Any) -> Any:
 
 
 def adam(
-    state: AdamState, grad: Tensor, rate: Tensor, eps: float, betas: tuple[float, float] = (0.9, 0.999)
+    state: AdamState,
+    grad: Tensor,
+    rate: Tensor,
+    eps: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: Tensor | float | None = None,
 ) -> AdamState:
-    """One step of Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
+    """One step of Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1).
+
+    `rate` and `weight_decay` are for all parameters, or (P,) from `FlatModule.by_part`. Weights decay as in
+    AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101).
+    """
     steps, (beta1, beta2) = state.steps + 1.0, betas
     mu = beta1 * state.mu + (1.0 - beta1) * grad
     nu = beta2 * state.nu + (1.0 - beta2) * grad * grad
     root = kernels.sqrt(nu / (1.0 - torch.pow(beta2, steps)))
+    params = state.params if weight_decay is None else state.params * (1.0 - rate * weight_decay)
     rate = rate / (1.0 - torch.pow(beta1, steps))
-    return AdamState(mu, nu, steps, state.params - rate * mu / (root + eps))
+    return AdamState(mu, nu, steps, params - rate * mu / (root + eps))
 
 
 def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,13 @@ class ReplayBuffer:
 
     @property
     def size(self) -> int:
+        """Transitions held."""
         return min(self.added, self.capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a full buffer."""
+        return sum(rows.nbytes for rows in self._rows)
 
     def add(self, step: Transition) -> None:
         """Append one step of all N environments, overwriting the oldest transitions in a full buffer."""
@@ -73,6 +79,7 @@ class ReplayBuffer:
         return torch.randint(self.size, (batch_size,), generator=generator, device=self.device)
 
     def take(self, index: Tensor) -> Batch:
+        """The transitions in the rows `index` (B,)."""
         return Batch(*(self._at(name, index) for name in Batch._fields))
 
     def take_n_step(self, index: Tensor, num_steps: int, gamma: float) -> tuple[Batch, Tensor]:

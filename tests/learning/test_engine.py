@@ -66,7 +66,7 @@ def test_a_number_that_is_annealed_is_not_frozen(programs: Programs) -> None:
         torch.testing.assert_close(compiled, plain)
         assert programs() == 2
         assert len({float(action[0]) for action in plain}) == 12
-        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        with pytest.raises(RuntimeError, match=r"Toy\.policy_step was compiled too often.*make the number"):
             Toy(Engine(compiles=True)).iterations([2.0, 1.5, 1.0])
 
 
