@@ -1,8 +1,8 @@
 """Check that this machine computes the bits of its profile, on fixed inputs before every run.
 
-A profile names a class of machines, and holds one digest for each part of what a run computes with. The
-first that differs is the cause, and what comes after it may only follow. Nothing here depends on the run's
-seed or networks, so that one set of digests serves all runs.
+A profile names a class of machines, and holds one digest for each part of what a run computes with. The parts
+go from single functions to whole updates: the first that differs is the cause, and what comes after it only
+follows. Nothing here depends on the run's seed or networks, so that one set of digests serves all runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
-from rltemplate.determinism.kernels import Linear
+from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
 from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig
 
 Array = np.ndarray[Any, Any]
+
+# Adam's: those of the package's own.
+_BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 
 def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
@@ -156,6 +159,34 @@ def _products() -> Results:
             yield from torch.autograd.grad(total, [x, *layer.parameters()])
 
 
+def _update() -> Results:
+    """Three steps of Adam on the squared error of a small network of each activation."""
+    for activation in (Tanh, torch.nn.ReLU, Elu):
+        layers = [Linear(11, 32), activation(), Linear(32, 32), activation()]
+        network = Rows(*layers, Linear(32, 3))
+        parameters = list(network.parameters())
+        for parameter in parameters:
+            parameter.data.copy_(0.3 * _tensor(*parameter.shape))
+        x, target = _tensor(64, 11), _tensor(64, 3)
+        sizes = [p.numel() for p in parameters]
+        mu = nu = torch.zeros(sum(sizes))
+        for step in range(1, 4):
+            with torch.enable_grad():
+                loss = (network(x) - target).square().mean()
+                gradients = torch.autograd.grad(loss, parameters)
+            gradient = torch.cat([g.reshape(-1) for g in gradients])
+            norm = kernels.sqrt(kernels.total(gradient * gradient))
+            gradient = gradient * (0.5 / (norm + 1e-6)).clamp(max=1.0)
+            mu = _BETAS[0] * mu + (1.0 - _BETAS[0]) * gradient
+            nu = _BETAS[1] * nu + (1.0 - _BETAS[1]) * gradient * gradient
+            count = torch.tensor(float(step))
+            root = kernels.sqrt(nu / (1.0 - torch.pow(_BETAS[1], count)))
+            change = _RATE / (1.0 - torch.pow(_BETAS[0], count)) * mu / (root + _EPS)
+            for parameter, part in zip(parameters, change.split(sizes), strict=True):
+                parameter.data.sub_(part.view(parameter.shape))
+            yield from (loss.detach(), norm, *(p.detach() for p in parameters))
+
+
 def _physics() -> Results:
     """200 steps of the model of Hopper under controls that nothing but integers decide."""
     import gymnasium
@@ -178,5 +209,6 @@ PARTS: Mapping[str, Callable[[], Results]] = {
     "torch": _torch,
     **{name: partial(_elementary, name) for name in ("exp", "log", "sqrt", "tanh")},
     "products": _products,
+    "update": _update,
     "physics": _physics,
 }

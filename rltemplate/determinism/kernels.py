@@ -96,6 +96,7 @@ class Tanh(nn.Module):
     """The hyperbolic tangent as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
         return blas.tanh(x) if chosen.products == "blas" else torch.tanh(x)
 
 
@@ -105,6 +106,7 @@ class Elu(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
         return F.relu(x) + torch.expm1(x.clamp(max=0.0))
 
 

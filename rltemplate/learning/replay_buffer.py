@@ -56,11 +56,6 @@ class ReplayBuffer:
         """Transitions held."""
         return min(self.added, self.capacity)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a full buffer."""
-        return sum(rows.nbytes for rows in self._rows)
-
     def add(self, step: Transition) -> None:
         """Append one step of all N environments, overwriting the oldest transitions in a full buffer."""
         self._append(step, len(step.reward))

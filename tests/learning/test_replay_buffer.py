@@ -118,10 +118,3 @@ def test_nothing_waits_for_a_device() -> None:
             buffer.take_n_step(buffer.draw(8, generator), 3, 0.9)
         with pytest.raises(RuntimeError, match="waits"):
             buffer.take(torch.arange(10)[torch.arange(10) < torch.tensor(7)])
-
-
-def test_it_takes_half_of_the_memory_of_stable_baselines3() -> None:
-    """There both observations are float64 as Humanoid gives them, and there are two flags."""
-    full = ReplayBuffer(1_000_000, 348, 17, CPU)  # of which no page is taken
-    assert full.nbytes == 1_000_000 * 4 * (2 * 348 + 17 + 3)
-    assert full.nbytes < 0.51 * 1_000_000 * (2 * 8 * 348 + 4 * (17 + 3))
