@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flipped_bits  # noqa: F401
-import gymnasium as gym
 import numpy as np
 import pytest
 from filelock import FileLock
-from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, PPOConfig
@@ -332,30 +330,6 @@ def differences(a: Path, b: Path) -> list[str]:
         {place: digest(value) for place, value in entries(state, "checkpoint")} for state in states
     )
     return found + [place for place in {**first, **second} if first.get(place) != second.get(place)]
-
-
-class Scripted(gym.Env[np.ndarray, Any]):
-    """Observes [episode, step], with the number of the step as reward; truncates after `length` steps."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, length: int = 3, render_mode: str | None = None) -> None:
-        self.length, self.episode, self.steps = length, -1, -1
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.episode, self.steps = self.episode + 1, 0
-        return np.array([self.episode, 0.0]), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        obs = np.array([self.episode, self.steps], np.float64)
-        return obs, float(self.steps), False, self.steps >= self.length, {}
-
-
-gym.register("Scripted-v0", entry_point="conftest:Scripted")
 
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 
 from bench import tables
-from bench.__main__ import in_process, main, measure_part
-from bench.contenders import build
-from bench.measure import rate
-from bench.works import PARTS, PEERS, WORKS, Job, MeasurementError, jobs
+from bench.__main__ import main, measure_part
+from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config.cli.preflight import preflight
 
 
@@ -43,27 +40,6 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     assert ["does other work" in text and "128" in text for text in failed] == [True] * 2
 
 
-def test_training_is_measured_and_optimisers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = build(job(overrides=("determinism=fast", "compile=false")))
-    assert rate(contender, job(seconds=0.2), 0.0, {})["steps_per_s"] > 100
-    assert contender.facts()["parameters"] == 2 * (4 * 64 + 64 + 64 * 64 + 64) + (64 + 1) * 2 + (64 + 1)
-    monkeypatch.setattr(contender, "updates", lambda: 0.0)
-    with pytest.raises(MeasurementError, match="updates per environment step were counted instead of"):
-        rate(contender, job(seconds=0.1), 0.0, {})
-    contender.close()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("stable_baselines3") is None, reason="bench/requirements.txt is not installed"
-)
-@pytest.mark.parametrize("work", ["ppo-Hopper", "sac-Hopper"])
-def test_peers_do_the_same_work(work: str) -> None:
-    libraries = ["rltemplate", *PEERS.values()]
-    answers = [in_process(job(work, "any", library=library, seconds=0.1)) for library in libraries]
-    assert [answer.get("error") for answer in answers] == [None] * 3
-    assert all(answer["facts"] == answers[0]["facts"] for answer in answers)
-
-
 def test_tables_compare_within_a_repetition() -> None:
     measured = [
         {
@@ -81,7 +57,7 @@ def test_tables_compare_within_a_repetition() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["time", "observers", "startup"])
+@pytest.mark.parametrize("part", ["time", "observers"])
 def test_a_part_is_measured_and_written(part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [f"only={part}", "works=ppo-CartPole,ppo-Hopper", "seconds=1", "repetitions=1"]
     assert main([*words, f"out={tmp_path}"]) == 0, capfd.readouterr().err

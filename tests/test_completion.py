@@ -53,7 +53,6 @@ def typed(shell: str, text: str, ends: str) -> str:
         ("make train algo=s\t", "algo=sac"),
         ("make train seed=1 env=Walk\t", "env=Walker2d"),
         ("make train hydra/launcher=sl\t", "hydra/launcher=slurm"),
-        ("make repro\t", "make reproduce"),
         ("make evaluate epi\t", "episodes="),
     ],
 )

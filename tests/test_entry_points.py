@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import FAULTS, ROOT, git, record, rows, run_train, small
+from conftest import FAULTS, ROOT, git, rows, run_train, small
 
 NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
 ALGORITHM = f"""
@@ -97,24 +96,6 @@ def test_a_sink_of_another_package_gets_every_row(fork: Path, tmp_path: Path, br
         }
 
 
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow-skinny is not installed")
-def test_mlflow_has_the_rows_the_configuration_and_the_end(fork: Path, tmp_path: Path, brought: str) -> None:
-    words = [*small("ppo"), *QUIET, "logger.sinks.mlflow=true"]
-    done = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
-    assert "switched off" not in done.stderr
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    client = importlib.import_module("mlflow").MlflowClient((tmp_path / "mlruns").as_uri())
-    (experiment,) = client.search_experiments(filter_string=f"name = '{tmp_path.name}'")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.info.status) == (record(tmp_path / "run")["id"], "FINISHED")
-    assert run.data.params["algo.name"] == '"ppo"'
-    history = client.get_metric_history(run.info.run_id, "loss/policy")
-    assert [(each.step, each.value) for each in history] == [
-        (row["env_steps"], row["loss/policy"]) for row in rows(tmp_path / "run")
-    ]
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     {
@@ -131,11 +112,6 @@ def test_what_cannot_be_loaded_is_refused_before_the_run(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 3
     assert not (tmp_path / "run").exists()
-
-
-def test_a_sink_is_refused_where_no_package_brings_one(fork: Path, tmp_path: Path) -> None:
-    done = run_train(fork, tmp_path, "logger.sinks.csv=true", status=2)
-    assert "no such entry point of sinks; no installed package brings any" in done.stderr
 
 
 @pytest.mark.long

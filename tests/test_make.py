@@ -142,14 +142,13 @@ def ready(fresh: Checkout) -> Checkout:
 
 # Some would leave a file called 'touched' if anything evaluated them.
 VALUES = [
-    *("$HOME $(id) ${HOME} $$ $", "`id`", "it's", 'say "hi"', """a'b"c""", "#a#b", "a;b", "choice(1,2)"),
-    *("[256,256]", "{a: 1, b: {c: 2}}", "~", "*", "?", "a&b&&c", "a|b>c<d", "a\\b\\", "%s%"),
-    *("a=b:=c", "a  b ", "a\tb", "!!", "", "üλ", "$(shell touch touched)", "${shell touch touched}"),
-    *("$(shell touch touched", "$x$@$$(touch touched)", "`touch touched`", "';touch touched;'"),
+    *("$HOME $(id) ${HOME} $$ $", "`id`", "it's", 'say "hi"', "#a#b", "a;b", "{a: 1, b: {c: 2}}"),
+    *("~", "*", "a&b&&c", "a|b>c<d", "a\\b\\", "%s%", "a=b:=c", "a  b ", "!!", "", "üλ"),
+    *("$(shell touch touched)", "$x$@$$(touch touched)", "`touch touched`", "';touch touched;'"),
     *('";touch touched;"$(touch touched)', "#$(touch touched)"),
 ]
-TYPED = ["+env.kwargs.x=1", "++a.b=2", "~a.c=3", "hydra/launcher=joblib", "algo@x=ppo", "algo.lr=3e-4"]
-TYPED += ["+algo.it's=1", "~a/b,c(d=2", "path=/nowhere", *(f"x.k{i}={v}" for i, v in enumerate(VALUES))]
+TYPED = ["+env.kwargs.x=1", "~a.c=3", "hydra/launcher=joblib", "algo@x=ppo", "+algo.it's=1", "path=/nowhere"]
+TYPED += [*(f"x.k{i}={v}" for i, v in enumerate(VALUES))]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -199,14 +198,10 @@ def test_what_cannot_be_meant_stops_before_anything_runs(ready: Checkout) -> Non
     for message, words in {
         "line break": ["train", "x=a\nb"],
         "Write seed=... instead of seed:=...": ["train", "seed:=3"],
-        "empty variable name": ["train", "algo", "=", "sac"],
         "No such target: sac": ["train", "sac"],
         "'test' takes no overrides, but got: k": ["test", "k=record"],
-        "No rule to make target 'nonsense'": ["nonsense"],
         "unmatched single quote": ["train", "ARGS=-k 'a"],
         "Not known here: SHELL. An environment variable": ["train", f"SHELL={touch}"],
-        "Not known here: .SHELLFLAGS. An environment": ["train", f".SHELLFLAGS={touch}"],
-        "Not known here: RUN. An environment variable": ["train", f"RUN={touch}"],
     }.items():
         out, err = ready.make(*words, status=2)
         assert (out, message in err) == ("", True), err
@@ -299,11 +294,11 @@ def test_an_install_that_was_killed_is_made_anew_and_another_make_waits_for_it(f
 
 
 def test_clean_keeps_runs_and_the_environment(ready: Checkout) -> None:
-    kept, gone = ["runs/a/__pycache__", ".venv/lib/__pycache__"], ["build", "scripts/__pycache__"]
-    for name in kept + gone:
-        (ready.folder / name).mkdir(parents=True)
+    kept, gone = ready.folder / "runs/a/__pycache__", ready.folder / "scripts/__pycache__"
+    for folder in (kept, gone):
+        folder.mkdir(parents=True)
     ready.make("clean")
-    assert [name for name in kept + gone if (ready.folder / name).exists()] == kept
+    assert (kept.exists(), gone.exists()) == (True, False)
 
 
 def test_hooks_and_the_lock_fulfil_the_project() -> None:

@@ -47,11 +47,11 @@ def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
         "name=Odd-Name": "for example name=odd_name",
         "name=class": "a word of the Python language",
         "name=random": "standard library",
+        "name=" + "a" * 300: "300 characters long; at most 60",
+        "name=one name=two": "'name=two' is not understood a second time",
         "name=numpy": "installed package 'numpy'",
         "name=train": "is taken",
-        "name=" + "a" * 300: "300 characters long; at most 60",
         "name=": "Usage: make rename",
-        "name=one name=two": "'name=two' is not understood a second time",
         "name=fine force=maybe": "expected true or false",
     }.items():
         done = rename(clone, *words.split())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -20,10 +20,11 @@ from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete, to_dict
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
+from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm, main, run
 from rltemplate.types import ConfigError, RunError
@@ -177,22 +178,42 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
     assert newest_state(run_dir)["env_steps"] == 64
 
 
-@pytest.mark.parametrize("trouble", ["moved", "deleted"])
-def test_a_run_whose_folder_goes_ends_and_begins_no_other(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save = Checkpoints.save
+
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def now_and_then(checkpoints: Checkpoints, env_steps: int, *state: Any) -> Any:
+        return full() if env_steps in (64, 256) else save(checkpoints, env_steps, *state)
+
+    monkeypatch.setattr(Checkpoints, "save", now_and_then)
+    problem = "could not be written, No space left on device; the last checkpoint is step_"
+    with pytest.raises(RunError, match=f"after 256 steps {problem}224"):
+        run(job_in(tmp_path / "run", configure, "eval_every=0", "checkpoint_every=32"))
+    assert f"after 64 steps {problem}32" in capfd.readouterr().err
+    assert record(tmp_path / "run")["status"] == "failed"
+    monkeypatch.setattr(RunRecord, "write", full)
+    with pytest.raises(RunError, match="new cannot be written: No space left on device"):
+        run(job_in(tmp_path / "new", configure))
+
+
+def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
 
     def meanwhile(*arguments: Any) -> Any:
-        runs.rename(elsewhere) if trouble == "moved" else shutil.rmtree(runs)
+        runs.rename(elsewhere)
         return evaluate(*arguments)
 
     monkeypatch.setattr("rltemplate.run.observers.evaluate", meanwhile)
     with pytest.raises(RunError, match="was moved or deleted under the run"):
         run(job_in(runs / "a", configure, "eval_every=64", "checkpoint_every=32"))
     assert not runs.exists()
-    if trouble == "moved":
-        assert newest_state(elsewhere / "a")["env_steps"] == 32
+    assert newest_state(elsewhere / "a")["env_steps"] == 32
 
 
 def test_compiling_is_refused_without_a_compiler(

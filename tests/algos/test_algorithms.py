@@ -1,12 +1,11 @@
-"""What holds for every algorithm: each environment, each flag, acting, state. A new one is tested unasked."""
+"""What holds for every algorithm: each environment, acting, state. A new one is tested unasked."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -55,28 +54,6 @@ def flat_tensors(algorithm: Algorithm) -> dict[str, torch.Tensor]:
     """All that an algorithm saves, by its place in the state."""
     found = entries(algorithm.state_dict(), "")
     return {path: torch.from_numpy(np.asarray(value).copy()) for path, value in found}
-
-
-def flags() -> list[tuple[str, str]]:
-    """Every boolean, enum and optional value of every algorithm, set to what it is not by default."""
-    cases = []
-    for algo, entry in ALGORITHMS.items():
-        for name, kind in get_type_hints(entry.config).items():
-            values = {bool: ["true", "false"], float | None: ["0.05", "null"]}.get(kind, [])
-            if isinstance(kind, type) and issubclass(kind, Enum):
-                values = [member.name for member in kind]
-            cases += [(algo, f"algo.{name}={value}") for value in values]
-    return cases
-
-
-@pytest.mark.parametrize(("algo", "override"), flags())
-def test_every_flag_runs_both_ways(configure: Configure, algo: str, override: str) -> None:
-    config = configure(f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], override)
-    algorithm, _ = build_algorithm(config)
-    metrics = algorithm.train_iteration().metrics
-    metrics = {**metrics, **algorithm.train_iteration().metrics}
-    assert all(bool(torch.isfinite(metric)) for metric in metrics.values())
-    algorithm.close()
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

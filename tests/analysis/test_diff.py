@@ -79,14 +79,10 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ("", {"env.wrappers": {"A": None, "B": {"x": 1, "y": 2}}}, "env.wrappers"),
         # what a level left open follows from the others
         ("", {"algo.hidden_sizes": [63], "determinism.products": "blas"}, "algo.hidden_sizes"),
-        ("determinism.products=auto", {"determinism.products": "auto"}, "determinism.products"),
         # a choice brings its values along, but for those that were given
         ("algo=sac", SAC_VALUES, "algo"),
-        ("algo=sac algo.gamma=0.98", SAC_VALUES, "algo algo.gamma"),
         ("env=Pendulum +env.kwargs.g=9", PENDULUM | {"env.kwargs": {"g": 9}}, "env"),
         ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, "determinism algo.gamma"),
-        ("experiment=other", {"experiment": "other", "recipe": None, "algo.gamma": 0.9}, "experiment"),
-        ("env=Pendulum recipe=none", PENDULUM | {"recipe": None, "num_threads": 2}, "env recipe"),
         ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, "recipe"),
     ],
 )
@@ -106,10 +102,8 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
     [
         ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
-        ({"versions": {"triton": "3"}}, ["versions"]),
         ({"machine": {"python": "3.12.1"}}, ["versions"]),
         ({"machine": {"cpu": "Intel", "logical_cores": 4}}, ["hardware"]),
-        ({"machine": {"memory_bytes": 20}}, []),
         ({"machine": {"gpus": [{"name": "H100"}]}}, []),  # not used
         ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, ["settings"]),
         # the processor explains which branch a library takes
@@ -118,11 +112,8 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
 )
 def test_factors_beside_the_configuration(record: dict[str, Any], expected: list[str]) -> None:
     assert names(run("a"), run("b", **record)) == expected
-
-
-def test_gpus_count_where_they_are_used() -> None:
     a, b = (run(x, config={"device": "cuda"}, machine={"gpus": [{"name": x}]}) for x in ("H100", "H200"))
-    assert names(a, b) == ["hardware"]
+    assert names(a, b) == ["hardware"]  # they count where they are used
 
 
 def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:

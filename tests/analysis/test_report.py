@@ -22,7 +22,6 @@ from rltemplate.analysis import aggregate, figures, stats
 from rltemplate.analysis.commands.report import Report, make_report, write_curves
 from rltemplate.analysis.figures import Panel
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -73,21 +72,12 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
 
 
 def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
-    words = {
-        "-a": [],
-        "-b": ["debug=fast", "trace=off"],
-        "-c": ["algo.learning_rate=3e-4"],
-        "-d": ["algo.gamma=0.9"],
-    }
-    for number, (tag, given) in enumerate(words.items()):
-        config = {"total_env_steps": number, "name": "mine" if tag == "-d" else None}
-        write_run(tmp_path, 1, tag=tag, overrides=given, config=config)
-    for tag in ("-e", "-f"):  # of these two the words say the same
-        write_run(
-            tmp_path, 2, tag=tag, config={"algo": {"gamma": 0.9 if tag == "-e" else 0.8}, "name": "two"}
-        )
+    write_run(tmp_path, 1, tag="-a", overrides=["debug=fast", "trace=off"])
+    for number, tag in enumerate(("-b", "-c")):  # of these two the words say the same
+        config = {"algo": {"gamma": 0.9 - number / 10}, "name": "two"}
+        write_run(tmp_path, 2, tag=tag, config=config)
     names = [each.by for each in reported(tmp_path).experiments]
-    assert names == [None, "debug=fast", "lr=3e-4", "name=mine", "name=two", "name=two, gamma=0.8"]
+    assert names == ["debug=fast", "name=two", "name=two, gamma=0.8"]
 
 
 def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_path: Path) -> None:
@@ -138,9 +128,6 @@ def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) ->
     # Certain in CartPole; in Pendulum one run of five is equal.
     assert better.value.value == pytest.approx((1.0 + 0.9) / 2)
     assert 0.8 < better.value.low < 0.95 < better.value.high == 1.0
-    alone = tmp_path / "alone"
-    write_run(alone, 1, [0.0] * 999 + [400.0], env="CartPole", config={"env": {"id": "CartPole-v1"}})
-    assert "Across environments" not in reported(alone).html
 
 
 def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path) -> None:
@@ -189,6 +176,7 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     report = reported(tmp_path)
     assert [*panels(report, "001-ppo-CartPole")["eval/return"].levels] == ["published, PPO", "random policy"]
     assert "published for PPO" in text_of(report.html)
+    assert "Across environments" not in report.html
     (curve,) = panels(report, "001-ppo-CartPole")["eval/return"].lines
     assert (len(curve.points), curve.points[-1]) == (251, (100_000, 400.0))  # thinned, with its end
     assert b"published, PPO" in figures.svg(report.charts[0])
@@ -207,8 +195,6 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
     name = "001--x-Thing-v0"
     assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "curves.csv"} <= set(files)
     assert all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in files)
-    with Image.open(folders[0] / f"{name}.png") as image:
-        assert round(image.info["dpi"][0]) == 300
     with (folders[0] / "curves.csv").open(newline="") as file:
         points = [(row["seed"], row["env_steps"], row["return"]) for row in csv.DictReader(file)]
     assert points == [("1", "100", "1.0"), ("1", "200", "2.0"), ("2", "100", "1.0"), ("2", "200", "4.0")]
@@ -226,9 +212,6 @@ def test_the_command_puts_the_page_beside_the_runs(
     assert "figures as PNG and SVG, and curves.csv, in papers" in said.out
     assert "run-3" in said.err
     assert Path("runs/report.html").read_text().startswith("<!doctype html>")
-    for wrong in ("figures=runs/report.html", "out=none/page.html"):
-        assert main(["report", wrong]) == 2
-        assert wrong.partition("=")[0] in capsys.readouterr().err
 
 
 def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path) -> None:
@@ -243,9 +226,3 @@ def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path)
     drawn = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
     assert len(drawn) == len(report.charts) > 2
     assert all(b"<script" not in b64decode(each) for each in drawn)
-
-
-def test_damaged_metrics_are_named(tmp_path: Path) -> None:
-    (write_run(tmp_path, 1) / paths.METRICS).write_text("[]\n")
-    with pytest.raises(ConfigError, match=r"none of 1 run folders can be read; .*: line 1 is damaged"):
-        reported(tmp_path)

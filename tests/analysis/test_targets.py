@@ -25,9 +25,7 @@ def standing(algo: str, env_id: str, steps: int, value: float, **env: Any) -> ta
 def test_every_row_has_a_source_and_a_number() -> None:
     with targets.TABLE.open(newline="", encoding="utf-8") as file:
         assert all(row["source"].strip() for row in csv.DictReader(file))
-    for row in targets.references():
-        assert math.isfinite(row.return_mean), row
-        assert (row.steps > 0) == (row.algo in ("ppo", "sac")) == (row.algo != targets.RANDOM), row
+    assert all(math.isfinite(row.return_mean) for row in targets.references())
 
 
 @pytest.mark.parametrize("name", SHIPPED)

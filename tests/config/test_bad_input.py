@@ -19,10 +19,9 @@ import pytest
 from conftest import ROOT, RecordedRun, program, until
 
 from rltemplate.__main__ import COMMANDS, main
-from rltemplate.analysis.commands import diff
 from rltemplate.run import paths
 
-LONG, DIGITS, SECRET = "x" * 100_000, "9" * 5000, "ghp_" + "a1B2" * 9
+DIGITS, SECRET = "9" * 5000, "ghp_" + "a1B2" * 9
 A, B = "20260101-120000-seed1-aaaaaa", "20260101-120000-seed1-bbbbbb"
 GROUP = "ppo-CartPole"
 RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/*/*aaaaaa"
@@ -31,37 +30,35 @@ RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/
 CALLS: list[tuple[str, *tuple[str, ...]]] = [
     # training, after its overrides were understood
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
-    ("train env=ALE/Pong-v5", "env=ALE/Pong-v5: "),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
     ("train run_dir=.", "run_dir=.: is not empty; expected a new folder"),
-    ("train runs_dir=~no-body/x", "runs_dir=~no-body/x: cannot be made, Could not determine home"),
-    (f"train seed={LONG}", "seed=xxx", "could not be converted to Integer"),
     # the program itself, and words that are alike for all commands
     ("compere", "compere: no such command", "did you mean compare?", "allowed: train, resume, "),
     ("evaluate", "give run=RUN or policy=NAME"),
     ("resume", "run= is missing", "allowed: run=, total_env_steps=, accept=, "),
-    ("evaluate rum=x", "rum=x: no such key", "did you mean run=?", "allowed: run="),
-    ("evaluate seed1-aaaaaa", "seed1-aaaaaa: expected key=value", "allowed: run="),
     (f"evaluate {RUN} --jsn", "--jsn: no such option", "did you mean --json?"),
-    (f"evaluate {RUN} {RUN}", "run is given twice"),
     (f"evaluate {RUN} episodes={DIGITS}", "episodes=999", "5,009 characters", "whole number"),
+    (f"evaluate {RUN} {RUN}", "run is given twice"),
     # a RUN
     ("evaluate run=nope", "run=nope: no such run under runs", f"the newest is {B}"),
     ("evaluate run=seed1-aaaaab", "run=seed1-aaaaab: no such run", f"did you mean {A}?"),
     # each command's own
     (f"resume {RUN} total_env_steps=32", "total_env_steps=32: can only grow", "the run has 192"),
-    (f"resume {RUN} env.num_workers=9", "env.num_workers=9: must be at most env.num_envs="),
     ("runs env=", "env=: a value is missing"),
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
     (f"compare {A_B} keep=x", "keep=x", "without zoom=true"),
-    (f"reproduce {RUN} keep=mine", "keep=mine: cannot be made", "mine is no folder"),
-    (f"reproduce {RUN} keep=runs", "keep=runs: is not empty; expected a new folder"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
-    ("prove algo.lr=1", "algo.lr=1: no such key", "did you mean algo.learning_rate?"),
+    ("prove determinism=fast", "determinism=fast: promises nothing that could be proved; use invariant"),
+    ("prove seed=range(3)", "a proof is about one configuration"),
+    ("prove run_dir=x", "run_dir=x: each run of a proof has its own folder; use runs_dir"),
+    ("prove trace=off", "trace=off: a proof compares traces; use trace=iteration or trace=step"),
+    ("runs sort=-retorn", "sort=-retorn: no run has retorn as a single value; did you mean return?"),
+    (f"film {RUN} grid=2", "grid=2: expected rows x columns, such as 2x2, each from 1 to 6"),
+    (f"film {RUN} checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, all, 64, 128, 192"),
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),
     (f"stats {ONE} by=logger", "by=logger: no run has logger as a single value"),
     ("report runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),
@@ -72,10 +69,11 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
 BINARY = bytes(range(256))
 DAMAGES: list[tuple[str, bytes | None, str, str]] = [
     (paths.RECORD, BINARY, f"resume run=runs/{GROUP}/{A}", f"{A}/record.json cannot be read"),
+    (paths.RECORD, b'{"schema": 1}', f"resume run=runs/{GROUP}/{A}", "is damaged"),
     (paths.RECORD, b'{"schema": 99}', f"resume run=runs/{GROUP}/{A}", "has schema 99"),
     (paths.CONFIG, None, f"diff {A_B}", "config.yaml"),
     (paths.CONFIG, BINARY, f"report {ONE}", "config.yaml"),
-    (paths.TRACE, BINARY, f"compare {A_B}", f"{A}: trace.jsonl is no trace"),
+    (paths.TRACE, BINARY, f"compare {A_B}", f"{A}: trace.jsonl cannot be read"),
     (f"{paths.CHECKPOINTS}/*", None, f"evaluate {RUN}", f"{A} has no checkpoint"),
 ]
 
@@ -142,29 +140,13 @@ def test_a_damaged_run_is_refused(
     refused(words, says)
 
 
-def test_a_good_call_is_no_refusal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *A_B.split()]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("identical")
-    assert faults(err, ["error"]) == ["0 lines", "does not say: error"]
-    assert len(faults("a\nb\nTraceback")) == 2
-
-
-def test_text_stays_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither read as YAML nor resolved: `1e5`, `007`, `${oc.env:HOME}` and `null` are these characters."""
-    monkeypatch.setattr(diff, "main", lambda args: args.a)
-    for text in ("1e5", "007", "${oc.env:HOME}", "null", "[1,2]", "a=b", " x", "true"):
-        seen: object = main(["diff", f"a={text}", "b=x"])
-        assert seen == text
-
-
 LOADED = """
 import os, sys
 from rltemplate.__main__ import main
 status = main(sys.argv[1:])
 print(status, sum(os.times()[:2]), 'torch' in sys.modules)
 """
-REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0"}
+REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0", "train": "algo.lr=1"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

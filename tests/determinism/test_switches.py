@@ -16,7 +16,7 @@ from conftest import ROOT, Configure, env_config
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
-from rltemplate.determinism.levels import influences, prepared
+from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
 from rltemplate.types import ConfigError
@@ -94,13 +94,6 @@ def test_a_switch_that_did_not_take_stops_the_run(
             switches.apply(config.determinism, torch.get_num_threads())
     finally:
         torch.set_deterministic_debug_mode("default")
-
-
-def test_threads_that_wait_soon_sleep_unless_somebody_says_otherwise(configure: Configure) -> None:
-    switches = configure().determinism
-    assert 0 < int(prepared({}, switches, 2)["GOMP_SPINCOUNT"]) <= 10_000
-    assert prepared({"GOMP_SPINCOUNT": "7"}, switches, 2)["GOMP_SPINCOUNT"] == "7"
-    assert "GOMP_SPINCOUNT" not in influences(prepared({}, switches, 2))
 
 
 def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,18 +35,14 @@ CHOICE = "expected a whole number from 2 to 5"
 FINITE = "expected a finite number that float32 holds"
 FAULTS: dict[str, tuple[Any, str]] = {
     "nan": (given(third(np.nan).astype(np.float32)), f"the observation has nan in place 3 of 11, {FINITE}"),
-    "great": (given(third(1e39)), f"the observation has 1e+39 in place 3 of 11, {FINITE}"),
     "great, in sum zero": (given(third(1e300) - third(1e300)[::-1]), "the observation has 1e+300 in place 3"),
     "list": (given([1.0, 2.0]), f"the observation is [1.0, 2.0] (list), {SHAPE}"),
     "choice too great": (given(6), f"the observation is 6 (int), {CHOICE}"),
-    "reward nan": (given(reward=float("nan")), f"the reward is nan (float), {FINITE}"),
     "reward great": (given(reward=-(10**40)), f"(int), {FINITE}"),
     "truncated two": (given(truncated=2), "truncated is 2 (int), expected true or false"),
 }
 LEGAL: dict[str, tuple[Any, Any]] = {
     "float64": (given(np.zeros(SIZE)), ZEROS),
-    "out of bounds": (given(np.full(SIZE, 1.5, np.float32)), np.full(SIZE, 1.5)),
-    "giant": (given(np.full(SIZE, -3e38, np.float32)), np.full(SIZE, -3e38, np.float32)),
     "reward array": (given(reward=np.ones((1, 1), np.float32)), ZEROS),
     "flags of numpy": (given(terminated=np.int8(0), truncated=np.array(False)), ZEROS),
     "choice in an array": (given(np.array(3)), 3),

@@ -147,11 +147,3 @@ def test_a_job_that_slurm_takes_away_goes_on_exactly(slurm: Slurm, start: Start,
     assert 0 < first < second < 16000
     start("train", *given, "run_dir=alone", status=0)
     assert differences(run_dir, tmp_path / "alone") == []
-
-
-@pytest.mark.long
-def test_a_refusal_of_slurm_is_told_in_a_line(slurm: Slurm, start: Start) -> None:
-    given = words("total_env_steps=160", "seed=1,2", *LAUNCHER, "hydra.launcher.partition=nowhere")
-    said = start("train", *given, status=1, SLURM_CONF=str(slurm.conf)).said
-    assert "Traceback" not in said
-    assert "the launcher has failed: sbatch: error: Batch job submission failed: Invalid partition" in said

@@ -61,16 +61,11 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
         f"#{n} seed={n}  running    50%  return       10    1,000 steps/s  left 0:00:00" for n in (2, 3)
     ]
     head = "4 jobs: 1 finished, 2 running, left 0:00:00"
-    drawn = [
+    for size, before, lines in (
         ((100, 24), "", [head, *shown]),
-        (
-            (40, 24),
-            "\x1b[8F\x1b[J",
-            [line[:39] for line in (head, *shown)],
-        ),  # each took two rows of this width
+        ((40, 24), "\x1b[8F\x1b[J", [line[:39] for line in (head, *shown)]),  # each took two rows of it
         ((100, 4), "\x1b[4F\x1b[J", [head, *shown[1:]]),
-    ]
-    for size, before, lines in drawn:
+    ):
         monkeypatch.setattr(shutil, "get_terminal_size", lambda size=size: os.terminal_size(size))
         capsys.readouterr()
         table.update()

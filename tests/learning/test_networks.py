@@ -11,15 +11,6 @@ from rltemplate.learning.distributions import Categorical, SquashedGaussian
 from rltemplate.learning.networks import mlp
 
 
-def test_categorical_samples_with_the_right_frequencies() -> None:
-    dist = Categorical((3,))
-    probability = torch.tensor([0.6, 0.3, 0.1])
-    logits = probability.log().expand(60_000, 3)
-    action = dist.sample(logits, dist.noise(60_000, torch.Generator().manual_seed(0)))
-    frequency = torch.bincount(action[:, 0], minlength=3) / 60_000
-    assert (frequency - probability).abs().max() < 0.01
-
-
 def test_categorical_takes_the_lowest_index_of_a_tie_and_the_ends_of_uniform_noise() -> None:
     assert Categorical((3,)).mode(torch.tensor([[1.0, 2.0, 2.0]])).tolist() == [[1]]
     edge = torch.tensor([[0.0, 0.999999999], [1.0, 0.0]])

@@ -23,7 +23,6 @@ from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, claimed
 from rltemplate.rerun.prove import Args, Proof, main, problems_of, ratio_of
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
-from rltemplate.types import ConfigError
 
 TINY = [*SHRUNK["ppo"], "total_env_steps=96", "eval_episodes=1"]  # three iterations
 FAULT, ONLY_IN = "ATEN_TEST_FAULT", "ONLY_IN"
@@ -161,27 +160,6 @@ def test_a_check_that_fails_breaks_the_proof_before_any_run(
     assert (found["verdict"], found["runs"]) == ("broken", [])
     assert {name: each["holds"] for name, each in found["checks"].items()} == {"repeats": True, "rows": False}
     assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in found["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["determinism=fast"], "determinism=fast: promises nothing that could be proved; use invariant"),
-        (["seed=range(3)"], "a proof is about one configuration"),
-        (["run_dir=x"], "run_dir=x: each run of a proof has its own folder; use runs_dir"),
-        (["trace=off"], "trace=off: a proof compares traces; use trace=iteration or trace=step"),
-        (["algo=sac", "env=CartPole"], "sac"),
-    ],
-)
-def test_what_cannot_be_proved_is_refused_in_a_line_or_two(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        Proof(words, 2)
-    assert says in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> None:

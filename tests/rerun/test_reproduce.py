@@ -16,11 +16,9 @@ import pytest
 from conftest import SHRUNK, Started, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
-from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
-from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -214,22 +212,15 @@ def resumed_with(**changed: Any) -> dict[str, Any]:
     return {"resumed": [{"env_steps": 128, "interruption": "killed", "changed": changed}]}
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
+def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(place: Place) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"versions": {"numpy": "0.9.0"}}, "numpy 0.9.0 -> "),
-        ({"machine": {"python": "3.9.1"}}, "python 3.9.1 -> 3."),
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
-        (resumed_with(total_env_steps=[128, 256]), "with another total_env_steps"),
         ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "trace.jsonl cannot be read, "),
-    ],
-    ids=["version", "python", "schema", "code", "total", "damaged"],
-)
-def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(
-    place: Place, changed: dict[str, Any], says: str
-) -> None:
-    assert says in place.refused(place.told("odd", **changed))
+    ]
+    for number, (changed, says) in enumerate(cases):
+        assert says in place.refused(place.told(f"odd-{number}", **changed))
 
 
 def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
@@ -277,14 +268,3 @@ def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path
     assert begun.said == "interrupted, so there is no answer\n"
     assert place.state() == before
     assert subprocess.run(["pgrep", "-f", str(scratch)], check=False, capture_output=True).stdout == b""
-
-
-def test_the_package_is_found_whatever_other_folders_hold(tmp_path: Path) -> None:
-    for file in "a/train.py", "b/__init__.py", "my_project/__init__.py", "my_project/train.py", "z/train.py":
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    code = Code(RunRecord(id="a", status=""), None, tmp_path)
-    assert code.package == "my_project"
-    (tmp_path / "my_project" / "train.py").unlink()
-    with pytest.raises(ConfigError, match="has no train"):
-        print(code.package)

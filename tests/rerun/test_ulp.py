@@ -30,26 +30,16 @@ def test_the_distance_is_the_number_of_floats_in_between_whatever_the_signs(dtyp
     assert ulp_distance(a, b).tolist() == [abs(place(x) - place(y)) for x, y in zip(a, b, strict=True)]
 
 
-def test_the_first_element_is_shown_with_both_values() -> None:
-    a = np.linspace(1, 2, 24, dtype=np.float32, endpoint=False).reshape(2, 3, 4)
-    b = a.copy(order="F")  # the first element is that of the array, not of memory
-    b[1, 0, 2] = np.nextafter(b[1, 0, 2], np.float32(9))
-    found = compare_arrays(a, b)
-    assert (found.size, found.differing, found.max_ulp, found.first) == (24, 1, 1, [1, 0, 2])
-    assert [float.fromhex(each) for each in found.hexes or ()] == [float(a[1, 0, 2]), float(b[1, 0, 2])]
-
-
 def test_values_without_a_distance_are_counted_all_the_same() -> None:
     for a, b, distance in (
         ([np.nan, 1.0, np.nan], [np.nan, 1.0, 3.0], None),  # NaN equals NaN
         ([1.0, np.inf], [1.0, -np.inf], None),
         ([1.0, 0.0], [1.0, -0.0], 0),  # the digests of a trace see zeros of the other sign
-        ([3, -2], [3, 5], None),
         ([True, False], [True, True], None),
     ):
         found = compare_arrays(np.array(a), np.array(b))
         assert (found.differing, found.max_ulp, found.values) == (1, distance, [str(a[-1]), str(b[-1])])
     zeros = np.zeros((2, 3), np.float32)
-    for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((2, 3), np.int32)):
+    for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3))):
         assert compare_arrays(zeros, other).differing is None
     assert compare_arrays(np.zeros((0, 3)), np.zeros((0, 3))).differing == 0

@@ -110,14 +110,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, name: str
         newest_checkpoint(tmp_path, pytest.fail)
 
 
-@pytest.mark.parametrize("name", ["step_40.pt", "step_40.json", "experience_20_40.pt"])
-def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path) -> None:
     """The older one would be taken, and the newer one removed, for a trouble that may pass."""
-    path = two_checkpoints(tmp_path) / name
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(IsADirectoryError):
-        newest_checkpoint(tmp_path, pytest.fail)
+    for name in ("step_40.pt", "step_40.json"):
+        path = two_checkpoints(tmp_path / name) / name
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(IsADirectoryError):
+            newest_checkpoint(tmp_path / name, pytest.fail)
 
 
 def test_each_bit_counts(tmp_path: Path) -> None:
@@ -170,7 +170,6 @@ def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configur
     assert allowed == {"total_env_steps": [100000, 200000], "env.num_workers": [0, 2]}
     for words, message in (
         (["algo.gamma=0.9"], "algo.gamma=0.9: step_8.pt was made with 0.98"),
-        (["log_every=1"], "log_every=1: step_8.pt was made with 4000"),
         (["total_env_steps=5"], "total_env_steps=5: step_8.pt was made with 100000"),
         (["+env.kwargs.sutton_barto_reward=true"], "env.kwargs.sutton_barto_reward=True: step_8.pt was made"),
     ):

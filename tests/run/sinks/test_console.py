@@ -16,14 +16,7 @@ import pyte
 import pytest
 from conftest import run_facts
 
-from rltemplate.run.sinks.console import ConsoleSink, show_number, show_time
-
-
-def test_numbers_are_short_and_times_are_clocks() -> None:
-    numbers = {143.25: "143.2", 200.0: "200", 39113.64: "39113.6", 2.5e-7: "2.5e-07", float("inf"): "inf"}
-    assert {value: show_number(value) for value in numbers} == numbers
-    times = {8.2: "0:00:08", 3661: "1:01:01", 90061: "25:01:01", None: "-:--:--"}
-    assert {seconds: show_time(seconds) for seconds in times} == times
+from rltemplate.run.sinks.console import ConsoleSink
 
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import feed, run_facts, until
+from conftest import feed, run_facts
 
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
@@ -99,65 +95,15 @@ def test_a_full_disk_costs_that_sink_alone_until_the_run_is_resumed(
     assert [step for step, _ in scalars(tmp_path / paths.TENSORBOARD)] == list(range(1, 32))
 
 
-@pytest.mark.long
-def test_tensorboard_serves_what_differs_between_runs_and_the_videos(tmp_path: Path) -> None:
-    """A server on loopback is asked as its page would ask it."""
-    rates = {"a": 1e-3, "b": 3e-4}
-    for name, rate in rates.items():
-        (tmp_path / name).mkdir()
-        facts = run_facts(tmp_path / name, overrides=[f"algo.learning_rate={rate}", "debug=fast"])
-        facts.config["algo"]["learning_rate"] = rate
-        sink = TensorBoardSink(facts)
-        feed(sink, 100, 400)
-        sink.write({"env_steps": 500, "wall_time_s": 50.0, "eval/return": 1e4 * rate})
-        sink.close("finished", {})
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(tmp_path),
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-    ]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        address = next(match[0] for line in server.stderr if (match := re.search(r"http://\S+/", line)))
+def test_what_differs_between_runs_is_a_session_of_hparams(tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-        def asked(path: str, question: Any = None) -> bytes:
-            body = None if question is None else json.dumps(question).encode()
-            request = urllib.request.Request(
-                f"{address}data/plugin/{path}", body, {"Content-Type": "application/json"}
-            )
-            return bytes(urllib.request.urlopen(request).read())
-
-        until(lambda: len(json.loads(asked("scalars/tags"))) == 2)
-        column = {"hparam": "algo.learning_rate", "order": "ORDER_ASC"}
-        metric = {"metric": {"group": "", "tag": "eval/return"}}
-        question = {
-            "experimentName": "",
-            "allowedStatuses": ["STATUS_SUCCESS"],
-            "startIndex": 0,
-            "sliceSize": 9,
-        }
-        known = {
-            each["name"]
-            for each in json.loads(asked("hparams/experiment", {"experimentName": ""}))["hparamInfos"]
-        }
-        groups = json.loads(asked("hparams/session_groups", question | {"colParams": [column, metric]}))
-        found = {
-            each["hparams"]["algo.learning_rate"]: [
-                v["value"] for v in each["metricValues"] if v["name"]["tag"] == "eval/return"
-            ]
-            for each in groups["sessionGroups"]
-        }
-        assert {"algo.learning_rate", "debug", "seed", "algo", "env"} <= known
-        assert found == {1e-3: [10.0], 3e-4: [pytest.approx(3.0)]}
-        (image, *_) = json.loads(asked("images/images?run=a%2Ftensorboard&tag=video&sample=0"))
-        assert asked(f"images/individualImage?{image['query']}").startswith(b"GIF8")
-    finally:
-        server.terminate()
-        server.wait()
+    sink = TensorBoardSink(run_facts(tmp_path, overrides=["algo.learning_rate=1e-3", "debug=fast"]))
+    feed(sink, 100, 200)
+    sink.close("finished", {})
+    found = events(tmp_path / paths.TENSORBOARD).PluginTagToContent("hparams")
+    # Of the experiment as a whole nothing: that would hide keys of other runs.
+    assert set(found) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    started = HParamsPluginData.FromString(found["_hparams_/session_start_info"]).session_start_info
+    assert {"algo.learning_rate", "debug", "seed", "algo", "env"} <= set(started.hparams)
+    assert started.hparams["algo.learning_rate"].number_value == 1e-3
