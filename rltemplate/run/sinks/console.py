@@ -117,7 +117,7 @@ class ConsoleSink(Sink):
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self._stream, force_terminal=True, highlight=False)
+            console = Console(file=self._stream, force_terminal=True, highlight=False, emoji=False)
             self._live = Live(
                 console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
             )
