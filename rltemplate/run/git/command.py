@@ -16,6 +16,7 @@ from typing import Any
 
 from rltemplate.types import ConfigError
 
+_LIMIT_S = 600.0  # for one command; it takes a hundredth of a second for each new file
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
@@ -60,11 +61,11 @@ class Git:
         self.top, self.users_index, self.index = Path(top), (project / index).resolve(), scratch / "index"
         self.env["GIT_INDEX_FILE"] = str(self.index)
 
-    def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0, limit_s: float = 60.0) -> bytes:
+    def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
         settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
-        given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": limit_s}
+        given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": _LIMIT_S}
         try:
             # In a session of its own, which Ctrl-C does not reach.
             done = subprocess.run(command, capture_output=True, start_new_session=True, **given)
@@ -73,7 +74,7 @@ class Git:
                 f"git cannot be started ({error.strerror}): install it to have code recorded"
             ) from None
         except subprocess.TimeoutExpired:
-            raise GitError(f"`git {args[0]}` took longer than {limit_s:.0f} s") from None
+            raise GitError(f"`git {args[0]}` took longer than {_LIMIT_S:.0f} s") from None
         if done.returncode not in (0, fine):
             raise _explain(args[0], done.stderr.decode(errors="replace"), self.top)
         return bytes(done.stdout)

@@ -36,8 +36,6 @@ OUTCOME = "outcome.json"
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_FILE_BYTES = 10_000_000
-_ADD_LIMIT_S = 600.0  # git takes a hundredth of a second for a new file
-_CHECKOUT_LIMIT_S = 1800.0  # a large tree on a slow disk
 
 
 @dataclass(slots=True)
@@ -179,11 +177,11 @@ def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
         try:
             # No hooks run. A worktree of a sparse checkout would be as sparse.
             words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
-            git("-c", "core.sparseCheckout=false", *words, limit_s=_CHECKOUT_LIMIT_S)
+            git("-c", "core.sparseCheckout=false", *words)
             yield folder / git.prefix
         finally:
             with suppress(GitError):
-                git("worktree", "remove", "--force", "--force", str(folder), limit_s=_CHECKOUT_LIMIT_S)
+                git("worktree", "remove", "--force", "--force", str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -225,7 +223,7 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
             old.append(path)
     taken = _select(git, old, found.skipped, new=False) + _select(git, new, found.skipped, new=True)
     words = ("--add", "--remove", "--replace", "-z", "--stdin")
-    git("update-index", *words, stdin=b"\0".join(taken), limit_s=_ADD_LIMIT_S)
+    git("update-index", *words, stdin=b"\0".join(taken))
     tree = git.line("write-tree")
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
