@@ -1,13 +1,13 @@
 """Sweeps: jobs are single runs in fresh processes, signals end them well, and `sweep=resume` goes on.
 
-They run in a copy of the project whose `rltemplate/train.py` is replaced by a worker that does what the file
-`orders.json` says for its seed.
+They run in a copy of the project whose `rltemplate/train.py` is replaced by `worker.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,68 +27,13 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
 from rltemplate.types import ConfigError
 
-WORKER = """
-import json, os, signal, sys, time
-from pathlib import Path
-environment = {name: text for name, text in os.environ.items() if name != "RLTEMPLATE_JOB"}
-from rltemplate.config.loading import from_dict, to_yaml
-from rltemplate.run.job import Job
-from rltemplate.run.lines import lock
-
-job = Job.from_environment()
-seed = job.config["seed"]
-orders = Path("orders.json")
-order = json.loads(orders.read_text()).get(str(seed)) if orders.exists() else None
-if order == "refuse":
-    sys.exit(2)
-folder = Path(job.run_dir)
-folder.mkdir(parents=True, exist_ok=job.resume)
-if order == "die at once":
-    os.kill(os.getpid(), signal.SIGKILL)
-lock(folder)
-(folder / "config.yaml").write_text(to_yaml(from_dict(job.config)))
-ignored = [n for n in (2, 15) if signal.getsignal(n) is signal.SIG_IGN]
-blocked = [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
-facts = {"job": json.loads(job.to_json()), "environment": environment, "children": dict(os.environ),
-         "code": __file__, "signals": [ignored, blocked], "pid": os.getpid()}
-with (folder / "starts.jsonl").open("a") as file:
-    file.write(json.dumps(facts) + "\\n")
-print(f"hello from seed {seed}", flush=True)
-
-def write(status):
-    record = {"schema": 1, "id": job.run_id, "status": status, "final_metrics": {"eval/return": 10.0 * seed}}
-    (folder / "record.json").write_text(json.dumps(record))
-
-write("running")
-if order in ("wait", "ignore"):
-    heard = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, _: heard.append(n))
-    (folder / "ready").touch()
-    while not heard or order == "ignore":
-        time.sleep(0.01)
-    time.sleep(0.3)  # a second copy of the signal would arrive by now
-    (folder / "heard").write_text(json.dumps(heard))
-    write("interrupted")
-    sys.exit(128 + heard[0])
-if order == "fail":
-    write("failed")
-    sys.exit(1)
-if order == "end early":
-    sys.exit(0)
-write("finished")
-if order == "die at the end":
-    os.kill(os.getppid(), signal.SIGKILL)  # which would have written that it has finished
-sys.exit(0)
-"""
-
 
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The copy in which commands of these tests are started."""
     copy = tmp_path_factory.mktemp("project") / "copy"
     copy_project(copy)
-    (copy / "rltemplate" / "train.py").write_text(WORKER)
+    shutil.copy(Path(__file__).with_name("worker.py"), copy / "rltemplate" / "train.py")
     git(copy, "commit", "-qam", "a worker")
     return copy
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyte
 import pytest
-from conftest import run_facts
+from fed import run_facts
 
 from rltemplate.run.sinks.console import ConsoleSink
 

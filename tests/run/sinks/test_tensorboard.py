@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import feed, run_facts
+from fed import feed, run_facts
 
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, feed, run_facts
+from conftest import ROOT
+from fed import feed, run_facts
 
 from rltemplate.config.schema import WandbConfig
 from rltemplate.run import paths
