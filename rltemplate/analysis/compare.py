@@ -107,9 +107,6 @@ def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code
     yield "zoom=true names the operation that made the difference; docs/comparing.md lists causes by item."
 
 
-# --- The report ------------------------------------------------------------------------------------------
-
-
 def headline(comparison: Comparison) -> str:
     """The verdict in one line."""
     a, b, at = comparison.a, comparison.b, comparison.divergence

@@ -181,9 +181,6 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
             yield f"not in the snapshot of {run.id}, so not compared: {few(left_out)}"
 
 
-# --- Factors ---------------------------------------------------------------------------------------------
-
-
 def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
     counted = {
         name: [one for one in found if one.section == name and one.affects_results] for name in SECTIONS
@@ -221,9 +218,6 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
         if not unknown_to_other and (explicit or not brought):
             factors[key] = one.change
     return factors
-
-
-# --- As text ---------------------------------------------------------------------------------------------
 
 
 def describe(factors: Mapping[str, str]) -> str:

@@ -96,12 +96,9 @@ def _first_core() -> dict[str, str]:
 
 
 @cache  # it is asked for each job of a sweep
-def usable_memory() -> int | None:
-    """Bytes of memory that this process may use; None where the system does not tell."""
-    try:
-        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    except (ValueError, OSError, AttributeError):
-        return None
+def usable_memory() -> int:
+    """Bytes of memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     # Limits of the groups around the process's own hold as well. A container may see its group's path as the
     # host does but mounted at the root, hence folders that do not exist.
     group = _CGROUPS / (_text("/proc/self/cgroup") or "").rpartition(":")[2].lstrip("/")

@@ -41,8 +41,6 @@ from rltemplate.types import ConfigError
 
 FOLDER = "prove"
 _CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-# Threads that have to wait sleep at once, for other processes need the cores as well.
-_PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +69,6 @@ def main(args: Args) -> int:
     return 0 if certificate.verdict == HOLDS else 1
 
 
-# --- The proof -------------------------------------------------------------------------------------------
-
-
 class Proof:
     """The work on one proof. `folder` will have the runs and the certificate, once the checks were tried."""
 
@@ -85,7 +80,7 @@ class Proof:
         self._times, self._out, self._children = times, out, Children()
         self.id = paths.new_id(FOLDER)
         self.folder = Path(self.config.runs_dir).expanduser().absolute() / FOLDER / self.id
-        self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS} | _PATIENT
+        self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS}
 
     def run(self) -> Certificate:
         """Make checks and runs; the certificate, which is written into their folders and that of the proof.
@@ -202,10 +197,8 @@ class Proof:
 
 def _record(run_dir: Path) -> RunRecord:
     """The record of a run, which has no facts if the run never came to one."""
-    try:
-        return RunRecord.read(run_dir)
-    except ConfigError:
-        return RunRecord(id=run_dir.name, status="")
+    known = (run_dir / paths.RECORD).exists()
+    return RunRecord.read(run_dir) if known else RunRecord(id=run_dir.name, status="")
 
 
 def ratio_of(run_dir: Path) -> float | None:
@@ -243,9 +236,6 @@ def _busy_core() -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-# --- The process of the checks ---------------------------------------------------------------------------
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.influence import package_matters
-from rltemplate.run.job import PROJECT
+from rltemplate.run.job import JOB_VARIABLE, PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
@@ -58,14 +58,6 @@ class Code:
     def __str__(self) -> str:
         return "the present code" if self.commit is None else f"commit {self.commit[:12]}"
 
-    @property
-    def package(self) -> str:
-        """The package's name, which a fork has changed; scripts/ may have a train.py as well."""
-        for path in self.project.glob("*/__init__.py"):
-            if path.with_name("train.py").exists():
-                return path.parent.name
-        raise ConfigError(f"{self.record.id}: its code has no train.py, so it cannot be run")
-
     def run(
         self,
         module: str,
@@ -87,8 +79,8 @@ class Code:
             # Its code is in a commit already.
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
-        environment = self.variables() | {f"{self.package.upper()}_JOB": json.dumps(job)}
-        command = [sys.executable, "-P", "-m", f"{self.package}.{module}", *words]
+        environment = self.variables() | {JOB_VARIABLE: json.dumps(job)}
+        command = [sys.executable, "-P", "-m", f"rltemplate.{module}", *words]
         return children.run(command, environment, log, cwd=self.project, enough=enough)
 
     def variables(self) -> dict[str, str]:

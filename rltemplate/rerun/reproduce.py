@@ -3,7 +3,8 @@
 The code comes from the ref of the run, the recorded facts from its folder or from the ref alone. Compared are
 the traces, byte for byte, then the rows of metrics without times. A run that ended early is made again as far
 as it went; an interrupted and resumed run is compared with one straight run, since these are identical. The
-process is ended as soon as the rest can tell nothing more.
+process is ended as soon as the rest can tell nothing more. A killed run may have been writing: its last whole
+iteration is the end that counts.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.analysis.runs import Run
+from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
-from rltemplate.config.command_args import few, flag, new_folder, word
+from rltemplate.config.command_args import few, flag, nearest, new_folder, word
+from rltemplate.config.loading import complete
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
-from rltemplate.rerun.recorded_run import find_recorded, limits, recorded_trace
 from rltemplate.run import paths
+from rltemplate.run.git import snapshot
+from rltemplate.run.git.command import repository
 from rltemplate.run.job import PROJECT
-from rltemplate.run.read import Row, read_metrics
+from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
 from rltemplate.types import ConfigError
 
@@ -94,9 +98,9 @@ def reproduce(
     began, children = time.monotonic(), Children()
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
-        run, run_dir = find_recorded(text, project, runs_dir, scratch), scratch / "run"
-        record, trace = run.record, recorded_trace(run)
-        notes = [*limits(run, trace), *check_versions(record)]
+        run, run_dir = _find_recorded(text, project, runs_dir, scratch), scratch / "run"
+        record, trace = run.record, _recorded_trace(run)
+        notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
             if code.commit is None:
                 why = record.git.problem
@@ -203,6 +207,76 @@ def _keep(run_dir: Path, folder: Path) -> None:
         shutil.copytree(run_dir, folder, dirs_exist_ok=True)
     except OSError as error:
         raise ConfigError(f"keep={folder}: cannot be written, {error.strerror}") from error
+
+
+def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Run:
+    """The run that `text` names: a folder, an id or a part of it, or a ref; a folder goes before a ref.
+
+    The files of a ref are written to a folder below `scratch`. Raises ConfigError if there is no such run.
+    """
+    try:
+        run_dir = find_run(text, runs_dir)
+    except ConfigError:
+        run_dir = _folder_of_ref(text, project, scratch)
+    return load_run(run_dir)
+
+
+def _folder_of_ref(text: str, project: Path, scratch: Path) -> Path:
+    """A folder with the files that the ref of a run holds."""
+    with repository(project) as git:
+        told = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
+    known = [name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()]
+    wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
+    matches = [wanted] if wanted in known else [run for run in known if wanted in run]
+    if len(matches) != 1:
+        problem = f"no such run here, as a folder or a ref; {nearest(wanted, known)}"
+        if matches:
+            problem = f"in the ids of {len(matches)} refs, the last are {', '.join(matches[-3:])}; "
+        raise ConfigError(f"run={text}: {problem}`{snapshot.fetch_command()}` brings runs that were pushed")
+    ref, folder = paths.REF_PREFIX + matches[0], scratch / matches[0]
+    folder.mkdir()
+    files = snapshot.read_run_files(project, ref, folder)
+    if snapshot.OUTCOME not in files:
+        raise ConfigError(
+            f"{ref}: does not say how a run ended; give one of the runs of a sweep, and the folder of a run "
+            "that was killed"
+        )
+    return files[snapshot.OUTCOME].replace(folder / paths.RECORD).parent
+
+
+def _recorded_trace(run: Run) -> Trace:
+    """The whole iterations of a run's trace; ConfigError if it cannot be compared with another one."""
+    missing = f"it was made with trace={run.config.get('trace')}"
+    if why := run.record.left_out.get(paths.TRACE):
+        missing = f"it is too long for the run's ref ({why}); give the run's folder"
+    trace = open_trace(run.dir, missing)
+    if next(trace.iterations).index != 0:
+        raise ConfigError(f"{run.id}: its trace has no first iteration, so it cannot be compared")
+    return trace
+
+
+def _limits(run: Run, trace: Trace) -> Iterator[str]:
+    """Notes about what may prevent an identical run; ConfigError if no single run can give this one."""
+    record = run.record
+    for part in record.resumed:
+        changed = [*part.changed.get("code", []), *part.changed.get("libraries", [])]
+        if part.changed.get("total_env_steps") and any(complete(run.config)[0].algo.tied_to_total()):
+            changed.append("total_env_steps")
+        if changed:
+            raise ConfigError(
+                f"{run.id}: went on after {part.env_steps:,} steps with another {few(changed)}, "
+                "so it is not what any single run gives"
+            )
+    if record.resumed:
+        yield f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run"
+    if record.status != FINISHED:
+        yield f"was {run.value('status')} after {trace.reach[0]:,} iterations; made again up to there"
+    if skipped := [f"{file['path']} ({file['reason']})" for file in record.git.skipped]:
+        yield f"not in the snapshot: {few(skipped)}; what needs that fails or differs"
+    if record.git.dirty_submodules:
+        yield f"changes inside submodules were not recorded: {few(record.git.dirty_submodules)}"
+    if record.determinism.level == "fast":
+        yield "determinism=fast promises the same distribution of runs and not the same bits"
 
 
 def report(found: Reproduction) -> str:

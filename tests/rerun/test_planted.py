@@ -115,7 +115,8 @@ def test_what_was_planted_is_named(
     assert at.iteration == iteration
     if at.item != item:
         assert not words
-        assert "first of the list need not be the first in time" in " ".join(comparison.look_at)
+        told = "first of the list need not be the first in time" in " ".join(comparison.look_at)
+        assert told == bool(at.further)
     found = zoom_in(comparison)
     assert report(found)
     assert (found.iteration, found.first) == (iteration, item)
