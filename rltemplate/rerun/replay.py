@@ -8,7 +8,6 @@ and update of that one, and keeps the tensors of one event and torch's operation
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -44,7 +43,7 @@ FORM = 5
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_PLACE = re.compile(r'File "(.+)", line (\d+), in (.+)')  # in a traceback
+_PLACE = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n(?!\s*File )(.*))?')  # in a traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +151,9 @@ def _places(trace: str | None) -> list[str]:
     """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
     here = Path(__file__).resolve()
     project, own = here.parents[1], list[str]()
-    for line, code in itertools.pairwise([*(trace or "").splitlines(), ""]):
-        found = _PLACE.fullmatch(line.strip())
-        if found and found[1].startswith(f"{project}{os.sep}") and found[1] != str(here):
-            relative = Path(found[1]).relative_to(project.parent)
-            own.insert(0, f"{relative}:{found[2]} in {found[3]}: {code.strip()}")
+    for file, line, function, code in _PLACE.findall(trace or ""):
+        if file.startswith(f"{project}{os.sep}") and file != str(here):
+            own.insert(0, f"{Path(file).relative_to(project.parent)}:{line} in {function}: {code.strip()}")
     return own
 
 
