@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rltemplate.config.command_args import program, rest
-from rltemplate.config.loading import from_dict
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.run.job import Job, new_job
 from rltemplate.types import ConfigError
@@ -51,7 +50,7 @@ def main(args: Args) -> int:
     config, env_name = plan.configs[0], plan.choices["env"]
     job = new_job(config, command, env_name=env_name, overrides=plan.overrides[0], journal=True)
     if plan.choices.get("debug") == HERE:
-        environment = worker_environment(job, config, os.environ)
+        environment = worker_environment(job, os.environ)
         os.environ.clear()
         os.environ.update(environment)
         from rltemplate.train import main as train
@@ -68,7 +67,7 @@ def become(job: Job) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    words, environment = worker_command(), worker_environment(job, from_dict(job.config), os.environ)
+    words, environment = worker_command(), worker_environment(job, os.environ)
     try:
         os.execve(words[0], words, environment)
     except OSError as error:  # such as an override that is longer than the 128 KiB of Linux

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Any
 
-from rltemplate.config.schema import Config
+from rltemplate.config.loading import from_dict
 from rltemplate.determinism.levels import prepared
 from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job
 
@@ -26,8 +30,16 @@ def worker_command() -> list[str]:
     return [sys.executable, "-P", "-m", WORKER]
 
 
-def worker_environment(job: Job, config: Config, base: Mapping[str, str]) -> dict[str, str]:
+def start_worker(job: Job, base: Mapping[str, str], log: Path | None, **further: Any) -> Popen[bytes]:
+    """Start the process of a run, whose output goes to `log`; None: to this process's own."""
+    words, environment = worker_command(), worker_environment(job, base)
+    with nullcontext() if log is None else log.open("ab") as out:
+        return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=out, **further)
+
+
+def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run's process, the same for equal jobs of any parent."""
+    config = from_dict(job.config)
     environment = prepared(base, config.determinism, config.num_threads)
     for name in LAUNCHER_VARIABLES:
         environment.pop(name, None)

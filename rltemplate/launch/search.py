@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -22,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from rltemplate.config.cli.overrides import read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import one_of, program, rest, whole, word
-from rltemplate.config.loading import from_dict
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.launch.checks import check_plan
-from rltemplate.launch.process import worker_command, worker_environment
+from rltemplate.launch.process import start_worker
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import digest
 from rltemplate.run import paths
@@ -177,17 +175,8 @@ class _Search:
         """Make the run of a trial and report its evaluations, until it has ended or is pruned."""
         import optuna
 
-        environment = worker_environment(job, from_dict(job.config), os.environ)
         log = self._folder / f"trial_{trial.number}.log"
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                worker_command(),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        process = start_worker(job, os.environ, log, start_new_session=True)
         print(f"trial {trial.number}: {about}", flush=True)
         size, reported = 0, -1
         metrics = Path(job.run_dir) / paths.METRICS

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 
 from rltemplate.config.cli.overrides import SEARCHPATH
 from rltemplate.config.cli.preflight import compose_job, has_console
-from rltemplate.config.loading import CONF, from_dict, to_dict
+from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
 from rltemplate.launch import process
 from rltemplate.run import paths
@@ -120,11 +120,7 @@ def _run(job: Job, log: Path | None, stop: Path) -> int:
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    environment = process.worker_environment(job, from_dict(job.config), environment)
-    with contextlib.nullcontext() if log is None else log.open("ab") as out:
-        run = subprocess.Popen(
-            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+    run = process.start_worker(job, environment, log)
     passed = 0
     try:
         while run.poll() is None:

@@ -144,7 +144,7 @@ class Proof:
     def _try_checks(self, config: Config) -> dict[str, Any]:
         """Settings and checks of the level, from a separate process; ConfigError if it refuses."""
         command = [sys.executable, "-P", "-m", "rltemplate.rerun.prove", *PROMISES[self.level.name]]
-        environment = worker_environment(self._job("checks", config), config, self._environment)
+        environment = worker_environment(self._job("checks", config), self._environment)
         answer, log = self._scratch / "checks.json", self._scratch / "checks.log"
         answer.unlink(missing_ok=True)
         status = self._children.run(command, environment, log, out=answer)
@@ -176,7 +176,7 @@ class Proof:
             variables |= {each: str(cwd / each.lower()) for each in _CACHES}
             load.enter_context(_busy_core())
         job = self._job(name, config)
-        given = {**worker_environment(job, config, self._environment), **variables}
+        given = {**worker_environment(job, self._environment), **variables}
         environment = {key: value for key, value in given.items() if value is not None}
         log, began = self.folder / f"{name}.log", time.monotonic()
         with load:

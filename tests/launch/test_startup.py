@@ -37,7 +37,7 @@ def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) ->
     nothing = json.dumps({"problem": "not taken"})
     job = Job(config=to_dict(config), run_id="r", run_dir=run_dir, command=[], overrides=[], snapshot=nothing)
     command = [sys.executable, "-P", "-c", IN_THE_FIRST_STEP]
-    done = subprocess.check_output(command, env=worker_environment(job, config, os.environ), text=True)
+    done = subprocess.check_output(command, env=worker_environment(job, os.environ), text=True)
     loaded = set(done.splitlines()[-1].split())
     assert {"torch", "gymnasium", "rltemplate.run.logger"} <= loaded  # it is the list of what was loaded
     assert sorted(LATER & loaded) == []
