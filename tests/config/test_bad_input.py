@@ -73,7 +73,7 @@ DAMAGES: list[tuple[str, bytes | None, str, str]] = [
     (paths.RECORD, b'{"schema": 99}', f"resume run=runs/{GROUP}/{A}", "has schema 99"),
     (paths.CONFIG, None, f"diff {A_B}", "config.yaml"),
     (paths.CONFIG, BINARY, f"report {ONE}", "config.yaml"),
-    (paths.TRACE, BINARY, f"compare {A_B}", f"{A}: trace.jsonl cannot be read"),
+    (paths.TRACE, BINARY, f"compare {A_B}", f"{A}: trace.jsonl is no trace"),
     (f"{paths.CHECKPOINTS}/*", None, f"evaluate {RUN}", f"{A} has no checkpoint"),
 ]
 
