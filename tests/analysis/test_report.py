@@ -135,9 +135,10 @@ def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path)
     found = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]
     trials = [{"number": n, "state": state, "value": value, "params": {}} for n, state, value in found]
     content = {"words": ["algo=ppo"], "sweep": "rates", "trials": trials, "importances": {"algo.gamma": 0.75}}
-    folder = tmp_path / paths.SWEEPS / "search-a"
-    folder.mkdir(parents=True)
-    (folder / paths.SEARCH).write_text(json.dumps(content))
+    for name, text in (("search-a", json.dumps(content)), ("search-b", "[]")):
+        folder = tmp_path / paths.SWEEPS / name
+        folder.mkdir(parents=True)
+        (folder / paths.SEARCH).write_text(text)
     report = reported(tmp_path)
     history, importance = panels(report, "search-a").values()
     assert {line.name: line.points for line in history.lines} == {
@@ -148,6 +149,7 @@ def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path)
     assert importance.bars == {"algo.gamma": 0.75}
     assert "Search sweep=rates algo=ppo: 4 trials" in text_of(report.html)
     assert b"algo.gamma" in figures.svg(report.charts[-1])
+    assert any("search-b" in problem for problem in report.problems)
 
 
 @pytest.mark.long

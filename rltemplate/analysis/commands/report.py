@@ -147,7 +147,12 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     experiments = find_experiments(runs)
     charts = figures.charts_of(experiments)
-    searches = [figures.search_chart(each) for each in _searches(run_dirs)]
+    searches = []
+    for each in _searches(run_dirs):
+        try:
+            searches.append(figures.search_chart(each))
+        except (ValueError, TypeError, KeyError) as error:
+            problems.append(f"{each / paths.SEARCH} is damaged: {error}")
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
     html = _template().render(
         pattern=pattern,
