@@ -166,7 +166,8 @@ def digest(values: Any) -> str:
 
 def say(text: str, end: str = "\n") -> None:
     """Print a line. The sweep goes on when its reader has read enough, as in `| head`."""
+    encoding = sys.stdout.encoding or "ascii"
     try:
-        print(text, end=end, flush=True)
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,8 @@ the base commit, so that git's remembered file times keep it fast.
 
 A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
 the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
-larger than `MAX_FILE_BYTES`. Of a changed file the version of the base commit is kept.
+larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest. Of a
+changed file the version of the base commit is kept.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ OUTCOME = "outcome.json"
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_FILE_BYTES = 10_000_000
+MAX_NEW_BYTES = 100_000_000
 
 
 @dataclass(slots=True)
@@ -250,21 +252,24 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
 
 def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new: bool) -> list[bytes]:
     """Paths that may be recorded, also of files that are gone; the others are named in `skipped`."""
-    taken = []
-    for path in paths:
-        reason = _why_left_out(git, path, new)
-        if reason is None:
-            taken.append(path)
-            continue
-        size = 0
+    taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
+    for path in sizes:
         with suppress(OSError):
-            size = git.file(path).lstat().st_size
-        kept = "" if new else "; the version of the base commit is kept"
-        skipped.append({"path": as_text(path), "reason": reason + kept, "bytes": size})
+            sizes[path] = git.file(path).lstat().st_size
+    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        reason = _why_left_out(git, path, size, new)
+        if reason is None and new and total + size > MAX_NEW_BYTES:
+            reason = f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
+        if reason is None:
+            total += size
+            taken.append(path)
+        else:
+            reason += "" if new else "; the version of the base commit is kept"
+            skipped.append({"path": as_text(path), "reason": reason, "bytes": size})
     return taken
 
 
-def _why_left_out(git: Git, path: bytes, new: bool) -> str | None:
+def _why_left_out(git: Git, path: bytes, size: int, new: bool) -> str | None:
     file = git.file(path)
     if path.endswith(b"/"):
         return "a git repository of its own"
@@ -272,7 +277,7 @@ def _why_left_out(git: Git, path: bytes, new: bool) -> str | None:
         return reason
     if file.is_symlink() or not file.is_file():  # a submodule, or gone
         return None
-    if file.stat().st_size > MAX_FILE_BYTES:
+    if size > MAX_FILE_BYTES:
         return f"larger than {MAX_FILE_BYTES // 1_000_000} MB"
     try:
         return secret_content(file.read_bytes(), file.name)

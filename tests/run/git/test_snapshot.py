@@ -166,6 +166,7 @@ TOKEN = "gh" + "p_" + "a1B2" * 9
 
 def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr(snapshot, "MAX_NEW_BYTES", 3000)
     make_repo(repo / "embedded")
     for name, size in {"over": 2001, "limit": 2000, "too_much": 1500, "small": 500}.items():
         (repo / f"{name}.npz").write_bytes(b"x" * size)
@@ -187,6 +188,7 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
         "a.pem": "likely secret: named like *.pem",
         "embedded/": "a git repository of its own",
         "over.npz": "larger than 0 MB",
+        "limit.npz": "new files together exceed 0 MB",
     }
     tree = stored(repo, record.commit)
     assert tree["train.py"] == b"print('train')\n"
