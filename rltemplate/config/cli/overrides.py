@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -53,6 +55,16 @@ _ELSEWHERE = {
     "determinism": "level deterministic torch_deterministic",
     "logger=wandb": "track wandb",
     "video_every": "capture_video",
+}
+_KINDS: dict[Any, str] = {
+    int: "a whole number, as 1000000; a sweep over several is written without brackets, as 1,2",
+    float: "a number",
+    bool: "true or false",
+    int | str: "auto, or a whole number; a sweep over several is written without brackets, as 1,2",
+    bool | str: "auto, true or false",
+    str: "a text",
+    list[int]: "a list, as [64,64]",
+    list[str]: "a list, as [a,b]",
 }
 
 
@@ -127,6 +139,20 @@ def wrong_key(key: str, algorithm: str) -> str:
     return f"{said}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
 
 
+def wrong_value(key: str, value: str, algorithm: str) -> str:
+    """The answer to a value of the wrong type: the values that the key takes; empty for an unknown key."""
+    kind = key_types(algorithm).get(key)
+    null = ["null"] if NoneType in get_args(kind) else []
+    kind = get_args(kind)[0] if null else kind
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return choose(value, [*kind.__members__, *null])
+    if is_dataclass(kind):
+        return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
+    if kind is None or get_origin(kind) is dict:
+        return f"expected names with values, as in {key}.name=value" if kind else ""
+    return f"expected {' or '.join([*null, _KINDS[kind]])}"
+
+
 def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path] = ()) -> list[Override]:
     """The words as Hydra is to read them; `ConfigError` for the first that it cannot, or would misread.
 
@@ -176,9 +202,8 @@ def _read(word: str, parser: OverridesParser) -> Override:
         value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
         override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
-        raise ConfigError(
-            f"{word}: cannot be read as key=value; quotes and brackets come in pairs, as in seed=range(1,3)"
-        )
+        expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
+        raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
     return override
 
 

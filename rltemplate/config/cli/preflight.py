@@ -33,6 +33,7 @@ from rltemplate.config.cli.overrides import (
     read_overrides,
     read_sweep,
     wrong_key,
+    wrong_value,
 )
 from rltemplate.config.command_args import (
     converted,
@@ -303,7 +304,12 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         return f"{word}: {'no such key of the chosen launcher' if launcher else wrong_key(key, algorithm)}"
     if wrong := re.match(r"Error merging override (.*)", text):
         key, _, value = wrong[1].lstrip("+").partition("=")
-        return f"{key}={value}: {first_line(error.__cause__ or error)}"
+        return f"{key}={value}: {wrong_value(key, value, algorithm) or first_line(error.__cause__ or error)}"
+    if missing := re.search(r"Could not load 'algo/_(\w+)'", text):
+        name = missing[1]
+        return (
+            f"algo={name}: has no entry in ALGORITHMS of config/algorithms.py, beside conf/algo/{name}.yaml"
+        )
     if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
         file, problem, key = in_file.groups()
         file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
