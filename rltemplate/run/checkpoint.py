@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from rltemplate.config.command_args import first_line
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
 from rltemplate.run.paths import steps_of
@@ -107,6 +106,16 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Damaged if the file is gone. Any other trouble may pass, and the checkpoint is not given up for it."""
+    try:
+        yield
+    except OSError as error:
+        kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Finished checkpoints of a run, the oldest first: the files of their states."""
     finished = paths.by_steps(run_dir / paths.CHECKPOINTS, ".json")
@@ -141,7 +150,8 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint.with_suffix(".json")
-    digest, _, text = path.read_bytes().partition(b"\n")
+    with _reading(path):
+        digest, _, text = path.read_bytes().partition(b"\n")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
     manifest: dict[str, Any] = json.loads(text)
@@ -154,13 +164,14 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     """A checkpoint, with its tensors on the CPU, after every file of it was compared with its digest.
 
     Without `experience` the chunks are not looked at. Only tensors and plain values are accepted. Raises
-    Damaged if it is not whole, ConfigError for one of another version, and OSError for any trouble with the
-    disk, which may pass: the checkpoint is not given up for it.
+    Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     manifest = _read_manifest(path)
     for name, digest in {path.name: manifest["state"], **(manifest["chunks"] if experience else {})}.items():
         file = path.with_name(name)
-        if not file.exists() or _digest(file) != digest:
+        with _reading(file):
+            found = _digest(file)
+        if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
     return Checkpoint(path, _load(path), manifest["config"], manifest["chunks"])
 
@@ -168,12 +179,14 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
 def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
     import torch
 
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except OSError:
-        raise
-    except Exception as error:  # torch has no error of its own for content that it does not accept
-        raise Damaged(f"{path} is damaged, torch cannot load it: {first_line(error)}") from error
+    with _reading(path):
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except OSError:
+            raise
+        except Exception as error:  # torch has no error of its own for content that it does not accept
+            cause = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Damaged(f"{path} is damaged, torch cannot load it: {cause}") from error
     return state
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, kernels, switches
@@ -176,9 +175,13 @@ class TrainingRun:
                 ending.callback(step)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
-        """Make the folder of a new run, and record it."""
+        """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
         job, path = self._job, self._path
-        make_folder("run_dir", path)
+        new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir={path}: cannot be made, {error.strerror}") from error
         if any(each.name != paths.LOCK for each in path.iterdir()):
             raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
         self._unlock = lock(path)
@@ -202,7 +205,15 @@ class TrainingRun:
             )
             record.write(path)
         except OSError as error:
-            raise RunError(f"{path} cannot be written: {error.strerror}") from error
+            snapshot.withdraw_run(PROJECT, self._git)
+            for each in path.iterdir():
+                each.unlink()
+            self._unlock()
+            self._unlock = None
+            with contextlib.suppress(OSError):  # another run may be in the same parent folder
+                for folder in new_folders:
+                    folder.rmdir()
+            raise RunError(f"{path} cannot be written: {error.strerror}; nothing was begun") from error
         return record
 
     def _resume(self, continuation: Continuation) -> RunRecord:

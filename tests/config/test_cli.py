@@ -38,8 +38,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("determinism.cublas_workspace=:4096:2", ["did you mean :4096:8?", "allowed: :4096:8, :16:8, null"]),
     ("logger.wandb=true", ["logger.wandb.enabled"]),
     ("env.kwargs=3", ["env.kwargs.name=value"]),
-    ("algo.hidden_sizes=64", ["expected a list, as [64,64]"]),
-    ("seed=1,x", ["seed=x: expected a whole number", "without brackets, as 1,2"]),
     ("algo.num_minibatches=7 seed=1,2", ["nearest that does: 8", "job algo.num_minibatches=7 seed=1)"]),
     ("run_dir=a seed=1,2", ["run_dir is the folder of a single run"]),
     # how a sweep is carried out

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -230,3 +232,66 @@ def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_s
     before = listing(finished)
     assert_refused(start("resume", f"run={finished}", "total_env_steps=128"), "has no checkpoint")
     assert listing(finished) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", folder]).returncode != 0:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Take all the space that there is."""
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            continue
+
+
+@pytest.mark.long
+def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_no_checkpoint(
+    fork: Path, start: Start, straight: OfAlgorithm, small_disk: Path
+) -> None:
+    """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
+    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    (small_disk / "old").mkdir()
+    # Every step in the trace, so that no room that a file system keeps for a file suffices.
+    words = [*WORK["ppo"], "trace=step", "logger.tensorboard=false"]
+    begun = start("train", *words, f"run_dir={run_dir}")
+    begun.until(saved(run_dir, 480))
+    begun.process.send_signal(signal.SIGSTOP)
+    fill(ballast)
+    begun.process.send_signal(signal.SIGCONT)
+    begun.until(lambda: "could not be written" in begun.said and "lines wait in memory" in begun.said)
+    begun.process.send_signal(signal.SIGSTOP)
+    good = list_checkpoints(run_dir)[-1]
+    assert f"No space left on device; the last checkpoint is {good.name}" in begun.said
+    load_checkpoint(good)
+    ballast.unlink()
+    begun.process.send_signal(signal.SIGCONT)
+    begun.until(lambda: "no line is lost" in begun.said)
+    begun.until(saved(run_dir, 2400))
+    fill(ballast)
+    begun.end(1)
+    last = begun.said.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "No space left on device" in last
+    # A new run gets nothing, and leaves the folder that was there.
+    refs = git(fork, "for-each-ref", "refs/runs")
+    refused = start("train", *words, f"run_dir={small_disk / 'old' / 'new' / 'run'}", status=1)
+    assert "No space left on device; nothing was begun" in refused.said
+    assert not list((small_disk / "old").iterdir())
+    assert git(fork, "for-each-ref", "refs/runs") == refs
+    ballast.unlink()
+    start("resume", f"run={run_dir}", status=0)
+    assert "Traceback" not in begun.said + refused.said
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+    assert differences(run_dir, straight("ppo")) == [paths.TRACE, "checkpoint/run/chain"]  # of every step
+    lines = (run_dir / paths.TRACE).read_text().splitlines()
+    ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
+    assert ends == list(range(150))
+    assert sum(line.startswith('["step"') for line in lines) == 150 * 16

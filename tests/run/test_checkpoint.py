@@ -116,7 +116,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path) ->
         path = two_checkpoints(tmp_path / name) / name
         path.unlink()
         path.mkdir()
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(ConfigError, match=f"{name} cannot be read: Is a directory"):
             newest_checkpoint(tmp_path / name, pytest.fail)
 
 

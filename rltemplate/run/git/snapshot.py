@@ -110,6 +110,13 @@ def commit_run(
     return record
 
 
+def withdraw_run(project: Path, record: GitRecord) -> None:
+    """Remove the ref of a run that could not begin; trouble with git leaves it where it is."""
+    if record.ref is not None:
+        with suppress(GitError, OSError), repository(project) as git:
+            git("update-ref", "-d", record.ref, f"{record.commit}")
+
+
 def commit_outcome(
     project: Path, record: GitRecord, outcome_json: str, files: Mapping[str, Path]
 ) -> str | None:
