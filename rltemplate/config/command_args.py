@@ -52,8 +52,11 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
     names = [*(f"{key}=" for key in words), *flags]
     values: dict[str, Any] = {}
     others: list[str] = []
-    for text in argv:
+    texts = iter(argv)
+    for text in texts:
         key, equals, value = text.partition("=")
+        if key.startswith("-") and key in words and not equals:
+            equals, value = "=", next(texts, "")  # an option and its value may be two words
         if key in flags and not equals:
             values[flags[key]] = True
         elif key in words and equals:

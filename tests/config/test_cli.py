@@ -45,6 +45,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("sweep=five-seed", ["did you mean five-seeds? allowed: resume, five-seeds, paper, ppo-rates"]),
     ("sweep=ppo-rates", ["has values to draw from; make search sweep=ppo-rates"]),
     ("--config-dir=nowhere", ["--config-dir=nowhere: no such folder"]),
+    ("--config-dir nowhere", ["--config-dir=nowhere: no such folder"]),
+    ("--config-dir", ["--config-dir=: a value is missing"]),
     ("seed=1,2 accept=changes", ["goes with sweep=resume"]),
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
