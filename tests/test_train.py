@@ -196,8 +196,9 @@ def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
     assert f"after 64 steps {problem}32" in capfd.readouterr().err
     assert record(tmp_path / "run")["status"] == "failed"
     monkeypatch.setattr(RunRecord, "write", full)
-    with pytest.raises(RunError, match="new cannot be written: No space left on device"):
-        run(job_in(tmp_path / "new", configure))
+    with pytest.raises(RunError, match="No space left on device; nothing was begun"):
+        run(job_in(tmp_path / "new" / "run", configure))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(

@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(place: Place) -> N
         ({"versions": {"numpy": "0.9.0"}}, "numpy 0.9.0 -> "),
         ({"schema": None}, "has schema None; this version reads schema 1"),
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
-        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "trace.jsonl cannot be read, "),
+        ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
     ]
     for number, (changed, says) in enumerate(cases):
         assert says in place.refused(place.told(f"odd-{number}", **changed))
