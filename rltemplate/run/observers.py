@@ -88,7 +88,7 @@ def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | Non
 
 @dataclass
 class Progress:
-    """Where a run is, as far as its observers have to know."""
+    """The progress of a run, as far as its observers have to know it."""
 
     iterations: int = 0
     before: int = 0  # environment steps before the last iteration
