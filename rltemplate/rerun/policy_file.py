@@ -77,7 +77,8 @@ def export_policy(run_dir: Path, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for each in (path, path.with_suffix(".json")):
-                archive.write(each, each.name)
+                # Without the time: an equal policy is an equal file.
+                archive.writestr(zipfile.ZipInfo(each.name), each.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def _tensors(state: Any) -> Iterator[tuple[dict[str, Any], str]]:
