@@ -18,7 +18,7 @@ from typing import Any
 from bench.contenders import Contender, Ours, build
 from bench.works import WORKS, Job, MeasurementError, Work
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.git.snapshot import GitRecord, withdraw_run
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 
@@ -190,5 +190,5 @@ def time_to_first_step(work: Work) -> dict[str, float]:
         if not started:
             lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise MeasurementError(f"the command ended before its first step: {lines[-1]}")
-        subprocess.run(["git", "update-ref", "-d", f"{RunRecord.read(run_dir).git.ref}"], cwd=PROJECT)
+        withdraw_run(PROJECT, RunRecord.read(run_dir).git)
     return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}

@@ -221,7 +221,7 @@ class _Search:
             self._write({})
 
     def _importances(self) -> dict[str, float]:
-        """How much each key matters; nothing for too few trials, or for equal values."""
+        """The weight of each key in the returns; nothing for too few trials, or for equal values."""
         import optuna
 
         with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
