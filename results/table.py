@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from rltemplate.analysis import stats, targets
+from rltemplate.analysis.aggregate import resampled
 from rltemplate.analysis.figures import COLORS, Chart, Line, Panel, write
 from rltemplate.analysis.runs import Run, load_run
-from rltemplate.analysis.targets import show
+from rltemplate.analysis.targets import Reference, show
 from rltemplate.rerun.policy_file import export_policy
 from rltemplate.run.read import find_run_dirs
 
@@ -33,8 +34,6 @@ PAGE = ROOT / "docs" / "results.md"
 ENVS = ["CartPole", "Acrobot", "Pendulum", "LunarLander", "LunarLanderContinuous", "BipedalWalker"]
 ENVS += ["InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher", "Swimmer"]
 ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid"]
-NEAR = 2.0  # published results at this many times fewer or more steps are compared
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +64,6 @@ class Evaluation:
     env_steps: int
     eval_return: float
     eval_length: float
-
-
-@dataclass(frozen=True)
-class Published:
-    """A result of others; `source` says where it stands."""
-
-    steps: int
-    value: float
-    version: str
-    seeds: str
-    source: str
 
 
 def main(words: Sequence[str]) -> int:
@@ -184,22 +172,9 @@ def cells(runs: Iterable[Trained]) -> dict[tuple[str, str], list[Trained]]:
     return found
 
 
-def published(algo: str, env: str, steps: int) -> list[Published]:
+def published(algo: str, env: str, steps: int) -> list[Reference]:
     """Results of others at about as many steps, the lowest first."""
-    with targets.TABLE.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row["env"], row["algo"]) == (env, algo)]
-    near = [row for row in rows if 1 / NEAR <= int(row["steps"]) / steps <= NEAR]
-    found = [
-        Published(
-            int(row["steps"]),
-            float(row["return_mean"]),
-            row["env_version"],
-            row["n_seeds"] or "?",
-            row["source"],
-        )
-        for row in near
-    ]
-    return sorted(found, key=lambda each: each.value)
+    return sorted(targets.published_near(algo, env, steps), key=lambda each: each.return_mean)
 
 
 def chance(env: str) -> float | None:
@@ -244,7 +219,7 @@ def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
     """The cells of a row after the environment."""
     returns, steps = [run.eval_return for run in runs], max(run.env_steps for run in runs)
     iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
-    others = [each.value for each in published(algo, env, steps)]
+    others = [each.return_mean for each in published(algo, env, steps)]
     ends = [min(others), median(others), max(others)] if others else []
     yield from (f"{steps:,}", str(len(runs)), str(iqm), str(mean))
     yield from ([show(end) for end in ends] or ["-"] * 3)
@@ -254,32 +229,24 @@ def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
     yield f"{median(run.minutes for run in runs):.1f}"
 
 
-def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, np.ndarray]:
+def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, list[float]]:
     """Returns by environment, 0 for the random policy and 1 for the median of published ones."""
     found = {}
     for (name, env), runs in table.items():
         others, low = published(algo, env, max(run.env_steps for run in runs)), chance(env)
         if name == algo and others and low is not None:
-            par = median(each.value for each in others)
-            found[env] = np.array([(run.eval_return - low) / (par - low) for run in runs])
+            par = median(each.return_mean for each in others)
+            found[env] = [(run.eval_return - low) / (par - low) for run in runs]
     return found
-
-
-def over_environments(scores: Sequence[np.ndarray], of: Any) -> tuple[Any, Any, Any]:
-    """A statistic of all scores and its 95 % interval, seeds drawn anew within each environment."""
-    rng = np.random.default_rng(0)
-    drawn = [of(np.concatenate([rng.choice(part, len(part)) for part in scores])) for _ in range(RESAMPLES)]
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-    return of(np.concatenate(scores)), low, high
 
 
 def together(table: Mapping[tuple[str, str], list[Trained]]) -> str:
     """Sentences about each algorithm over all environments."""
-    lines = []
+    lines, iqm = [], stats.STATISTICS["iqm"]
     for algo in ("ppo", "sac"):
         scores = normalized(table, algo)
         if len(scores) > 1:
-            value, low, high = over_environments([*scores.values()], stats.STATISTICS["iqm"])
+            value, low, high = resampled(lambda parts: iqm(np.concatenate(parts)), [*scores.values()])
             lines.append(
                 f"* {algo.upper()}: IQM {value:.2f} ({low:.2f} to {high:.2f}) over {len(scores)} "
                 f"environments and {sum(map(len, scores.values()))} runs."
@@ -301,8 +268,9 @@ def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[
     """The published results that each row is compared with."""
     for (algo, env), runs in table.items():
         for each in published(algo, env, max(run.env_steps for run in runs)):
-            seeds = f"{each.seeds} seed{'s' * (each.seeds != '1')}"
-            yield f"{algo} {env}-{each.version}: {show(each.value)} at {each.steps:,}, {seeds}: {each.source}"
+            seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
+            name, value = f"{algo} {env}-{each.env_version}", show(each.return_mean)
+            yield f"{name}: {value} at {each.steps:,}, {seeds}: {each.source}"
 
 
 def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
@@ -321,7 +289,7 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
     for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
         scores = [*normalized(table, algo).values()]
         if len(scores) > 1:
-            share = over_environments(scores, lambda all_: (all_[None] > taus[:, None]).mean(1))
+            share = resampled(lambda parts: (np.concatenate(parts) > taus[:, None]).mean(1), scores)
             value, low, high = (np.round(each, 4).tolist() for each in share)
             band = list(zip(low, high, strict=True))
             lines.append(Line(algo.upper(), list(zip(taus.tolist(), value, strict=True)), color, band))
@@ -338,7 +306,7 @@ def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Pane
     band = [(each.low, each.high) for each in middle] if len(seeds) > 1 else None
     points = list(zip(shared, (each.value for each in middle), strict=True))
     lines.append(Line(f"IQM of {len(seeds)} seeds", points, COLORS[0], band))
-    others = [each.value for each in published(algo, env, shared[-1])]
+    others = [each.return_mean for each in published(algo, env, shared[-1])]
     levels = {"published": (min(others), max(others))} if others else {}
     return Panel(f"{env} (n={len(seeds)})", lines, levels)
 

@@ -77,10 +77,14 @@ def _normalised(experiment: Experiment) -> list[float]:
 
 
 def _interval(of: Callable[[Sequence[Any]], float], parts: Sequence[Sequence[float]]) -> Interval:
+    value, low, high = map(float, resampled(of, parts))
+    return Interval(value, *((low, high) if max(map(len, parts)) > 1 else (math.nan, math.nan)))
+
+
+def resampled(of: Callable[[Sequence[Any]], Any], parts: Sequence[Sequence[float]]) -> tuple[Any, Any, Any]:
+    """A statistic, a number or an array, of the scores of each environment, and the ends of its interval."""
     values = [np.asarray(part, float) for part in parts]
-    if max(map(len, values)) == 1:
-        return Interval(of(values), math.nan, math.nan)
     rng = np.random.default_rng(0)
     drawn = [of([rng.choice(part, len(part)) for part in values]) for _ in range(_RESAMPLES)]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(of(values)), float(low), float(high))
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return of(values), low, high

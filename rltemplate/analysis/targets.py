@@ -20,13 +20,15 @@ _NEAR = 2.0
 
 
 class Reference(NamedTuple):
-    """One row of the table, which also has the source. `algo` is 'ppo', 'sac' or 'random'."""
+    """One row of the table. `algo` is 'ppo', 'sac' or 'random'."""
 
     env: str
     env_version: str
     algo: str
     steps: int  # environment steps
     return_mean: float
+    n_seeds: str  # empty: not published
+    source: str
 
 
 class Standing(NamedTuple):
@@ -58,7 +60,7 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
         return None
     rows = [row for row in references() if row.env == name]
     chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]
-    near = [row for row in rows if row.algo == algo and 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
+    near = published_near(algo, name, env_steps)
     parts, published = (
         [f"random policy {show(each)}" for each in chance[:1]],
         [row.return_mean for row in near],
@@ -82,13 +84,20 @@ def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> s
     return f"above {above} of {len(standing.published)} published at about as many steps"
 
 
+def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
+    """The published results of an algorithm at about as many steps."""
+    rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
+    return [row for row in rows if 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
+
+
 @functools.cache
 def references() -> tuple[Reference, ...]:
     """All rows of the table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple(
             Reference(
-                row["env"], row["env_version"], row["algo"], int(row["steps"]), float(row["return_mean"])
+                *(row["env"], row["env_version"], row["algo"], int(row["steps"])),
+                *(float(row["return_mean"]), row["n_seeds"], row["source"]),
             )
             for row in csv.DictReader(file)
         )

@@ -39,7 +39,7 @@ def test_every_shipped_environment_has_its_random_policy_and_a_target(name: str)
 
 
 def row(algo: str, steps: int, mean: float, version: str = "v4") -> targets.Reference:
-    return targets.Reference("Thing", version, algo, steps, mean)
+    return targets.Reference("Thing", version, algo, steps, mean, "3", "somewhere")
 
 
 def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
