@@ -164,6 +164,10 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
     given = [f"--config-dir={tmp_path}", "experiment=mine", "env=mine"]
     (config,) = preflight(given).configs
     assert (config.seed, config.experiment, config.env.id) == (9, "mine", "CartPole-v1")
+    lines = preflight([given[0], "env=mine", "total_env_steps=1000,900000"]).auto
+    assert [line.partition(", as in ")[2] for line in lines] == [
+        f"env=mine total_env_steps={steps}" for steps in (1000, 900000)
+    ]
     with pytest.raises(ConfigError, match="did you mean mine"):
         preflight([given[0], "experiment=mne"])
     with pytest.raises(ConfigError, match="no such experiment"):

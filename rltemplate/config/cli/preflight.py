@@ -142,7 +142,7 @@ def _plan(argv: Sequence[str]) -> Plan:
             if shows:
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
-            own = [text for text in plain if not text.startswith("hydra")]
+            own = _of_the_run(plain)
             lines = _about_auto([single], [own])
             return Plan(argv=plain, configs=[config], overrides=[own], choices=single.choices, auto=lines)
         if shows:
@@ -153,7 +153,7 @@ def _plan(argv: Sequence[str]) -> Plan:
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
         checked = [_compose_one(each, beside) for each in distinct.values()]
-        configs = [each.config for each in checked]
+        configs, own_words = [each.config for each in checked], [*map(_of_the_run, distinct.values())]
         if len({config.runs_dir for config in configs}) > 1 or any(config.run_dir for config in configs):
             raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
         _check_folder(configs[0])
@@ -162,13 +162,13 @@ def _plan(argv: Sequence[str]) -> Plan:
             sweep=True,
             num_jobs=len(jobs),
             configs=configs,
-            overrides=list(distinct.values()),
+            overrides=own_words,
             words=_words_of_sweep(plain),
             resume=resume,
             accept=words.accept is not None,
             jobs=beside,
             console=has_console(composed.hydra.launcher),
-            auto=_about_auto(checked, distinct.values()),
+            auto=_about_auto(checked, own_words),
         )
 
 
@@ -246,9 +246,12 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
     try:
         return compose_job(job, beside)
     except ConfigError as error:
-        raise ConfigError(
-            f"{error} (in the job {' '.join(text for text in job if not text.startswith(SEARCHPATH))})"
-        ) from error
+        raise ConfigError(f"{error} (in the job {' '.join(_of_the_run(job))})") from error
+
+
+def _of_the_run(job: Sequence[str]) -> list[str]:
+    """The words of a job without those for Hydra."""
+    return [text for text in job if not text.startswith("hydra")]
 
 
 def has_console(launcher: DictConfig) -> bool:
