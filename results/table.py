@@ -188,6 +188,12 @@ def chance(env: str) -> float | None:
 
 def page() -> None:
     """Write the page and its figures."""
+    PAGE.write_text(page_text(), encoding="utf-8")
+    write(figures(cells(read(Trained))), FOLDER)
+
+
+def page_text() -> str:
+    """The page, from `page.md` and the two files."""
     table = cells(read(Trained))
     text = (FOLDER / "page.md").read_text(encoding="utf-8")
     parts = {
@@ -200,8 +206,7 @@ def page() -> None:
     }
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)
-    PAGE.write_text(text, encoding="utf-8")
-    write(figures(table), FOLDER)
+    return text
 
 
 def rows(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> str:
@@ -261,7 +266,7 @@ def run_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
         for run in runs:
             by_commit.setdefault(run.commit, []).append(run)
         for commit, here in by_commit.items():
-            yield f"{algo} {env}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
+            yield f"{algo.upper()} {env}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
 
 
 def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
@@ -269,7 +274,7 @@ def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[
     for (algo, env), runs in table.items():
         for each in published(algo, env, max(run.env_steps for run in runs)):
             seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
-            name, value = f"{algo} {env}-{each.env_version}", show(each.return_mean)
+            name, value = f"{algo.upper()} {env}-{each.env_version}", show(each.return_mean)
             yield f"{name}: {value} at {each.steps:,}, {seeds}: {each.source}"
 
 
@@ -293,9 +298,10 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
             value, low, high = (np.round(each, 4).tolist() for each in share)
             band = list(zip(low, high, strict=True))
             lines.append(Line(algo.upper(), list(zip(taus.tolist(), value, strict=True)), color, band))
-    title = "share of runs above a normalised score (0: random policy, 1: median of published returns)"
+    score = "normalised score (0: random policy, 1: median of published returns)"
     if lines:
-        yield Chart("profile", "Performance profile", [Panel(title, lines)])
+        panel_of_all = Panel("share of runs above a normalised score", lines, across=score)
+        yield Chart("profile", "Performance profile", [panel_of_all])
 
 
 def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Panel:

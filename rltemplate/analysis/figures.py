@@ -40,6 +40,7 @@ class Panel(NamedTuple):
     lines: list[Line]
     levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
     bars: dict[str, float] = {}  # noqa: RUF012
+    across: str = "environment steps"  # the label of the horizontal axis, of a panel alone
 
 
 class Chart(NamedTuple):
@@ -88,7 +89,8 @@ def search_chart(folder: Path) -> Chart:
             COLORS[1],
         ),
     ]
-    panels = [Panel("return by trial: dots, the best so far, and grey the pruned ones", lines)]
+    title = "return by trial: dots, the best so far, and grey the pruned ones"
+    panels = [Panel(title, lines, across="trial")]
     if found["importances"]:
         panels.append(Panel("importance", [], bars=found["importances"]))
     return Chart(paths.safe_name(folder.name), f"Search {words}: {len(trials)} trials", panels)
@@ -174,7 +176,7 @@ def _drawn(chart: Chart) -> Any:
         if not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             if count == 1:
-                axes.set_xlabel("environment steps")
+                axes.set_xlabel(panel.across)
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         for name, (low, high) in panel.levels.items():
             axes.axhspan(low, high, color=_GREY, alpha=0.15)
