@@ -1,8 +1,9 @@
 """The table of results: runs gathered into files, and the page, figures and policies made from these.
 
     python results/table.py add 'RUNS'    gather finished runs (a pattern of folders) in runs.csv and
-                                          evaluations.csv, and the policy of each row's middle seed
+                                          evaluations.csv, and the policy of each row's median run
     python results/table.py page          write docs/results.md and the figures, from the two files
+    python results/table.py check 'RUNS'  say whether runs have the traces of those in runs.csv
 
 A run of the same algorithm, environment and seed takes the place of an earlier one.
 """
@@ -24,6 +25,7 @@ from rltemplate.analysis.aggregate import resampled
 from rltemplate.analysis.figures import COLORS, Chart, Line, Panel, write
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.targets import Reference, show
+from rltemplate.config.auto import AUTO_KEYS
 from rltemplate.rerun.policy_file import export_policy
 from rltemplate.run.read import find_run_dirs
 
@@ -46,7 +48,7 @@ class Trained:
     env_steps: int
     eval_return: float  # mean over the episodes of the last evaluation
     minutes: float  # wall-clock, beside other work on the machine
-    steps_per_second: float
+    steps_per_second: int
     run: str
     commit: str
     words: str
@@ -68,8 +70,11 @@ class Evaluation:
 
 def main(words: Sequence[str]) -> int:
     """Do as the first word says."""
-    if len(words) == 2 and words[0] == "add":
-        add([load_run(folder) for folder in find_run_dirs(words[1])])
+    if len(words) == 2 and words[0] in ("add", "check"):
+        runs = [load_run(folder) for folder in find_run_dirs(words[1])]
+        if words[0] == "check":
+            return check(runs)
+        add(runs)
     elif list(words) == ["page"]:
         page()
     else:
@@ -96,6 +101,16 @@ def add(runs: Iterable[Run]) -> None:
     print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
 
 
+def check(runs: Iterable[Run]) -> int:
+    """Compare the traces of runs with those of runs.csv; 1 if one differs."""
+    known, differ = {(each.algo, each.env, each.seed): each.digest for each in read(Trained)}, False
+    for run in runs:
+        same = known.get(key(run)) == run.value("trace.digest")
+        print(f"{run.id}: {'identical' if same else 'not the run of the table'}")
+        differ |= not same
+    return int(differ)
+
+
 def key(run: Run) -> tuple[str, str, int]:
     """The place of a run in the table."""
     return str(run.value("algo")), run.env, int(run.value("seed"))
@@ -105,7 +120,9 @@ def trained(run: Run) -> Trained:
     """The facts of a run that the table has."""
     algo, env, seed = key(run)
     record, steps, seconds = run.record, int(run.last_row["env_steps"]), float(run.record.duration_s or 0.0)
-    words = [word for word in record.overrides if not word.startswith(("runs_dir=", "run_dir="))]
+    words = [word for word in record.overrides if not word.startswith(("runs_dir=", "run_dir=", *AUTO_KEYS))]
+    # A run alone may get another value for `auto` than one of a sweep.
+    words += [f"{key}={str(run.config[key]).lower()}" for key in AUTO_KEYS]
     return Trained(
         algo=algo,
         env=env,
@@ -228,10 +245,17 @@ def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
     ends = [min(others), median(others), max(others)] if others else []
     yield from (f"{steps:,}", str(len(runs)), str(iqm), str(mean))
     yield from ([show(end) for end in ends] or ["-"] * 3)
-    words = ["below the floor", "above the floor", "at par", "above the top"]
-    yield words[sum(iqm.value >= end for end in ends)] if ends else "none published"
+    yield standing(iqm, ends) if ends else "none published"
     yield f"{median(run.steps_per_second for run in runs):,.0f}"
     yield f"{median(run.minutes for run in runs):.1f}"
+
+
+def standing(iqm: stats.Interval, ends: Sequence[float]) -> str:
+    """The place of an IQM beside the lowest, the median and the highest published return."""
+    floor, par, top = ends
+    if iqm.value >= top:
+        return "at the top" if iqm.value == top else f"above the top{', whole interval' * (iqm.low > top)}"
+    return "above par" if iqm.value >= par else "below par" if iqm.value >= floor else "below the floor"
 
 
 def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, list[float]]:
@@ -308,7 +332,10 @@ def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Pane
     """All seeds, thin, and their IQM with its interval, thick, over published returns."""
     shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
     middle = [stats.interval([curve[step] for curve in seeds.values()]) for step in shared]
-    lines = [Line(f"seed {seed}", sorted(curve.items()), "#9aa4ae") for seed, curve in seeds.items()]
+    # Of equal lines matplotlib's legend names the first one only.
+    lines = [
+        Line("_" * bool(i) + "a seed", sorted(c.items()), "#9aa4ae") for i, c in enumerate(seeds.values())
+    ]
     band = [(each.low, each.high) for each in middle] if len(seeds) > 1 else None
     points = list(zip(shared, (each.value for each in middle), strict=True))
     lines.append(Line(f"IQM of {len(seeds)} seeds", points, COLORS[0], band))

@@ -19,6 +19,7 @@ from rltemplate.run import paths
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
+_STEPS = "environment steps"
 _MOST_POINTS = 300  # of one line; others are left out, evenly
 _STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
 
@@ -40,7 +41,7 @@ class Panel(NamedTuple):
     lines: list[Line]
     levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
     bars: dict[str, float] = {}  # noqa: RUF012
-    across: str = "environment steps"  # the label of the horizontal axis, of a panel alone
+    across: str = _STEPS  # the label of the horizontal axis, of a panel alone
 
 
 class Chart(NamedTuple):
@@ -173,14 +174,15 @@ def _drawn(chart: Chart) -> Any:
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set_title(panel.title, fontsize=8, parse_math=False)
-        if not panel.bars:
+        if panel.across == _STEPS and not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            if count == 1:
-                axes.set_xlabel(panel.across)
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if count == 1 and not panel.bars:
+            axes.set_xlabel(panel.across)
         for name, (low, high) in panel.levels.items():
-            axes.axhspan(low, high, color=_GREY, alpha=0.15)
-            axes.text(0, high, name, fontsize=6, transform=axes.get_yaxis_transform())
+            axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
+            axes.axhline(high, color=_GREY, lw=0.6, ls="--")
+            axes.text(0.02, high, name, fontsize=6, va="bottom", transform=axes.get_yaxis_transform())
         if panel.bars:
             axes.barh([*panel.bars][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
             axes.tick_params(axis="y", labelsize=6)
