@@ -19,7 +19,6 @@ from rltemplate.run import paths
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
-_STEPS = "environment steps"
 _MOST_POINTS = 300  # of one line; others are left out, evenly
 _STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
 
@@ -41,7 +40,7 @@ class Panel(NamedTuple):
     lines: list[Line]
     levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
     bars: dict[str, float] = {}  # noqa: RUF012
-    across: str = _STEPS  # the label of the horizontal axis, of a panel alone
+    across: str = "environment steps"  # the label of the horizontal axis, of a panel alone
 
 
 class Chart(NamedTuple):
@@ -174,7 +173,8 @@ def _drawn(chart: Chart) -> Any:
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set_title(panel.title, fontsize=8, parse_math=False)
-        if panel.across == _STEPS and not panel.bars:
+        whole = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
+        if whole and not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if count == 1 and not panel.bars:
