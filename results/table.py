@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "table"
 POLICIES = ROOT / "results" / "policies"
 PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "images"
 ENVS = ["CartPole", "Acrobot", "Pendulum", "LunarLander", "LunarLanderContinuous", "BipedalWalker"]
 ENVS += ["InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher", "Swimmer"]
 ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid"]
@@ -206,7 +207,7 @@ def chance(env: str) -> float | None:
 def page() -> None:
     """Write the page and its figures."""
     PAGE.write_text(page_text(), encoding="utf-8")
-    write(figures(cells(read(Trained))), FOLDER)
+    write(figures(cells(read(Trained))), IMAGES)
 
 
 def page_text() -> str:
@@ -312,7 +313,7 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
         panels = [panel(name, env, points[name, env]) for name, env in table if name == algo]
         if panels:
             caption = f"{algo.upper()}: returns of evaluations, IQM over seeds with its 95 % interval"
-            yield Chart(algo, caption, panels)
+            yield Chart(f"results-{algo}", caption, panels)
     taus = np.linspace(0.0, 2.0, 101)
     lines = []
     for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
@@ -325,7 +326,7 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
     score = "normalised score (0: random policy, 1: median of published returns)"
     if lines:
         panel_of_all = Panel("share of runs above a normalised score", lines, across=score)
-        yield Chart("profile", "Performance profile", [panel_of_all])
+        yield Chart("results-profile", "Performance profile", [panel_of_all])
 
 
 def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Panel:

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
 FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names
-OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories")
+OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories", "docs/images")
 # Lines about them: from `<!-- of the template -->` or `# of the template` to `<!-- end -->` or `# end`.
 MARKED = re.compile(r"(?ms)^ *(?:#|<!--) of the template\b.*?^ *(?:#|<!--) end\b.*?\n\n?")
 LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
