@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import RECORDED, Configure, RecordedRun, git, newest_state, record, rows, run_train, small
 from gymnasium.envs.classic_control import CartPoleEnv
+from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
@@ -131,6 +132,9 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(STEP, lambda *_: sys.exit(0))
+    for name in ("exit", "excepthook"):  # put back after W&B has replaced them, as in a run that it logs
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    ExitHooks().hook()
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     assert main() == 1
     said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
