@@ -121,9 +121,10 @@ def trained(run: Run) -> Trained:
     """The facts of a run that the table has."""
     algo, env, seed = key(run)
     record, steps, seconds = run.record, int(run.last_row["env_steps"]), float(run.record.duration_s or 0.0)
-    words = [word for word in record.overrides if not word.startswith(("runs_dir=", "run_dir=", *AUTO_KEYS))]
+    left_out = ("runs_dir", "run_dir", *AUTO_KEYS)
+    words = [word for word in record.overrides if word.partition("=")[0] not in left_out]
     # A run alone may get another value for `auto` than one of a sweep.
-    words += [f"{key}={str(run.config[key]).lower()}" for key in AUTO_KEYS]
+    words += [f"{name}={str(run.config[name]).lower()}" for name in AUTO_KEYS]
     return Trained(
         algo=algo,
         env=env,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
@@ -146,9 +147,10 @@ def exits_are_errors() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        # The innermost place but for W&B, which puts a function of its own in the place of sys.exit.
         frames, status = traceback.extract_tb(error.__traceback__), error.code or 0
-        at = next(each for each in reversed(frames) if "/wandb/" not in each.filename)
+        # The innermost place but for a function that stands in the place of sys.exit, as W&B's does.
+        stand_in = getattr(getattr(sys.exit, "__code__", None), "co_filename", None)
+        at = next(each for each in reversed(frames) if each.filename != stand_in)
         raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
 
 
