@@ -109,9 +109,11 @@ def adam(
     steps, (beta1, beta2) = state.steps + 1.0, betas
     mu = beta1 * state.mu + (1.0 - beta1) * grad
     nu = beta2 * state.nu + (1.0 - beta2) * grad * grad
-    root = kernels.sqrt(nu / (1.0 - torch.pow(beta2, steps)))
+    # Its own place in memory: else the compiler computes the powers again for every 16 parameters.
+    correction1, correction2 = ((1.0 - torch.pow(beta, steps)).as_strided((), ()) for beta in betas)
+    root = kernels.sqrt(nu / correction2)
     params = state.params if weight_decay is None else state.params * (1.0 - rate * weight_decay)
-    rate = rate / (1.0 - torch.pow(beta1, steps))
+    rate = rate / correction1
     return AdamState(mu, nu, steps, params - rate * mu / (root + eps))
 
 
