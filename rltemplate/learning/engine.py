@@ -84,6 +84,10 @@ class Engine:
 def _compiled(function: Function) -> Function:
     # A wrapper in C++ calls the kernels of a small update in half the time of one in Python.
     options: dict[str, Any] = {"cpp_wrapper": True}
+    from rltemplate.learning.products import ProductsByOneDNN, onednn_is_faster  # imports the compiler
+
+    if onednn_is_faster():
+        options["post_grad_custom_post_pass"] = ProductsByOneDNN()
     compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
     def run(*arguments: Any) -> Any:

@@ -8,8 +8,12 @@ import pytest
 import torch
 from conftest import Programs
 from torch import Tensor
+from torch.profiler import profile
 
+from rltemplate.learning import products
 from rltemplate.learning.engine import Engine
+from rltemplate.learning.networks import mlp
+from rltemplate.learning.optim import FlatModule, gradient
 
 
 class Toy:
@@ -48,3 +52,29 @@ def test_a_function_that_cannot_be_one_program_is_refused() -> None:
     with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
         Engine(compiles=True).run(branches, torch.zeros(3))
     assert Engine().run(branches, torch.ones(3)).tolist() == [2.0] * 3
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("faster", [True, False])
+def test_large_products_are_computed_by_onednn_where_it_is_faster(
+    faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward with and without bias, backward to inputs and weights; the layer to one output is small."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: faster)
+    network = FlatModule(mlp([256, 256, 256, 1], "relu", torch.Generator().manual_seed(0)))
+    x, mixing = torch.linspace(-1.0, 1.0, 256 * 256).sin().view(256, 256), torch.eye(256)
+
+    def loss(flat: Tensor) -> tuple[Tensor, Tensor]:
+        y = network.call(flat, x @ mixing).square().mean()
+        return y, y
+
+    def update(flat: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient(loss, flat)
+
+    compiled = Engine(compiles=True)
+    compiled.run(update, network.initial)
+    with profile() as seen:
+        results = compiled.run(update, network.initial)
+    torch.testing.assert_close(results, Engine().run(update, network.initial))
+    calls = {event.key: event.count for event in seen.key_averages()}
+    assert calls.get("rltemplate::product", 0) == (6 if faster else 0)
