@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -54,7 +55,10 @@ def test_a_function_that_cannot_be_one_program_is_refused() -> None:
     assert Engine().run(branches, torch.ones(3)).tolist() == [2.0] * 3
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+
+
+@needs_onednn
 @pytest.mark.parametrize("faster", [True, False])
 def test_large_products_are_computed_by_onednn_where_it_is_faster(
     faster: bool, monkeypatch: pytest.MonkeyPatch
@@ -78,3 +82,13 @@ def test_large_products_are_computed_by_onednn_where_it_is_faster(
     torch.testing.assert_close(results, Engine().run(update, network.initial))
     calls = {event.key: event.count for event in seen.key_averages()}
     assert calls.get("rltemplate::product", 0) == (6 if faster else 0)
+
+
+@needs_onednn
+def test_onednn_multiplies_views_of_any_stride() -> None:
+    x, vector = torch.linspace(-1.0, 1.0, 512 * 512).sin().view(512, 512), torch.linspace(0.0, 1.0, 512)
+    views = [x[:256, :256].contiguous(), x[:256, ::2], x.t()[3:259, 5:261], vector[:1].expand(256, 256)]
+    for a, b in itertools.product(views, repeat=2):
+        for bias in (vector[:256], vector[::2], vector[5:6].expand(256)):
+            by_onednn = torch.ops.rltemplate.product(a, b, bias)
+            torch.testing.assert_close(by_onednn, torch.addmm(bias, a, b), atol=1e-4, rtol=1e-4)
