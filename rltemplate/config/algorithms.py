@@ -50,6 +50,13 @@ class AlgoConfig:
     """Hyperparameters and checks of every algorithm."""
 
     name: str = field()
+    learning_rate_schedule: Schedule = field()
+    adam_eps: float = positive(1.0)
+    gamma: float = number(0.0, 1.0)
+    hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
+    activation: str = choice("tanh", "relu", "elu")
+    normalize_obs: bool = field()
+    obs_clip: float = positive()
 
     def problems(self, num_envs: int) -> Iterator[str]:
         """Yield combinations of values that cannot work."""
@@ -82,12 +89,9 @@ class PPOConfig(AlgoConfig):
     """Proximal policy optimisation; each value is explained in `conf/algo/ppo.yaml`."""
 
     learning_rate: float = positive(10.0)
-    learning_rate_schedule: Schedule = field()
-    adam_eps: float = positive(1.0)
     num_steps: int = count(10**6)
     update_epochs: int = count()
     num_minibatches: int = count()
-    gamma: float = number(0.0, 1.0)
     gae_lambda: float = number(0.0, 1.0)
     clip_coef: float = positive()
     clip_coef_schedule: Schedule = field()
@@ -99,12 +103,8 @@ class PPOConfig(AlgoConfig):
     target_kl: float | None = positive()
     normalize_advantage: bool = field()
     recompute_advantage: bool = field()
-    normalize_obs: bool = field()
-    obs_clip: float = positive()
     normalize_reward: bool = field()
     reward_clip: float = positive()
-    hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
-    activation: str = choice("tanh", "relu", "elu")
     orthogonal_init: bool = field()
     log_std_init: float = number(-20.0, 2.0)
 
@@ -132,20 +132,13 @@ class PPOConfig(AlgoConfig):
 class OffPolicyConfig(AlgoConfig):
     """Algorithms that learn from a replay buffer; each value is explained in `conf/algo/sac.yaml`."""
 
-    learning_rate_schedule: Schedule = field()
-    adam_eps: float = positive(1.0)
     steps_per_iteration: int = count()
-    gamma: float = number(0.0, 1.0)
     tau: float = number(0.0, 1.0, open_low=True)
     batch_size: int = number(2)
     buffer_size: int = count(10**9)
     learning_starts: int = number(0, MOST_STEPS)
     updates_per_step: float = positive()
     policy_delay: int = count()
-    hidden_sizes: list[int] = count(16_384)  # noqa: RUF009 - a field, not a shared default
-    activation: str = choice("tanh", "relu", "elu")
-    normalize_obs: bool = field()
-    obs_clip: float = positive()
 
     def problems(self, num_envs: int) -> Iterator[str]:
         """The buffer must hold one step."""

@@ -41,7 +41,7 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
     """The configuration with the values of the keys `auto` for one of `jobs` runs beside each other."""
     algo, num_envs, values = config.algo, config.env.num_envs, dict[str, Any]()
     if "num_threads" in auto:
-        wide = algo.batch(num_envs) * max(getattr(algo, "hidden_sizes", [1])) ** 2 >= _TWO_THREADS_FROM
+        wide = algo.batch(num_envs) * max(algo.hidden_sizes) ** 2 >= _TWO_THREADS_FROM
         plain = config.determinism.products is Products.plain
         values["num_threads"] = max(1, min(2 if wide and plain else 1, usable_cores() // jobs))
     if "compile" in auto:

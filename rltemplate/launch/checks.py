@@ -69,8 +69,7 @@ def check_environments(configs: Sequence[Config]) -> None:
     from rltemplate.envs.make import check_env
 
     made: dict[str, Codec] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run gives them again
+    with warnings.catch_warnings(action="ignore"):  # the run gives them again
         for config in configs:
             env = f"{replace(config.env, num_envs=1, num_workers=0)}"
             if env not in made:

@@ -65,8 +65,10 @@ class Args:
 def main(args: Args) -> int:
     """Draw and run trials; 0 if all of them have ended, 130 or 143 after a signal."""
     space = read_space(args.sweep, [] if args.config_dir is None else [args.config_dir])
-    plans = [preflight([*args.words, word]) for word in _ends(space)]
-    plan = plans[0]
+    # The ends of all ranges and all choices are checked before a run starts.
+    ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
+    tried = [f"{key}={value}" for key, values in ends.items() for value in values]
+    plan, *_ = (preflight([*args.words, each]) for each in tried)
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
     config = plan.configs[0]
@@ -92,12 +94,6 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
             raise ConfigError(f"sweep={name}: {key}: expected {form}")
     return space
-
-
-def _ends(space: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Words for the ends of all ranges and for all choices."""
-    values = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
-    return [f"{key}={value}" for key, ends in values.items() for value in ends]
 
 
 class _CutShort(Exception):

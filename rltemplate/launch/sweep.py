@@ -40,7 +40,8 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     Raises ConfigError, before anything has started, if the sweep cannot be resumed.
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
-    folder = find_sweep(root, plan.words) if plan.resume else root / new_id(plan.words)
+    label = f"sweep-{digest(sorted(plan.words))}"  # the same for these words in any order
+    folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
     make_folder("runs_dir", folder)
     lock(folder)
     if plan.resume:
@@ -85,15 +86,10 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
         return _finish(folder, launched, received)
 
 
-def new_id(words: Sequence[str]) -> str:
-    """An id for a sweep with these words, in any order."""
-    return paths.new_id(f"sweep-{digest(sorted(words))}")
-
-
-def find_sweep(root: Path, words: Sequence[str]) -> Path:
-    """The folder of the newest sweep that was started with `words`, in any order. Raises ConfigError."""
+def find_sweep(root: Path, label: str) -> Path:
+    """The folder of the newest sweep whose id has `label`, which stands for its words. Raises ConfigError."""
     known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
-    same = [folder for folder in known if f"-sweep-{digest(sorted(words))}-" in folder.name]
+    same = [folder for folder in known if f"-{label}-" in folder.name]
     if not same:
         last = f"; the words of the last one are in {known[-1] / paths.SWEEP_INDEX}" if known else ""
         raise ConfigError(f"sweep=resume: no such sweep in {root} was started with these words{last}")

@@ -190,8 +190,7 @@ def show_end(record: SweepRecord, folder: Path) -> None:
             log = folder / f"job_{job.job}.log"
             where = log if log.exists() else job.run(folder) or "above"
             say(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
-    there = [run_dir for job in record.jobs if (run_dir := job.run(folder)) is not None]
-    runs, _ = load_runs(path for path in there if (path / paths.RECORD).exists())
+    runs, _ = load_runs(path for job in record.jobs if (path := job.run(folder)) is not None)
     counted = [each for each in find_experiments(runs) if each.counted]
     if any(len(each.counted) > 1 for each in counted):
         for each in counted:

@@ -25,6 +25,7 @@ from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
+from rltemplate.run.git.command import repository
 from rltemplate.run.influence import package_matters
 from rltemplate.run.job import JOB_VARIABLE, PROJECT
 from rltemplate.run.record import RunRecord
@@ -107,10 +108,11 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
     `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
     """
     names = changes.commits(asdict(record.git))
-    commit = next(filter(None, (snapshot.find_commit(project, each) for each in names)), None)
     if not names:
         yield Code(record)
         return
+    with repository(project) as git:
+        commit = next(filter(None, (git.find(f"{each}^{{commit}}") for each in names)), None)
     if commit is None:
         raise ConfigError(
             f"{record.id}: its code, commit {names[0][:12]}, is not in this repository; "

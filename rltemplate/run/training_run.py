@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.command_args import make_folder
 from rltemplate.config.loading import from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, kernels, switches
@@ -178,10 +179,7 @@ class TrainingRun:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
         job, path = self._job, self._path
         new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir={path}: cannot be made, {error.strerror}") from error
+        make_folder("run_dir", path)
         if any(each.name != paths.LOCK for each in path.iterdir()):
             raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
         self._unlock = lock(path)

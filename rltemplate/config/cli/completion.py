@@ -37,22 +37,20 @@ def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[s
         found = sorted({*commands, *targets})
     elif command not in commands:
         found = []
+    elif not equals and command == "train":
+        known = {*key_types(chosen_algorithm(before)), *group_names(), LAUNCHER}
+        found = [f"{name}=" for name in sorted(known)]
     elif not equals:
-        fields_of = [] if command == "train" else fields(args_of(command))
-        found = [f"{field.metadata['key'] or field.name}=" for field in fields_of if "kind" in field.metadata]
-        found = _keys(chosen_algorithm(before)) if command == "train" else found
+        words_of = [field for field in fields(args_of(command)) if "kind" in field.metadata]
+        found = [f"{field.metadata['key'] or field.name}=" for field in words_of]
     else:
-        values = _run_ids() if key in _RUNS else []
+        runs = sorted(path.parent.name for path in Path("runs").glob("*/*/record.json"))
+        values = ["last", "best", *runs] if key in _RUNS else []
         if command == "train" and not values:
             values = _values(key, chosen_algorithm(before))
         listed = value[: value.rfind(",") + 1]  # a list of values: the last one is completed
         found = [f"{key}={listed}{each}" for each in values]
     return [text for text in found if text.startswith(last)]
-
-
-def _keys(algorithm: str) -> list[str]:
-    types = key_types(algorithm)
-    return [f"{key}=" for key in sorted({*types, *group_names(), LAUNCHER})]
 
 
 def _values(key: str, algorithm: str) -> list[str]:
@@ -71,7 +69,3 @@ def _values(key: str, algorithm: str) -> list[str]:
         elif each is type(None):
             found += ["null"]
     return found
-
-
-def _run_ids() -> list[str]:
-    return ["last", "best", *sorted(path.parent.name for path in Path("runs").glob("*/*/record.json"))]

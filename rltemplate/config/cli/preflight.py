@@ -48,7 +48,7 @@ from rltemplate.config.command_args import (
     word,
 )
 from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
-from rltemplate.config.schema import AUTO, Config, register_schemas
+from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
@@ -221,8 +221,8 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     launcher = composed.hydra.launcher
     if not str(launcher["_target_"]).endswith("JoblibLauncher"):
         return 1, []
-    threads = 1 if composed.num_threads == AUTO else composed.num_threads
-    cores = usable_cores() // (threads + composed.env.num_workers)
+    threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
+    cores = usable_cores() // max(1, threads + composed.env.num_workers)  # wrong values are answered later
     beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
 

@@ -159,12 +159,6 @@ def fetch_command(run: str = "*") -> str:
     return f"git fetch origin '{ref}:{ref}'"
 
 
-def find_commit(project: Path, name: str) -> str | None:
-    """The full name of the commit that a name stands for; None if it is not here. Raises GitError."""
-    with repository(project) as git:
-        return git.find(f"{name}^{{commit}}") or None
-
-
 def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
     """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there."""
     found = {}
