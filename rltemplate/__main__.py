@@ -34,11 +34,14 @@ COMMANDS = {
 }
 
 
-def main(argv: list[str]) -> int:
-    """The exit status of a command; mistakes and signals are answered in a line or two on standard error."""
+def main(argv: list[str] | None = None) -> int:
+    """The exit status of the command `argv`, by default the words of this process.
+
+    Mistakes and signals are answered in a line or two on standard error.
+    """
     status = 0  # also of a command whose reader has read enough, as in `runs | head`
     try:
-        status = _run(argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except ConfigError as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
@@ -51,11 +54,6 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
-
-
-def command() -> int:
-    """The program `rltemplate` of an installed package."""
-    return main(sys.argv[1:])
 
 
 def _run(argv: list[str]) -> int:
@@ -93,4 +91,4 @@ def _module(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

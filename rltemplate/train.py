@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -112,8 +111,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
         )
     streams = Streams(config.seed, switches.resolve_device(config.device.name))
     envs = Envs(config.env, env_seeds(config.seed, "env", config.env.num_envs))
-    module, name = ALGORITHMS[config.algo.name].implementation.split(":")
-    implementation = getattr(importlib.import_module(module), name)
+    implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     try:
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, Engine(config.compile))
     except ConfigError:
@@ -132,22 +130,20 @@ def main() -> int:
         return REFUSED if isinstance(error, ConfigError) else FAILED
 
 
-def load_policy(
-    run_dir: Path, note: Callable[[str], None] = to_stderr, path: Path | None = None
-) -> tuple[Config, Algorithm, Envs]:
+def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own.
 
     `path` names one of its checkpoints instead of the newest.
     """
     if path is not None:
         checkpoint = load_checkpoint(path, experience=False)
-    elif (newest := newest_checkpoint(run_dir, note, experience=False)) is not None:
+    elif (newest := newest_checkpoint(run_dir, to_stderr, experience=False)) is not None:
         checkpoint = newest
     else:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     config, added = complete(checkpoint.config)
     if added:
-        note(about_added(run_dir.name, added))
+        to_stderr(about_added(run_dir.name, added))
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.

@@ -136,11 +136,9 @@ class Replay(Protocol):
 
     def since(self, first: int) -> Experience:
         """A copy of the transitions from number `first` on, as far as they are still held."""
-        ...
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""
-        ...
 
 
 class Algorithm(Protocol):
@@ -152,27 +150,21 @@ class Algorithm(Protocol):
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""
-        ...
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """The networks by name, each with inputs of the size it has, for checks of what was computed."""
-        ...
 
     def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions (N, A) for encoded observations (N, O). Never changes any state of training."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state but the replay buffer: tensors, numbers and strings in dicts and lists."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, in environments that were not used before.
 
         Without its entries `streams` and `envs` it is enough to act.
         """
-        ...
 
     def close(self) -> None:
         """Release the environments."""
-        ...

@@ -7,7 +7,6 @@ refused, or with `baseline_check=warn` reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def check_baseline(
     baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
     # Only torch knows the GPUs, and it takes seconds to ask.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
-    versions, changed = package_versions(), changes.files_between(project, asdict(baseline.record.git), None)
+    versions, changed = package_versions(), changes.files_between(project, baseline.record.git, None)
     found = []
     for config, words in zip(configs, overrides, strict=True):
         planned = RunRecord(

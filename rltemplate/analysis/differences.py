@@ -20,7 +20,7 @@ its effect is known, so changes are counted as a researcher would:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
 
 def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
     """Names of the files that differ in the code of two runs; None if the repository cannot tell."""
-    return changes.files_between(project, asdict(a.record.git), asdict(b.record.git))
+    return changes.files_between(project, a.record.git, b.record.git)
 
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:

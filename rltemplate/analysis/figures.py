@@ -78,16 +78,12 @@ def search_chart(folder: Path) -> Chart:
     trials = [(each["number"], each["value"], each["state"]) for each in found["trials"]]
     words = " ".join([f"sweep={found['sweep']}", *found["words"]])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
-    best = list(accumulate((value for _, value in ended), max))
+    best = list(accumulate(ended, lambda so_far, trial: (trial[0], max(so_far[1], trial[1]))))
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
     lines = [
         Line("return of a trial", ended, COLORS[0], dots=True),
         Line("pruned", pruned, _GREY, dots=True),
-        Line(
-            "best so far",
-            [(number, value) for (number, _), value in zip(ended, best, strict=True)],
-            COLORS[1],
-        ),
+        Line("best so far", best, COLORS[1]),
     ]
     title = "return by trial: dots, the best so far, and grey the pruned ones"
     panels = [Panel(title, lines, across="trial")]

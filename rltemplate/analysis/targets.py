@@ -38,7 +38,6 @@ class Standing(NamedTuple):
     policy, None if not measured. `summary` names both in a line.
     """
 
-    value: float
     random: float | None
     published: list[float]
     summary: str
@@ -61,10 +60,8 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
     rows = [row for row in references() if row.env == name]
     chance = [row.return_mean for row in rows if row.algo == RANDOM and row.env_version == version]
     near = published_near(algo, name, env_steps)
-    parts, published = (
-        [f"random policy {show(each)}" for each in chance[:1]],
-        [row.return_mean for row in near],
-    )
+    parts = [f"random policy {show(each)}" for each in chance[:1]]
+    published = [row.return_mean for row in near]
     if published:
         ends = dict.fromkeys((show(min(published)), show(max(published))))
         versions = ", ".join(sorted({row.env_version for row in near}))
@@ -72,7 +69,7 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
             f"published for {algo.upper()} at about as many steps {' to '.join(ends)} ({versions}); the "
             f"mean is above {sum(each < value for each in published)} of {len(published)}"
         )
-    return Standing(value, chance[0] if chance else None, published, ", ".join(parts)) if parts else None
+    return Standing(chance[0] if chance else None, published, ", ".join(parts)) if parts else None
 
 
 def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> str:

@@ -10,9 +10,8 @@ import contextlib
 import copy
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rltemplate.config.command_args import choose
 from rltemplate.run import paths
@@ -53,6 +52,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
     """Write the newest policy of a run into a policy file."""
     import numpy as np
     import torch
+    from torch.utils._pytree import tree_flatten, tree_unflatten
 
     from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
     from rltemplate.train import load_policy
@@ -65,12 +65,14 @@ def export_policy(run_dir: Path, file: Path) -> None:
     obs = rng.normal(scale=3.0, size=(4096, envs.codec.obs_size)).astype(np.float32)
     state = {name: value for name, value in found.state.items() if name not in ("streams", "envs", "obs")}
     expected = algorithm.act(obs)
-    for holder, name in list(_tensors(state)):
-        held = holder[name]
-        # Whatever noise in its place does not change, no policy reads.
-        holder[name] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
-        algorithm.load_state_dict(copy.deepcopy(state))
-        holder[name] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
+    leaves, form = tree_flatten(state)
+    for place, held in enumerate(leaves):
+        if isinstance(held, torch.Tensor):
+            # Whatever noise in its place does not change, no policy reads.
+            leaves[place] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
+            algorithm.load_state_dict(copy.deepcopy(tree_unflatten(leaves, form)))
+            leaves[place] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
+    state = tree_unflatten(leaves, form)
     algorithm.close()
     with tempfile.TemporaryDirectory() as name:
         path = Checkpoints(Path(name), found.config, keep=1).save(int(state["env_steps"]), state, None)
@@ -79,12 +81,3 @@ def export_policy(run_dir: Path, file: Path) -> None:
             for each in (path, path.with_suffix(".json")):
                 # Without the time: an equal policy is an equal file.
                 archive.writestr(zipfile.ZipInfo(each.name), each.read_bytes(), zipfile.ZIP_DEFLATED)
-
-
-def _tensors(state: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """The place of each tensor of a nested state: its dictionary and its name."""
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            yield from _tensors(value)
-        elif hasattr(value, "dtype"):
-            yield state, name

@@ -10,7 +10,6 @@ A process `python -m rltemplate.rerun.prove CHECK ...` tries the checks of a lev
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -168,19 +167,21 @@ class Proof:
         """Run number 0 is left alone, the others are perturbed, with all observers and with none in turn."""
         name, config, perturbations = f"run_{number}", self.config, list[str]()
         variables: dict[str, str | None] = {}
-        cwd, load = Path.cwd(), contextlib.ExitStack()
+        cwd, done = Path.cwd(), threading.Event()
         if number:
             config, variables, perturbations = perturbed(number, self.config)
             cwd = self._scratch / name
             cwd.mkdir()
             variables |= {each: str(cwd / each.lower()) for each in _CACHES}
-            load.enter_context(_busy_core())
+            threading.Thread(target=_keep_busy, args=[done], daemon=True).start()
         job = self._job(name, config)
         given = {**worker_environment(job, self._environment), **variables}
         environment = {key: value for key, value in given.items() if value is not None}
         log, began = self.folder / f"{name}.log", time.monotonic()
-        with load:
+        try:
             status = self._children.run(worker_command(), environment, log, cwd=cwd)
+        finally:
+            done.set()
         record = _record(run_dir := Path(job.run_dir))
         finished, trace = status == 0 and record.status == FINISHED, record.trace or TraceFacts()
         return RunResult(
@@ -220,22 +221,10 @@ def problems_of(runs: Sequence[RunResult], level: Level) -> Iterator[str]:
             yield f"{name} is not {runs[0].name}: {compare.headline(compared)}"
 
 
-@contextlib.contextmanager
-def _busy_core() -> Iterator[None]:
-    """A thread that does nothing but compute while the block runs."""
-    done = threading.Event()
-
-    def compute() -> None:
-        while not done.is_set():
-            sum(range(100_000))
-
-    thread = threading.Thread(target=compute, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def _keep_busy(done: threading.Event) -> None:
+    """Compute until `done` is set."""
+    while not done.is_set():
+        sum(range(100_000))
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
 
     `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
     """
-    names = changes.commits(asdict(record.git))
+    names = changes.commits(record.git)
     if not names:
         yield Code(record)
         return

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,10 @@ class Keeper(Trace):
             self._stack.close()
             self._log = None
         elif self.step_by_step and at == self._logged_from:
-            self._log = self._stack.enter_context(_operations())
+            # Every operation, with digests of its inputs and results, and the calling line.
+            self._log = DebugMode(record_stack_trace=True, record_profiler_context=False)
+            self._stack.enter_context(self._log)
+            self._stack.enter_context(DebugMode.log_tensor_hashes(_bits, hash_inputs=True))
         return super()._add(event, index, items)
 
     def _calls(self) -> list[Any]:
@@ -117,14 +120,6 @@ class Keeper(Trace):
         before = {item: kept.operations_before for item, kept in self._kept.items()}
         document = {"before": before, "operations": [asdict(each) for each in self._operations]}
         (self._folder / OPERATIONS).write_text(json.dumps(document))
-
-
-@contextlib.contextmanager
-def _operations() -> Iterator[Any]:
-    """torch's log of every operation with digests of its inputs and results, and the calling line."""
-    mode = DebugMode(record_stack_trace=True, record_profiler_context=False)
-    with mode, DebugMode.log_tensor_hashes(_bits, hash_inputs=True):
-        yield mode
 
 
 def _bits(tensor: Any) -> str | None:

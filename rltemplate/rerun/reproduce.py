@@ -98,7 +98,7 @@ def reproduce(
     began, children = time.monotonic(), Children()
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
-        run, run_dir = _find_recorded(text, project, runs_dir, scratch), scratch / "run"
+        run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
         record, trace = run.record, _recorded_trace(run)
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
@@ -209,20 +209,13 @@ def _keep(run_dir: Path, folder: Path) -> None:
         raise ConfigError(f"keep={folder}: cannot be written, {error.strerror}") from error
 
 
-def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Run:
-    """The run that `text` names: a folder, an id or a part of it, or a ref; a folder goes before a ref.
+def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Path:
+    """The folder of the run that `text` names: a folder, an id or a part of it, or a ref; folders go first.
 
     The files of a ref are written to a folder below `scratch`. Raises ConfigError if there is no such run.
     """
-    try:
-        run_dir = find_run(text, runs_dir)
-    except ConfigError:
-        run_dir = _folder_of_ref(text, project, scratch)
-    return load_run(run_dir)
-
-
-def _folder_of_ref(text: str, project: Path, scratch: Path) -> Path:
-    """A folder with the files that the ref of a run holds."""
+    with contextlib.suppress(ConfigError):
+        return find_run(text, runs_dir)
     with repository(project) as git:
         told = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
     known = [name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()]

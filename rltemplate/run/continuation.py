@@ -8,7 +8,6 @@ noted in the record.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +108,7 @@ def check_changes(
     """
     found, here = dict[str, list[str]](), package_versions()
     if git.tree is not None and snapshot.tree not in (None, git.tree):
-        files = files_between(paths.PROJECT, asdict(git), {"tree": snapshot.tree})
+        files = files_between(paths.PROJECT, git, GitRecord(tree=snapshot.tree))
         missing = ["the recorded code is not in this repository"]
         found["code"] = missing if files is None else [path for path in files if file_matters(path)]
     found["libraries"] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
@@ -35,8 +35,7 @@ def main(args: Args) -> int:
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
     found, text = diff_runs(a, b, PROJECT), None
     if found.changed_files and args.code == "full":
-        sides = asdict(a.record.git), asdict(b.record.git)
-        text = changes.text_between(PROJECT, *sides, sys.stdout.isatty())
+        text = changes.text_between(PROJECT, a.record.git, b.record.git, sys.stdout.isatty())
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
         shown = [text] if text and section == CODE else list(listed(found.differences, section))

@@ -55,7 +55,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Write the page, and say where it is."""
-    out = args.out or _home(find_run_dirs(args.runs)[0]) / "report.html"
+    out = args.out or find_run_dirs(args.runs)[0].parent.parent / "report.html"
     seen = _state(args)
     _write(args, out)
     if args.watch == "true":
@@ -77,10 +77,6 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def _home(run_dir: Path) -> Path:
-    return run_dir.parent.parent
-
-
 def _state(args: Args) -> dict[Path, int]:
     """When the files behind a report were written."""
     dirs = find_run_dirs(args.runs)
@@ -92,7 +88,7 @@ def _state(args: Args) -> dict[Path, int]:
 
 def _searches(run_dirs: Sequence[Path]) -> list[Path]:
     """The folders of searches beside the runs."""
-    homes = sorted({_home(each) for each in run_dirs})
+    homes = sorted({each.parent.parent for each in run_dirs})
     return [file.parent for home in homes for file in sorted(home.glob(f"{paths.SWEEPS}/*/{paths.SEARCH}"))]
 
 

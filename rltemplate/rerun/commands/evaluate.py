@@ -26,17 +26,13 @@ class Args:
 def main(args: Args) -> int:
     """Print returns and lengths."""
     with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
-        return _evaluate(args, run_dir)
+        from rltemplate.envs.make import exits_are_errors, make_env
+        from rltemplate.rng import env_seeds
+        from rltemplate.run.logger import episode_means
+        from rltemplate.run.observers import evaluate
+        from rltemplate.train import load_policy
 
-
-def _evaluate(args: Args, run_dir: Path) -> int:
-    from rltemplate.envs.make import exits_are_errors, make_env
-    from rltemplate.rng import env_seeds
-    from rltemplate.run.logger import episode_means
-    from rltemplate.run.observers import evaluate
-    from rltemplate.train import load_policy
-
-    config, algorithm, envs = load_policy(run_dir)
+        config, algorithm, envs = load_policy(run_dir)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
         with exits_are_errors():

@@ -7,9 +7,7 @@ trees have the same name or the run was made from a commit without changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rltemplate.run.git.command import GitError, as_text, repository
 from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
@@ -17,7 +15,7 @@ from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
-def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None) -> list[str] | None:
+def files_between(project: Path, a: GitRecord, b: GitRecord | None) -> list[str] | None:
     """Names of the files that differ between the code of two runs, relative to the top of the repository.
 
     `a` and `b` are `git` of their records, `project` lies in the repository that is asked. Without `b` its
@@ -27,31 +25,28 @@ def files_between(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | No
     return None if told is None else told.split("\0")[:-1]
 
 
-def text_between(
-    project: Path, a: Mapping[str, Any], b: Mapping[str, Any], color: bool = False
-) -> str | None:
+def text_between(project: Path, a: GitRecord, b: GitRecord, color: bool = False) -> str | None:
     """`git diff` from the code of one run to that of another; None: unknown."""
     return _diff(project, a, b, "-p", "-M", f"--color={'always' if color else 'never'}")
 
 
-def commits(side: Mapping[str, Any]) -> list[str]:
+def commits(side: GitRecord) -> list[str]:
     """Names of commits that hold the code of a run; `side` is `git` of its record.
 
     Where nothing was changed and nothing left out, the base commit is the code, and every clone has that.
     """
-    names = (side.get("commit"), side.get("base_commit") if side.get("dirty") is False else None)
+    names = (side.commit, side.base_commit if side.dirty is False else None)
     # A record may come from anywhere, and git would take a word with a dash for an option.
     return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
-def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *words: str) -> str | None:
+def _diff(project: Path, a: GitRecord, b: GitRecord | None, *words: str) -> str | None:
     if b is not None and {*_trees(a)} & {*_trees(b)}:
         return ""
     try:
         with repository(project) as git:
             if b is None:
-                read_work_tree(git, here := GitRecord())
-                b = {"tree": here.tree}
+                read_work_tree(git, b := GitRecord())
             # Empty where the repository does not have the code.
             found = [next(filter(None, map(git.find, _trees(each))), "") for each in (a, b)]
             if not all(found):
@@ -61,6 +56,6 @@ def _diff(project: Path, a: Mapping[str, Any], b: Mapping[str, Any] | None, *wor
         return None
 
 
-def _trees(side: Mapping[str, Any]) -> list[str]:
+def _trees(side: GitRecord) -> list[str]:
     # `git gc` may take `tree`, which has no ref.
-    return [f"{name}^{{tree}}" for name in commits({"commit": side.get("tree")}) + commits(side)]
+    return [f"{name}^{{tree}}" for name in commits(GitRecord(commit=side.tree)) + commits(side)]

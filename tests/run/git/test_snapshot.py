@@ -324,11 +324,11 @@ def test_equal_code_gives_the_commit_of_a_missing_ref_again(repo: Path) -> None:
 
 
 def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_path: Path) -> None:
-    clean, clone = asdict(record_run(repo, "clean")), tmp_path / "clone"
+    clean, clone = record_run(repo, "clean"), tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(repo), "clone")
     (repo / "train.py").write_text("print('better')\n")
     (repo / "new.py").write_text("y = 1\n")
-    edited = asdict(record_run(repo, "edited", LONGER))
+    edited = record_run(repo, "edited", LONGER)
     assert changes.files_between(repo, clean, edited) == ["new.py", "train.py"]
     text = changes.text_between(repo, clean, edited) or ""
     assert "-print('train')\n+print('better')\n" in text
@@ -336,7 +336,7 @@ def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_pa
     (repo / "train.py").write_text("print('best')\n")
     assert changes.files_between(repo, edited, None) == ["train.py"]
     # A record may come from anywhere, and may not give git options.
-    assert changes.files_between(repo, clean, {"tree": f"--output={repo}/written"}) is None
+    assert changes.files_between(repo, clean, GitRecord(tree=f"--output={repo}/written")) is None
     assert not (repo / "written").exists()
     # Committed code is in every clone; other code is known where it was recorded.
     (clone / "sub" / "deep.py").write_text("x = 4\n")
