@@ -6,20 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Configure
+from conftest import Configure, small
 
-from rltemplate.algos.ppo import PPO, ActorCritic
 from rltemplate.train import build_algorithm
 
 
-def pendulum(configure: Configure, *overrides: str) -> PPO:
-    algorithm, _ = build_algorithm(configure("algo=ppo", "env=Pendulum", *SHRUNK["ppo"], *overrides))
-    assert isinstance(algorithm, PPO)
-    return algorithm
-
-
 def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:
-    ppo = pendulum(configure)
+    ppo: Any = build_algorithm(configure(*small("ppo", env="Pendulum")))[0]
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-4
     collect = ppo.collect
 
@@ -27,15 +20,14 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
         rollout = collect(obs)
         return rollout._replace(log_prob=rollout.log_prob + 0.01)
 
-    ppo.collect = stale  # type: ignore[method-assign]
+    ppo.collect = stale
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
     ppo.close()
 
 
 def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
-    ppo = pendulum(configure, "algo.log_std_init=-0.7")
+    ppo: Any = build_algorithm(configure(*small("ppo", "algo.log_std_init=-0.7", env="Pendulum")))[0]
     agent = ppo.net.module
-    assert isinstance(agent, ActorCritic)
     for network, gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
         weights = [p for p in network.parameters() if p.dim() == 2]
         for weight, scale in zip(weights, [*[2**0.5] * (len(weights) - 1), gain], strict=True):
@@ -44,6 +36,5 @@ def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
                 short @ short.T, scale**2 * torch.eye(len(short)), atol=1e-5, rtol=1e-4
             )
         assert not any(bool(p.any()) for p in network.parameters() if p.dim() == 1)
-    assert agent.log_std is not None
     assert agent.log_std.tolist() == [pytest.approx(-0.7)]
     ppo.close()

@@ -140,12 +140,6 @@ def test_sac(base: dict[str, Config], case: str) -> None:
     agree(varied(base["sac"], case), 3)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", SAC_CASES.split())
-def test_sac_over_hundreds_of_updates(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["sac"], case), 8)
-
-
 @pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES.split()), ("sac", SAC_CASES.split())])
 def test_every_hyperparameter_has_a_case_of_another_value(
     base: dict[str, Config], algo: str, cases: list[str]

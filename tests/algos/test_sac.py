@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from conftest import SHRUNK, Configure, Programs
+from conftest import Configure, Programs, small
 
-from rltemplate.algos.sac import SAC
 from rltemplate.learning.replay_buffer import Transition
 from rltemplate.train import build_algorithm
 
 
-def build(configure: Configure, *overrides: str) -> SAC:
-    algorithm, _ = build_algorithm(configure("algo=sac", "env=Pendulum", *SHRUNK["sac"], *overrides))
-    assert isinstance(algorithm, SAC)
-    return algorithm
-
-
 def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(configure: Configure) -> None:
     """A running sum of 0.1 makes 2,999 of 3,000 updates."""
-    sac = build(configure, "algo.updates_per_step=0.1", "algo.learning_starts=50", "algo.batch_size=2")
+    words = ["algo.updates_per_step=0.1", "algo.learning_starts=50", "algo.batch_size=2"]
+    sac: Any = build_algorithm(configure(*small("sac", *words)))[0]
     sac.replay.add(Transition(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), (), ()))))
     due = 0
     for sac.env_steps in range(1, 30_051):
@@ -35,11 +31,11 @@ def test_programs_are_made_before_anything_is_learned_and_fit(
     """And none where nothing will be learned."""
     words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", "algo.policy_delay=2"]
     words += ["algo.learning_starts=20", "algo.steps_per_iteration=12"]
-    short = build(configure, *words, "total_env_steps=12")
+    short: Any = build_algorithm(configure(*small("sac", *words, "total_env_steps=12")))[0]
     short.train_iteration()
     short.close()
     assert programs() == 0
-    sac = build(configure, *words)
+    sac: Any = build_algorithm(configure(*small("sac", *words)))[0]
     before = sac.state.learned.critic.params
     made = []
     for _ in range(3):

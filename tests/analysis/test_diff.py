@@ -184,8 +184,8 @@ def test_the_command_shows_the_changes(
         file.write("# another thought\n")
     (project / "README.md").write_text("Changes nothing.\n")
     words = [word for word in words if not word.startswith("run_dir=")]
-    done = run_train(project, tmp_path, *words, "algo.gamma=0.9", "seed=2", f"run_dir={tmp_path / 'b'}")
-    assert done.returncode == 0, done.stderr
+    words += ["algo.gamma=0.9", "seed=2", f"run_dir={tmp_path / 'b'}"]
+    run_train(project, tmp_path, *words, status=0)
     monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
     assert main(["diff", f"a={recorded_run.run_dir}", f"b={tmp_path / 'b'}"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -27,14 +27,6 @@ def test_squashed_gaussian_stays_finite_where_tanh_saturates() -> None:
     assert torch.isfinite(grad).all()
 
 
-def test_squashed_log_std_keeps_its_bounds() -> None:
-    dist = SquashedGaussian(1, -5.0, 2.0)
-    far = torch.tensor([[0.0, -100.0], [0.0, 100.0]])
-    small, large = torch.atanh(dist.sample(far, torch.full((2, 1), 0.01)).double()).squeeze().tolist()
-    assert small == pytest.approx(0.01 * math.exp(-5.0), rel=1e-3)
-    assert large == pytest.approx(0.01 * math.exp(2.0), rel=1e-3)
-
-
 def test_default_initialisation_is_torchs_distribution() -> None:
     weight = mlp([400, 50], "relu", torch.Generator()).get_parameter("0.weight").detach()
     assert float(weight.abs().max()) <= 1 / 20
