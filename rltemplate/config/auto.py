@@ -60,5 +60,5 @@ def about_auto(config: Config, auto: set[str]) -> str:
     chosen = [f"{key}={str(getattr(config, key)).lower()}" for key in AUTO_KEYS if key in auto]
     line = f"auto: {' '.join(chosen)}" if chosen else ""
     if "compile" in auto and not config.compile and gains_by_compiling(config):
-        line += "; with a C++ compiler (apt install g++) this run would be up to twice as fast"
+        line += "; with a C++ compiler (apt install g++) this run would be about twice as fast"
     return line

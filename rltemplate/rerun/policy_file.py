@@ -7,7 +7,6 @@ that all that plays a run's policy plays a policy file, too.
 from __future__ import annotations
 
 import contextlib
-import copy
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -70,7 +69,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
         if isinstance(held, torch.Tensor):
             # Whatever noise in its place does not change, no policy reads.
             leaves[place] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
-            algorithm.load_state_dict(copy.deepcopy(tree_unflatten(leaves, form)))
+            algorithm.load_state_dict(tree_unflatten(leaves, form))
             leaves[place] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
     state = tree_unflatten(leaves, form)
     algorithm.close()
