@@ -73,8 +73,8 @@ WORKS = {
 }
 PEERS = {"Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
 FORMS = {
-    "rltemplate, eager": ["compile=false"],
-    "rltemplate, compile=true": ["compile=true"],
+    "rltemplate, eager": ["compile=false", "env.num_workers=0"],
+    "rltemplate, compile=true": ["compile=true", "env.num_workers=0"],
     "rltemplate, compile=true env.num_workers=1": ["compile=true", "env.num_workers=1"],
 }
 COMPILED = FORMS["rltemplate, compile=true"]

@@ -124,7 +124,7 @@ def trained(run: Run) -> Trained:
     left_out = ("runs_dir", "run_dir", *AUTO_KEYS)
     words = [word for word in record.overrides if word.partition("=")[0] not in left_out]
     # A run alone may get another value for `auto` than one of a sweep.
-    words += [f"{name}={str(run.config[name]).lower()}" for name in AUTO_KEYS]
+    words += [f"{name}={str(run.config[name]).lower()}" for name in AUTO_KEYS if name in run.config]
     return Trained(
         algo=algo,
         env=env,

@@ -54,7 +54,8 @@ SHRUNK = {
 def plain(words: Sequence[str]) -> list[str]:
     """The words of a run that is the same on every machine and not compiled, where `words` say nothing."""
     given = {word.partition("=")[0] for word in words}
-    return [word for word in ("num_threads=1", "compile=false") if word.partition("=")[0] not in given]
+    words = ("num_threads=1", "compile=false", "env.num_workers=0")
+    return [word for word in words if word.partition("=")[0] not in given]
 
 
 def small(algo: str, *words: str, env: str | None = None) -> list[str]:

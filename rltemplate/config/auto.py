@@ -1,4 +1,4 @@
-"""`num_threads=auto` and `compile=auto`, resolved on the machine that checks the command.
+"""Values `auto` of the configuration, resolved on the machine that checks the command.
 
 A run is recorded with values: resuming, reproducing and comparing it repeat what it was computed with.
 """
@@ -6,14 +6,20 @@ A run is recorded with values: resuming, reproducing and comparing it repeat wha
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
-from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, Level, Products
+from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, EnvConfig, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
 from rltemplate.types import ConfigError
 
-# What decides only how fast a run is, and its last bits: keys that take `auto`.
-AUTO_KEYS = ("num_threads", "compile")
+# The keys that take `auto`, each with what else it takes and its plainest value. They decide only how fast a
+# run is and, but for the workers, its last bits.
+AUTO_KEYS: dict[str, tuple[str, Any]] = {
+    "num_threads": ("a whole number", 1),
+    "compile": ("true or false", False),
+    "env.num_workers": ("a whole number", 0),
+}
 # Multiplications in a layer from which a second thread pays: SAC's 256 rows of 256 to 256 units gain a third,
 # PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: on a larger machine
 # further cores are for further seeds, which a sweep runs beside each other, or for num_threads=4 on trial.
@@ -28,24 +34,31 @@ def may_compile(config: Config) -> bool:
 
 def without_auto(composed: ComposedConfig) -> Config:
     """The configuration with the plainest values in the place of `auto`."""
-    values = {spec.name: getattr(composed, spec.name) for spec in fields(composed)}
-    for key, expected, plain in zip(AUTO_KEYS, ("a whole number", "true or false"), (1, False), strict=True):
-        if values[key] == AUTO:
-            values[key] = plain
-        elif isinstance(values[key], str):
-            raise ConfigError(f"{key}={values[key]}: expected auto, or {expected}")
-    return Config(**values)
+    values, env = (
+        {spec.name: getattr(node, spec.name) for spec in fields(node)} for node in (composed, composed.env)
+    )
+    for key, (expected, plain) in AUTO_KEYS.items():
+        part, name = (env, key.removeprefix("env.")) if key.startswith("env.") else (values, key)
+        if part[name] == AUTO:
+            part[name] = plain
+        elif type(part[name]) is not type(plain):
+            raise ConfigError(f"{key}={part[name]}: expected auto, or {expected}")
+    return Config(**values | {"env": EnvConfig(**env)})
 
 
 def resolved(config: Config, auto: set[str], jobs: int) -> Config:
     """The configuration with the values of the keys `auto` for one of `jobs` runs beside each other."""
     algo, num_envs, values = config.algo, config.env.num_envs, dict[str, Any]()
+    cores = usable_cores() // jobs
     if "num_threads" in auto:
         wide = algo.batch(num_envs) * max(algo.hidden_sizes) ** 2 >= _TWO_THREADS_FROM
         plain = config.determinism.products is Products.plain
-        values["num_threads"] = max(1, min(2 if wide and plain else 1, usable_cores() // jobs))
+        values["num_threads"] = max(1, min(2 if wide and plain else 1, cores))
     if "compile" in auto:
         values["compile"] = gains_by_compiling(config) and cpp_compiler() is not None
+    if "env.num_workers" in auto:
+        spare = cores - values.get("num_threads", config.num_threads)
+        values["env"] = replace(config.env, num_workers=int(spare > 0 and num_envs > 1))
     return replace(config, **values)
 
 
@@ -57,7 +70,7 @@ def gains_by_compiling(config: Config) -> bool:
 
 def about_auto(config: Config, auto: set[str]) -> str:
     """The line about values that were resolved, and about a compiler that is missing; empty without any."""
-    chosen = [f"{key}={str(getattr(config, key)).lower()}" for key in AUTO_KEYS if key in auto]
+    chosen = [f"{key}={str(attrgetter(key)(config)).lower()}" for key in AUTO_KEYS if key in auto]
     line = f"auto: {' '.join(chosen)}" if chosen else ""
     if "compile" in auto and not config.compile and gains_by_compiling(config):
         line += "; with a C++ compiler (apt install g++) this run would be about twice as fast"

@@ -47,7 +47,7 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
 def auto_keys(composed: DictConfig) -> set[str]:
     """The keys whose value is `auto` and is resolved."""
-    return {key for key in AUTO_KEYS if composed[key] == AUTO}
+    return {key for key in AUTO_KEYS if OmegaConf.select(composed, key) == AUTO}
 
 
 def check(config: Config) -> None:

@@ -125,9 +125,17 @@ class Config:
 
 
 @dataclass(slots=True, kw_only=True)
+class ComposedEnvConfig(EnvConfig):
+    """An environment as composed, before `auto` is resolved (config/auto.py)."""
+
+    num_workers: Any = field()  # int | str, which OmegaConf merges at the root only
+
+
+@dataclass(slots=True, kw_only=True)
 class ComposedConfig(Config):
     """One run as composed, before `auto` is resolved (config/auto.py)."""
 
+    env: ComposedEnvConfig = field()
     num_threads: int | str = count(1024)  # type: ignore[assignment]
     compile: bool | str = field()  # type: ignore[assignment]
 
@@ -138,7 +146,7 @@ def register_schemas() -> None:
 
     store = ConfigStore.instance()
     store.store(name="_config", node=ComposedConfig)
-    store.store(group="env", name="_env", node=EnvConfig)
+    store.store(group="env", name="_env", node=ComposedEnvConfig)
     store.store(group="determinism", name="_determinism", node=DeterminismConfig)
     store.store(group="logger", name="_logger", node=LoggerConfig)
     for name, entry in ALGORITHMS.items():

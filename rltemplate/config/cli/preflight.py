@@ -221,8 +221,10 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     launcher = composed.hydra.launcher
     if not str(launcher["_target_"]).endswith("JoblibLauncher"):
         return 1, []
+    # What is `auto` takes what is left; wrong values are answered later.
     threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
-    cores = usable_cores() // max(1, threads + composed.env.num_workers)  # wrong values are answered later
+    workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
+    cores = usable_cores() // max(1, threads + workers)
     beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
 
