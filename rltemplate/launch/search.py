@@ -58,8 +58,11 @@ class Args:
 
     @property
     def words(self) -> list[str]:
-        """Words for the check of a run."""
-        return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
+        """Words for the check of a run. Trials run beside each other: no core is free for `auto` workers."""
+        words = [] if self.config_dir is None else [f"--config-dir={self.config_dir}"]
+        key = "env.num_workers="
+        words += [] if any(each.startswith(key) for each in self.overrides) else [f"{key}0"]
+        return [*words, *self.overrides]
 
 
 def main(args: Args) -> int:

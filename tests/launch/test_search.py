@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import optuna.importance
 import pytest
 from conftest import Start
 
+from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
@@ -96,3 +98,11 @@ def test_a_wrong_range_is_refused_also_of_another_folder(text: str, answer: str,
     with pytest.raises(ConfigError) as refused:
         main(parse(["sweep=mine", "algo=ppo", f"--config-dir={tmp_path}"], Args))
     assert str(refused.value).startswith(answer)
+
+
+def test_trials_beside_each_other_have_no_worker_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+    for words, workers in ([], 0), (["env.num_workers=2"], 2):
+        args = parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *words], Args)
+        assert preflight(args.words).configs[0].env.num_workers == workers
+    assert preflight(["env=Hopper"]).configs[0].env.num_workers == 1  # of a run alone
