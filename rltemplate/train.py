@@ -107,7 +107,8 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     """The algorithm of a configuration and its environments; `ConfigError` if they do not fit each other."""
     if config.compile and cpp_compiler() is None:
         raise ConfigError(
-            "compile=true needs a C++ compiler (apt install g++); use compile=false without one"
+            "compile=true needs a C++ compiler and Python's headers (apt install g++ python3-dev); "
+            "use compile=false without them"
         )
     streams = Streams(config.seed, switches.resolve_device(config.device.name))
     envs = Envs(config.env, env_seeds(config.seed, "env", config.env.num_envs))

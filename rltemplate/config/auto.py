@@ -5,9 +5,12 @@ A run is recorded with values: resuming, reproducing and comparing it repeat wha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
+
+import yaml
 
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, EnvConfig, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
@@ -39,6 +42,11 @@ def without_auto(composed: ComposedConfig) -> Config:
     )
     for key, (expected, plain) in AUTO_KEYS.items():
         part, name = (env, key.removeprefix("env.")) if key.startswith("env.") else (values, key)
+        if isinstance(
+            part[name], str
+        ):  # such as 4 from ${oc.env:CPUS}, of which OmegaConf knows no type here
+            with suppress(yaml.YAMLError):
+                part[name] = yaml.safe_load(part[name])
         if part[name] == AUTO:
             part[name] = plain
         elif type(part[name]) is not type(plain):
@@ -73,5 +81,5 @@ def about_auto(config: Config, auto: set[str]) -> str:
     chosen = [f"{key}={str(attrgetter(key)(config)).lower()}" for key in AUTO_KEYS if key in auto]
     line = f"auto: {' '.join(chosen)}" if chosen else ""
     if "compile" in auto and not config.compile and gains_by_compiling(config):
-        line += "; with a C++ compiler (apt install g++) this run would be about twice as fast"
+        line += "; with a C++ compiler (apt install g++ python3-dev) this run would be about twice as fast"
     return line

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -68,7 +69,12 @@ def package_versions() -> dict[str, str]:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch's compiler takes (`torch._inductor.config.cpp.cxx`), None without it."""
+    """The C++ compiler that torch's compiler takes (`torch._inductor.config.cpp.cxx`).
+
+    None without it, and without Python's headers, which every compiled program includes.
+    """
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return None
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 

@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.config.cli.overrides import read_sweep
+from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import one_of, program, rest, whole, word
 from rltemplate.determinism.machine import usable_cores
@@ -58,11 +59,8 @@ class Args:
 
     @property
     def words(self) -> list[str]:
-        """Words for the check of a run. Trials run beside each other: no core is free for `auto` workers."""
-        words = [] if self.config_dir is None else [f"--config-dir={self.config_dir}"]
-        key = "env.num_workers="
-        words += [] if any(each.startswith(key) for each in self.overrides) else [f"{key}0"]
-        return [*words, *self.overrides]
+        """Words for the check of a run."""
+        return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
 
 
 def main(args: Args) -> int:
@@ -70,7 +68,7 @@ def main(args: Args) -> int:
     space = read_space(args.sweep, [] if args.config_dir is None else [args.config_dir])
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
-    tried = [f"{key}={value}" for key, values in ends.items() for value in values]
+    tried = [assigned(key, value) for key, values in ends.items() for value in values]
     plan, *_ = (preflight([*args.words, each]) for each in tried)
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
@@ -90,13 +88,22 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """The range or the choices of each key in a file of sweep/ in conf/ or in `more`. Raises ConfigError."""
     space = read_sweep(name, more)
     for key, rule in space.items():
-        allowed = isinstance(rule, dict) and (
-            {*rule} == {"choices"} or {"low", "high"} <= {*rule} <= {"low", "high", "log"}
-        )
-        if not allowed:
+        if not _is_rule(rule):
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
             raise ConfigError(f"sweep={name}: {key}: expected {form}")
     return space
+
+
+def _is_rule(rule: Any) -> bool:
+    if not isinstance(rule, dict):
+        return False
+    if {*rule} == {"choices"}:
+        return isinstance(rule["choices"], list) and bool(rule["choices"])
+    if not {"low", "high"} <= {*rule} <= {"low", "high", "log"}:
+        return False
+    low, high, log = rule["low"], rule["high"], rule.get("log", False)
+    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+    return numbers and low < high and log in (False, low > 0)
 
 
 class _CutShort(Exception):
@@ -115,10 +122,12 @@ class _Search:
             storage=f"sqlite:///{folder / 'study.db'}",
             study_name=folder.name,
             direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=0, constant_liar=True),
             pruner=pruner,
             load_if_exists=True,
         )
+        # A search that goes on draws other values than at its start.
+        drawn = len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
         self._one_at_a_time = threading.Lock()
         self._heard: list[int] = []
 
@@ -147,7 +156,7 @@ class _Search:
 
     def _try(self, trial: Trial) -> float:
         """Run a trial, in a thread of its own; the return of its last evaluation."""
-        words = [f"{key}={_draw(trial, key, rule)}" for key, rule in self._space.items()]
+        words = [assigned(key, _draw(trial, key, rule)) for key, rule in self._space.items()]
         try:
             with self._one_at_a_time:  # Hydra's state is that of the whole process
                 run_dir, job = self._find_run(trial, words)
@@ -164,7 +173,7 @@ class _Search:
         run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
         if (run_dir / paths.RECORD).is_file():
             return run_dir, resume_job(run_dir, program())
-        plan = preflight([*self._args.words, *words])
+        plan = preflight([*self._args.words, *words], self._workers)
         env_name = plan.choices["env"]
         job = new_job(plan.configs[0], program(), env_name=env_name, overrides=plan.overrides[0])
         trial.set_user_attr("run_dir", job.run_dir)
@@ -209,7 +218,7 @@ class _Search:
             after = max(trial.intermediate_values)
             print(f"trial {trial.number}: pruned after {after:,} steps", flush=True)
         elif trial.state is self._states.COMPLETE:
-            words = " ".join(f"{key}={value}" for key, value in trial.params.items())
+            words = " ".join(starmap(assigned, trial.params.items()))
             best = self._study.best_trial
             print(
                 f"trial {trial.number}: {words}, return {trial.value:,.1f} "
@@ -246,7 +255,7 @@ class _Search:
             return 1
         folder = self._args.config_dir
         words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
-        words += [*self._args.overrides, *(f"{key}={value}" for key, value in best.params.items())]
+        words += [*self._args.overrides, *starmap(assigned, best.params.items())]
         print(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
         print(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
         return 1 if self._failed else 0

@@ -96,7 +96,7 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     env_name = choices["env"]
     values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
     # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
-    values |= dict.fromkeys(auto, AUTO)
+    values |= {key: AUTO for key in auto if affects_results(key)}
     for key in BOOKKEEPING_KEYS:
         del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"

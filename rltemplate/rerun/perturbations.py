@@ -12,7 +12,7 @@ from operator import getitem
 from typing import Any
 
 from rltemplate.config.cli.overrides import option_names
-from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.cli.preflight import config_of, preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
@@ -85,7 +85,7 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
 def without(level: Level, overrides: Sequence[str]) -> Config:
     """The configuration of a command without the additions of its level."""
     kept = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
-    return _composed([*kept, *WITHOUT[level]])[0]
+    return _changed(config_of([*kept, *WITHOUT[level]]), {"video_every": 0})
 
 
 def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from rltemplate.config import auto
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.determinism import machine
 
 SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
 
@@ -51,6 +55,22 @@ def test_auto_is_what_the_run_gains_by(
     shown = [text for text in asked if not any(text.partition("=")[0] in word for word in words)]
     assert plan.auto == ([f"auto: {' '.join(shown)}"] if shown else [])
     assert from_dict(to_dict(plan.configs[0])) == plan.configs[0]  # a record holds values
+
+
+def test_values_from_the_environment_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPUS", "2")
+    (config,) = preflight(["num_threads=${oc.env:CPUS}", "env.num_workers='1'", "local=null"]).configs
+    assert (config.num_threads, config.env.num_workers) == (2, 1)
+
+
+def test_a_compiler_is_of_use_only_with_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    (tmp_path / "Python.h").touch()
+    for folder, found in (tmp_path, True), (tmp_path / "none", False):
+        monkeypatch.setattr(sysconfig, "get_path", lambda _, folder=folder: str(folder))
+        assert (machine.cpp_compiler() is not None) == found
 
 
 def test_without_a_compiler_a_line_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,7 @@ def test_lists_of_values_make_a_sweep() -> None:
         "seed=1,2,3": 3,
         "seed=choice(1,2) algo=ppo,sac": 4,
         "env=glob(*Walker*)": 2,
+        "algo=sac,sac algo.tau=0.1": 2,  # a key that the default algorithm lacks
         "algo.hidden_sizes=[64,64],[32]": 2,
         "-m": 1,
     }.items():
@@ -164,6 +165,9 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
     given = [f"--config-dir={tmp_path}", "experiment=mine", "env=mine"]
     (config,) = preflight(given).configs
     assert (config.seed, config.experiment, config.env.id) == (9, "mine", "CartPole-v1")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "unset.yaml").write_text("name: null\nseed: 1,2\n")
+    assert preflight([given[0], "sweep=unset"]).configs[0].name is None
     lines = preflight([given[0], "env=mine", "total_env_steps=1000,900000"]).auto
     assert [line.partition(", as in ")[2] for line in lines] == [
         f"env=mine total_env_steps={steps}" for steps in (1000, 900000)

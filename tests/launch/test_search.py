@@ -76,18 +76,30 @@ def test_how_much_keys_matter_is_computed_once_at_the_end(
         looked.append(study)
         return {"x": 1.0}
 
-    monkeypatch.setattr(search._Search, "_try", lambda self, trial: float(trial.number))
+    def draw(_: object, trial: Any) -> float:
+        drawn.append(trial.suggest_float("x", 0.0, 1.0))
+        return float(trial.number)
+
+    drawn: list[float] = []
+    monkeypatch.setattr(search._Search, "_try", draw)
     monkeypatch.setattr(optuna.importance, "get_param_importances", importances)
     trials = search._Search(Args(sweep="x", trials=3), {"x": {"low": 0, "high": 9}}, tmp_path, 1)
     assert (trials.run(), len(looked)) == (0, 1)
     found = json.loads((tmp_path / paths.SEARCH).read_text())
     assert (len(found["trials"]), found["importances"]) == (3, {"x": 1.0})
+    search._Search(Args(sweep="x", trials=6), {"x": {"low": 0, "high": 9}}, tmp_path, 1).run()
+    assert len(set(drawn)) == 6  # a search that goes on draws nothing twice
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("algo.gamma: 0.9", "sweep=mine: algo.gamma: expected {low: 0.1, high: 0.4}"),
+        *(
+            (f"algo.gamma: {rule}", "sweep=mine: algo.gamma: expected {low: 0.1, high: 0.4}")
+            for rule in ("0.9", "{low: 0.9, high: 0.8}", "{low: 0, high: 1, log: true}", "{choices: []}")
+        ),
+        ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
+        ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: expected ',' or '}}', but got ']'"),
         ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
     ],
@@ -97,12 +109,23 @@ def test_a_wrong_range_is_refused_also_of_another_folder(text: str, answer: str,
     (tmp_path / "sweep" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         main(parse(["sweep=mine", "algo=ppo", f"--config-dir={tmp_path}"], Args))
-    assert str(refused.value).startswith(answer)
+    file = tmp_path / "sweep" / "mine.yaml"
+    assert str(refused.value).startswith(answer.replace("{file}", str(file)).replace("}}", "}"))
+
+
+def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    text = "algo.learning_rate: {low: 1e-5, high: 1e-2, log: true}\nalgo.target_kl: {choices: [null, 0.02]}"
+    (tmp_path / "sweep" / "mine.yaml").write_text(text)
+    words = ["sweep=mine", "algo=ppo", "eval_every=0", f"--config-dir={tmp_path}"]
+    with pytest.raises(ConfigError, match="a search compares the returns"):  # after all words were tried
+        main(parse(words, Args))
+    assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
 
 
 def test_trials_beside_each_other_have_no_worker_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     for words, workers in ([], 0), (["env.num_workers=2"], 2):
         args = parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *words], Args)
-        assert preflight(args.words).configs[0].env.num_workers == workers
+        assert preflight(args.words, jobs=2).configs[0].env.num_workers == workers
     assert preflight(["env=Hopper"]).configs[0].env.num_workers == 1  # of a run alone

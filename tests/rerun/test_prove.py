@@ -167,3 +167,10 @@ def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> N
     assert (config.total_env_steps, overrides[-1]) == (10_000, "total_env_steps=10000")
     assert claimed(["env=CartPole", "total_env_steps=50000"])[0].total_env_steps == 50_000
     assert claimed(["algo=sac", "env=BipedalWalker"])[0].total_env_steps == 20_000
+
+
+def test_a_configuration_of_another_folder_is_proved(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 9\n")
+    proof = Proof(["env=CartPole", f"--config-dir={tmp_path}", "experiment=mine"], 2)
+    assert (proof.config.seed, proof._bare.seed) == (9, 9)

@@ -20,6 +20,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
@@ -93,7 +94,25 @@ def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) 
     files = option_files("sweep", more)
     if name not in files:
         raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], 'conf/sweep/')}")
-    return dict(yaml.safe_load(files[name].read_text(encoding="utf-8")))
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(files[name]))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"sweep={name}: {yaml_problem(error) or first_line(error)}") from error
+    if not isinstance(values, dict) or not values:
+        raise ConfigError(f"sweep={name}: {files[name]}: expected keys with values, as in seed: 1,2")
+    return {str(key): value for key, value in values.items()}
+
+
+def yaml_problem(error: Exception) -> str:
+    """File, line and kind of a mistake in a YAML file; empty for another error."""
+    if not isinstance(error, yaml.MarkedYAMLError) or (at := error.problem_mark) is None:
+        return ""
+    return f"{at.name}, line {at.line + 1}: {error.problem or error.context}"
+
+
+def assigned(key: str, value: Any) -> str:
+    """The word that gives a key this value."""
+    return f"{key}={'null' if value is None else value}"
 
 
 def chosen_algorithm(words: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
     SEARCHPATH,
+    assigned,
     chosen_algorithm,
     group_names,
     option_names,
@@ -34,6 +35,7 @@ from rltemplate.config.cli.overrides import (
     read_sweep,
     wrong_key,
     wrong_value,
+    yaml_problem,
 )
 from rltemplate.config.command_args import (
     converted,
@@ -101,24 +103,25 @@ class Words:
     others: list[str] = rest(options=True)
 
 
-def preflight(argv: Sequence[str]) -> Plan:
+def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
     """Check the words of the command (without the program's name); the plan for what is to be done.
 
+    `jobs` such runs are beside each other, jobs of a sweep apart.
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
     try:
         refuse_secret_words(argv)
-        return _plan(argv)
+        return _plan(argv, jobs)
     except ConfigError as error:
         raise ConfigError(readable(str(error))) from error
 
 
-def _plan(argv: Sequence[str]) -> Plan:
+def _plan(argv: Sequence[str], beside: int) -> Plan:
     register_schemas()
     words = parse(argv, Words)
     more = [] if words.config_dir is None else [words.config_dir]
-    assigned = [text for text in words.others if "=" in text and not text.startswith("-")]
-    flags = [text for text in words.others if text not in assigned]
+    typed = [text for text in words.others if "=" in text and not text.startswith("-")]
+    flags = [text for text in words.others if text not in typed]
     shows = any(text.startswith(_QUESTIONS) for text in flags)
     for text in () if shows else flags:
         if text not in _MULTIRUN:
@@ -131,14 +134,14 @@ def _plan(argv: Sequence[str]) -> Plan:
         raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         files = [name for name in chosen if name != _RESUME]
-        in_files = [each for name in files for each in _words_of(name, more, assigned)]
-        overrides = read_overrides([*in_files, *assigned], GlobalHydra.instance().config_loader(), more)
+        in_files = [each for name in files for each in _words_of(name, more, typed)]
+        overrides = read_overrides([*in_files, *typed], GlobalHydra.instance().config_loader(), more)
         plain = [str(override.input_line) for override in overrides]
-        fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
-        if len(fixed) == len(plain) and not {*flags}.intersection(_MULTIRUN):
+        lists = any(override.is_sweep_override() for override in overrides)
+        if not lists and not {*flags}.intersection(_MULTIRUN):
             if resume:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
-            config = (single := compose_job(plain)).config
+            config = (single := compose_job(plain, beside)).config
             if shows:
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
@@ -147,7 +150,8 @@ def _plan(argv: Sequence[str]) -> Plan:
             return Plan(argv=plain, configs=[config], overrides=[own], choices=single.choices, auto=lines)
         if shows:
             raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
-        composed, jobs = _compose(fixed), _jobs(overrides)
+        jobs = _jobs(overrides)
+        composed = _compose(jobs[0])
         beside, launcher = _beside(composed, len(jobs))
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
@@ -178,7 +182,7 @@ def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str
     if any(isinstance(value, dict) for value in values.values()):
         raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
     keys = {text.partition("=")[0] for text in typed}
-    return [f"{key}={value}" for key, value in values.items() if key not in keys]
+    return [assigned(key, value) for key, value in values.items() if key not in keys]
 
 
 def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> list[str]:
@@ -289,6 +293,12 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
     return Composed(config, choices, auto_keys(composed))
 
 
+def config_of(words: Sequence[str]) -> Config:
+    """The configuration of the words of a `Plan`, or of some of them."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose_job(words).config
+
+
 def _compose(words: Sequence[str]) -> DictConfig:
     """Hydra's composition of these overrides, with its own settings under `hydra`."""
     try:
@@ -300,8 +310,8 @@ def _compose(words: Sequence[str]) -> DictConfig:
 def _explain(error: Exception, words: Sequence[str]) -> str:
     """One or two lines about an error of composition."""
     text, algorithm = str(error), chosen_algorithm(words)
-    if isinstance(error, yaml.MarkedYAMLError) and (at := error.problem_mark) is not None:
-        return f"{at.name}, line {at.line + 1}: {error.problem or error.context}"
+    if in_yaml := yaml_problem(error):
+        return in_yaml
     if unknown := re.match(r"Could not override '([^']+)'", text):
         key = unknown[1]
         word = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), key)
