@@ -16,7 +16,7 @@ from typing import Any
 from rltemplate import leave
 from rltemplate.config.command_args import choose, parse, program, readable, usage
 from rltemplate.launch.subprocesses import REFUSED, Interrupted
-from rltemplate.types import ConfigError
+from rltemplate.types import ConfigError, RunError
 
 COMMANDS = {
     "train": "launch.command",
@@ -46,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
         status = REFUSED
+    except RunError as error:  # such as of an environment that returns NaN
+        print(f"error: {readable(str(error))}", file=sys.stderr)
+        status = 1
     except Interrupted as stopped:
         print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
         status = 128 + stopped.number

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import RECORDED, Configure, RecordedRun, git, newest_state, record, rows, run_train, small
@@ -20,6 +22,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete, to_dict
+from rltemplate.envs.codec import Codec
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.job import JOB_VARIABLE, Job
@@ -163,6 +166,42 @@ def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
     assert second == "the last checkpoint is step_96.pt; its fingerprints are the last line of trace.jsonl"
     ended = record(tmp_path / "run")
     assert (ended["status"], ended["error"]) == ("failed", f"RunError: {first}")
+
+
+class Endless(gym.Env[np.ndarray, Any]):
+    """Never ends, and has a reward that is no number in one step, counted from 1."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def __init__(self, broken_at: int | None = None) -> None:
+        self.broken_at, self.steps = broken_at, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.zeros(1, np.float32), math.nan if self.steps == self.broken_at else 1.0, False, False, {}
+
+
+def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec = Codec("Endless-v0", Endless.observation_space, Endless.action_space)
+
+    def lengths(limit: int | None, broken_at: int | None = None) -> list[int]:
+        def make() -> gym.Env[Any, Any]:
+            env = Endless(broken_at)
+            env.spec = gym.envs.registration.EnvSpec("Endless-v0", max_episode_steps=limit)
+            return env if limit is None else gym.wrappers.TimeLimit(env, limit)
+
+        episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.int64), [1, 2])
+        return [episode.length for episode in episodes]
+
+    monkeypatch.setattr("rltemplate.run.observers._LONGEST_EPISODE", 5)
+    assert [lengths(limit) for limit in (None, 3, 8)] == [[5, 5], [3, 3], [8, 8]]
+    with pytest.raises(RunError, match=r"Endless-v0, step 3 of its episode: the reward is nan"):
+        lengths(None, broken_at=3)
 
 
 def test_a_signal_during_an_evaluation_keeps_the_weights(

@@ -52,6 +52,8 @@ _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("MUJOCO_GL", ROW_GROUPS),
 )
+# Paths and choices of one machine, which another one need not have.
+OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
 # Members of a family that print something, or say how long a thread waits awake, or where something is kept.
 _IDLE = (
     *("_VERBOSE", "_DISPLAY_ENV", "_DISPLAY_AFFINITY", "_AFFINITY_FORMAT", "_STACKSIZE", "_WAIT_POLICY"),

@@ -9,6 +9,8 @@ from gymnasium import spaces
 
 from rltemplate.types import ConfigError
 
+_MOST_STACKED = 16  # vectors of bytes on top of each other, such as those of an Atari's memory, are no image
+
 
 class Codec:
     """The only place that knows spaces.
@@ -21,7 +23,9 @@ class Codec:
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.env_id, self.obs_space, self.action_space = env_id, obs_space, action_space
-        if isinstance(obs_space, spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) >= 2:
+        shape = obs_space.shape or ()
+        large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
+        if isinstance(obs_space, spaces.Box) and obs_space.dtype == np.uint8 and large:
             raise ConfigError(
                 f"{env_id} observes images {obs_space.shape}, and the networks are multi-layer perceptrons; "
                 "use an environment with vector observations, such as the -ram variant where there is one"

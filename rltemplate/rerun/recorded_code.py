@@ -19,7 +19,7 @@ from typing import Any
 from rltemplate.analysis.differences import ABSENT, VERSIONS, compare_records
 from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import few
-from rltemplate.determinism.levels import influences, is_influential
+from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
@@ -31,8 +31,6 @@ from rltemplate.run.job import JOB_VARIABLE, PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
 
-# Paths and choices of one machine, which another one need not have.
-_OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
 # These lead to another interpreter or to another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
 # Takes the present project out of the import path, where the .pth file of its environment has put it.
@@ -86,9 +84,9 @@ class Code:
 
     def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""
-        kept = {k: v for k, v in os.environ.items() if k in _OF_A_MACHINE or not is_influential(k)}
+        kept = {k: v for k, v in os.environ.items() if k in OF_A_MACHINE or not is_influential(k)}
         recorded = influences(self.record.environment)
-        found = kept | {k: v for k, v in recorded.items() if k not in _OF_A_MACHINE}
+        found = kept | {k: v for k, v in recorded.items() if k not in OF_A_MACHINE}
         for name in _MISLEADING:
             found.pop(name, None)
         barred = {os.path.realpath(path) for path in self.barred}

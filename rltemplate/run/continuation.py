@@ -7,6 +7,7 @@ noted in the record.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config
+from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
@@ -56,6 +58,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     if added:
         notes.append(about_added(run_dir.name, added))
     changed: dict[str, Any] = check_changes("the run", record.git, record.versions, snapshot, job.accept)
+    notes += _other_variables(record.environment, config.compile)
     now = machine_facts()
     for key in ("cpu", "python", "libc"):
         if record.machine.get(key) not in (None, now[key]):
@@ -80,6 +83,17 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         notes=notes,
     )
     return Continuation(record, part, checkpoint)
+
+
+def _other_variables(recorded: Mapping[str, str], compiles: bool) -> list[str]:
+    """A line about variables of the environment that may change bits and are not those of the record."""
+    then, now = (influences(each, compiles) for each in (recorded, os.environ))
+    other = [
+        f"{name}={now.get(name, '(not set)')}, was {then.get(name, '(not set)')}"
+        for name in sorted({**then, **now})
+        if name not in OF_A_MACHINE and then.get(name) != now.get(name)
+    ]
+    return [f"other variables than the run began with may change its bits: {few(other)}"] if other else []
 
 
 def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict[str, list[Any]]:
@@ -150,8 +164,7 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
     if (metrics := run_dir / paths.METRICS).exists():
         # The row of the last step is made again if its evaluation was cut short.
         limit = env_steps if checkpoint is not None and checkpoint.state["run"]["looked"] else env_steps - 1
-        kept = [row for row in read_metrics(run_dir) if row["env_steps"] <= limit]
-        replace_text(metrics, [strict_json(row) + "\n" for row in kept])
+        replace_text(metrics, [strict_json(row) + "\n" for row in read_metrics(run_dir, limit)])
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
     prune_checkpoints(run_dir, newest=env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):

@@ -22,6 +22,7 @@ from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
 from rltemplate.envs.make import make_env
+from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
@@ -33,7 +34,7 @@ from rltemplate.types import Algorithm, Episode, IterationResult, Probe, RunErro
 if TYPE_CHECKING:
     import gymnasium as gym
 
-# Bound for environments without a time limit of their own, which a good policy might never leave.
+# Bound for environments without a longer time limit of their own, which a good policy might never leave.
 _LONGEST_EPISODE = 10_000
 LONGEST_VIDEO = 1_000  # steps
 
@@ -51,8 +52,10 @@ def evaluate(
     worlds. So the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
     """
     with own_global_rng(seeds[0]), contextlib.ExitStack() as stack:
-        envs = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
-        obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
+        made = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
+        longest = max(_LONGEST_EPISODE, (made[0].spec and made[0].spec.max_episode_steps) or 0)
+        envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks what they return
+        obs = [env.reset(seed) for env, seed in zip(envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
         running = list(range(len(seeds)))
         while running:
@@ -61,10 +64,10 @@ def evaluate(
                 taken.extend(actions)
             still = []
             for i, action in zip(running, actions, strict=True):
-                obs[i], reward, terminated, truncated, _ = envs[i].step(action)
-                returns[i] += float(reward)
+                obs[i], reward, terminated, truncated = envs[i].step(action)
+                returns[i] += reward
                 lengths[i] += 1
-                if not (terminated or truncated or lengths[i] == _LONGEST_EPISODE):
+                if not (terminated or truncated or lengths[i] == longest):
                     still.append(i)
             running = still
     return [Episode(*each) for each in zip(returns, lengths, strict=True)]

@@ -104,9 +104,10 @@ def _runs_in(pattern: str) -> list[Path]:
     return [Path(name).parent for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - absolute ones too
 
 
-def read_metrics(run_dir: Path) -> list[Row]:
+def read_metrics(run_dir: Path, until: float = math.inf) -> list[Row]:
     """The rows of the run's `metrics.jsonl` up to a torn last line; none if the run wrote no row.
 
+    Only up to the last one within `until` environment steps, whatever follows.
     Null, which stands for a number that is not finite, is read as NaN. Raises ConfigError if the file cannot
     be read.
     """
@@ -117,9 +118,11 @@ def read_metrics(run_dir: Path) -> list[Row]:
         return []
     except OSError as error:
         raise ConfigError(f"{name} cannot be read, {error.strerror}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if (row := parse_row(line)) is None:
+    parsed, rows = list(map(parse_row, lines)), []
+    while parsed and until < math.inf and (parsed[-1] is None or (parsed[-1]["env_steps"] or 0) > until):
+        parsed.pop()
+    for number, row in enumerate(parsed, start=1):
+        if row is None:
             raise ConfigError(
                 f"{name}: line {number} is damaged; expected env_steps and other names with numbers"
             )

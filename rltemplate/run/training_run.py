@@ -185,7 +185,7 @@ class TrainingRun:
         self._unlock = lock(path)
         try:
             text = to_yaml(self.config)
-            (path / paths.CONFIG).write_text(text)
+            (path / paths.CONFIG).write_text(text, encoding="utf-8")
             self._git = snapshot.commit_run(PROJECT, self._git, job.run_id, text)
             record = RunRecord(
                 id=job.run_id,
@@ -216,7 +216,7 @@ class TrainingRun:
 
     def _resume(self, continuation: Continuation) -> RunRecord:
         """Add this part to the record, and remove all that lies beyond the checkpoint."""
-        record, part = continuation.record, continuation.part
+        record, part, checkpoint = continuation.record, continuation.part, continuation.checkpoint
         text, before = to_yaml(self.config), record.git
         self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
         part.commit = git.commit
@@ -224,7 +224,9 @@ class TrainingRun:
         record.resumed = [*record.resumed, part]
         if git.commit is not None and git.commit != before.commit:
             record.git = git
-        self._earlier_s = record.duration_s or 0.0
+        # A part that was killed had no time to record how long it took.
+        there = 0.0 if checkpoint is None else checkpoint.state["run"]["logger"]["wall_time_s"]
+        self._earlier_s = max(record.duration_s or 0.0, there)
         try:
             cut_back(self._path, self.config, continuation)
             record.write(self._path)

@@ -72,6 +72,10 @@ def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: An
 def test_a_space_that_does_not_fit_is_refused_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^Some-v0 has the observation space Dict; .* flattens[^\n]*$"):
         codec(spaces.Dict({"a": BOX}))
+    for shape in (84, 84), (8, 8, 3):
+        with pytest.raises(ConfigError, match="observes images"):
+            codec(spaces.Box(0, 255, shape, np.uint8))
+    assert codec(spaces.Box(0, 255, (4, 128), np.uint8)).obs_size == 512  # a stack of an Atari's memory
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:

@@ -24,6 +24,7 @@ _SETTINGS = {
     "core.splitIndex": "false",
     "core.filesRefLockTimeout": "2000",
     "i18n.commitEncoding": "UTF-8",  # another one would be a line of the commit
+    "log.showSignature": "false",  # which stands before what `git show` is asked for
     "status.showStash": "false",
 }
 # Git variables of the caller that pass. GIT_DIR, GIT_INDEX_FILE and the like, which git sets for its hooks,
@@ -80,7 +81,7 @@ class Git:
         return bytes(done.stdout)
 
     def line(self, *args: str, stdin: bytes = b"", fine: int = 0) -> str:
-        return self(*args, stdin=stdin, fine=fine).decode().strip()
+        return as_text(self(*args, stdin=stdin, fine=fine)).strip()
 
     def names(self, *args: str) -> list[bytes]:
         return self(*args).split(b"\0")[:-1]

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from rltemplate.config.command_args import first_line
@@ -27,10 +28,11 @@ def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
         sinks.append(TensorBoardSink(facts))
     if config.wandb.enabled and os.environ.get("WANDB_MODE", "").lower() != "disabled":
         sinks.append(WandbSink(facts, config.wandb))
-    try:
-        sinks += [make(facts) for make in brought_sinks(config)]
-    except Exception as error:
-        facts.notify(f"sinks of other packages are left out: {first_line(error)}")
+    for name, settings in config.sinks.items():
+        try:
+            sinks += [make(facts) for make in brought_sinks(replace(config, sinks={name: settings}))]
+        except Exception as error:
+            facts.notify(f"the sink {name} is left out: {first_line(error)}")
     return sinks
 
 

@@ -103,7 +103,7 @@ class ConsoleSink(Sink):
             self._live.update(self._panel())
             self._live.stop()
             self._live = None
-        steps = int(metrics.get("env_steps", 0))
+        steps = int(metrics.get("env_steps", self._facts.resumed_at or 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         run = f"run={shlex.quote(str(self._run_dir))}"
         if status == "finished":

@@ -253,6 +253,21 @@ def test_neither_variables_nor_hooks_of_the_caller_have_a_say(
     assert stored(repo, record.commit) == on_disk(repo)
 
 
+def test_signed_commits_and_names_that_are_no_utf8_are_recorded(repo: Path, tmp_path: Path) -> None:
+    """`git show` puts the check of a signature before the time that it is asked for."""
+    (tmp_path / "signed").write_text(
+        git(repo, "cat-file", "commit", "HEAD").replace("\n\n", "\ngpgsig none\n\n", 1)
+    )
+    signed = git(repo, "hash-object", "-t", "commit", "-w", str(tmp_path / "signed")).strip()
+    git(repo, "config", "log.showSignature", "true")
+    git(repo, "symbolic-ref", "HEAD", os.fsdecode(b"refs/heads/caf\xe9"))
+    git(repo, "update-ref", "HEAD", signed)
+    (repo / "new.txt").write_text("so that the commit of the run is another one")
+    record = record_run(repo)
+    assert (record.problem, record.branch, record.base_commit) == (None, "caf\\xe9", signed)
+    assert stored(repo, record.commit) == on_disk(repo)
+
+
 def resume(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:
     """The record of another process, which knows the run from `record.json` alone."""
     known = GitRecord(**json.loads(json.dumps(asdict(before))))
