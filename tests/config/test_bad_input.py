@@ -144,26 +144,22 @@ def test_a_damaged_run_is_refused(
     refused(words, says)
 
 
-LOADED = """
-import os, sys
+LARGE = "torch", "gymnasium", "mujoco", "wandb", "tensorboard", "scipy", "plotly", "matplotlib", "optuna"
+LOADED = f"""
+import sys
 from rltemplate.__main__ import main
-status = main(sys.argv[1:])
-print(status, sum(os.times()[:2]), 'torch' in sys.modules)
+print(main(sys.argv[1:]), [name for name in {LARGE} if name in sys.modules])
 """
 REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0", "train": "algo.lr=1"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_refusal_takes_half_a_second_and_no_torch(name: str, tmp_path: Path) -> None:
+def test_a_refusal_waits_for_no_large_library(name: str, tmp_path: Path) -> None:
+    """With them it would take seconds instead of a half."""
     command = [sys.executable, "-c", LOADED, name, REFUSALS[name]]
-    times = [1.0]
-    while min(times) >= 0.5 and len(times) < 4:  # the fastest is the least disturbed
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        status, seconds, torch = done.stdout.split()
-        assert (status, torch, faults(done.stderr)) == ("2", "False", [])
-        times.append(float(seconds))
-    assert min(times) < 0.5
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, faults(done.stderr)) == ("2 []\n", [])
 
 
 @pytest.mark.parametrize("module", ["rltemplate", "rltemplate.launch.command", "rltemplate.train", None])
