@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     before = record(run_dir)
     assert before["status"] == "running"
     before["machine"]["cpu"] = "an abacus"
+    before["environment"]["MKL_CBWR"] = "AVX2"
     (run_dir / paths.RECORD).write_text(json.dumps(before))
     *_, older, newest = list_checkpoints(run_dir)
     if damaged:
@@ -105,7 +106,12 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     leftover = run_dir / paths.VIDEOS / ".step_96.mp4.01234567.part"  # of an encoder that was killed as well
     leftover.parent.mkdir()
     leftover.touch()
+    with (run_dir / paths.METRICS).open("ab") as metrics:
+        metrics.write(b"\0\0\n")  # of a power failure, behind the checkpoint
+    trained_s = load_checkpoint(older).state["run"]["logger"]["wall_time_s"]
     said = start("resume", f"run={run_dir}", status=0).said
+    assert "may change its bits: MKL_CBWR=(not set), was AVX2" in said
+    assert record(run_dir)["duration_s"] > trained_s
     assert not leftover.exists()
     assert (f"{newest.name} is damaged" in said) is ("an older one is taken" in said) is damaged
     assert_same(run_dir, straight(algo))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import io
 import os
@@ -11,12 +12,16 @@ import select
 import struct
 import termios
 from pathlib import Path
+from typing import Any
 
 import pyte
 import pytest
+from conftest import Configure
 from fed import run_facts
 
+from rltemplate.run import sinks
 from rltemplate.run.sinks.console import ConsoleSink
+from rltemplate.types import ConfigError
 
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
@@ -104,3 +109,20 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
             assert part in text
     assert [sum("evaluating" in line for line in shown) for shown in (first, second, last)] == [0, 1, 0]
     assert last[-1] == "next: make resume run=runs/the-id"
+
+
+def test_a_sink_that_cannot_be_made_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configure: Configure
+) -> None:
+    """As on another machine, which lacks its package and resumes the run."""
+
+    def load(key: str, group: str, name: str) -> Any:
+        if name == "gone":
+            raise ConfigError(f"{key}: no such sink")
+        return lambda facts: name
+
+    monkeypatch.setattr(sinks, "load", load)
+    said: list[str] = []
+    config = dataclasses.replace(configure("logger=none").logger, sinks={"gone": True, "there": True})
+    made: list[Any] = sinks.make_sinks(config, run_facts(tmp_path, notify=said.append))
+    assert (made, said) == (["there"], ["the sink gone is left out: logger.sinks.gone: no such sink"])
