@@ -59,7 +59,7 @@ def test_tables_compare_within_a_repetition() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["time", "observers"])
 def test_a_part_is_measured_and_written(part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [f"only={part}", "works=ppo-CartPole,ppo-Hopper", "seconds=1", "repetitions=1"]
+    words = [f"only={part}", "works=ppo-Hopper", "seconds=1", "repetitions=1"]
     assert main([*words, f"out={tmp_path}"]) == 0, capfd.readouterr().err
     assert "| PPO Hopper |" in (tmp_path / "bench.md").read_text().partition(f"## {part}")[2]
     for each in json.loads((tmp_path / "bench.json").read_text())["measurements"] if part == "time" else []:

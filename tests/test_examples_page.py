@@ -22,9 +22,17 @@ TEXTS = {
     **dict(zip(("td3", "ppo", "sac"), SECTIONS, strict=True)),
     PARTS: (DOCS / "extending.md").read_text(),
 }
-# With a test for every algorithm.
-GENERIC = "algos/test_algorithms determinism/test_checks config/test_config launch/test_interruptions"
-GENERIC += " launch/test_resume run/test_trace test_train"
+# With a test for every algorithm, in two processes.
+GENERIC = [
+    ["launch/test_interruptions", "launch/test_resume"],
+    [
+        "algos/test_algorithms",
+        "determinism/test_checks",
+        "config/test_config",
+        "run/test_trace",
+        "test_train",
+    ],
+]
 QUIET = ["logger=none", "video_every=0", "run_dir=run"]
 
 Extended = Callable[[str], Path]
@@ -51,9 +59,10 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Extended:
     return apply
 
 
-def outcome_of(folder: Path, file: str, which: str) -> str:
+def outcome_of(folder: Path, which: str, *files: str) -> str:
     """The output of tests of an extended project."""
-    words = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", which, f"tests/{file}.py"]
+    words = ["-q", "-rp", "-p", "no:cacheprovider", "-m", "not slow", "-k", which]
+    words += [f"tests/{file}.py" for file in files]
     environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", *words]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
@@ -102,16 +111,17 @@ def test_a_changed_algorithm_trains_and_resumes_exactly(
     losses = [row.pop("loss/auxiliary") for row in new if "loss/auxiliary" in row]
     assert len(losses) == (len(new) if algo == "ppo" else 0)
     assert (new == old) == (algo == "ppo")
-    told = outcome_of(extended(algo), "launch/test_resume", f"changes_no_bit and {algo}")
+    told = outcome_of(extended(algo), f"changes_no_bit and {algo}", "launch/test_resume")
     assert re.match(r"3 passed", told.splitlines()[-1]), told[-8000:]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("file", GENERIC.split())
-def test_tests_apply_to_a_new_algorithm_unasked(extended: Extended, file: str) -> None:
-    told = outcome_of(extended("td3"), file, "td3")
+@pytest.mark.parametrize("files", GENERIC)
+def test_tests_apply_to_a_new_algorithm_unasked(extended: Extended, files: list[str]) -> None:
+    told = outcome_of(extended("td3"), "td3", *files)
     assert re.match(r"[0-9]+ passed", told.splitlines()[-1]), told[-8000:]
+    assert {*re.findall(r"^PASSED tests/([\w/]+)\.py", told, re.MULTILINE)} == {*files}
 
 
 @pytest.mark.long
@@ -120,7 +130,7 @@ def test_a_mistake_in_the_new_algorithm_is_found(extended: Extended) -> None:
     right = code.read_text()
     hidden = "self.__dict__.setdefault('hidden', []).append(0) or len(self.hidden)"
     code.write_text(right.replace("rates.critic, eps", f"rates.critic * ({hidden}), eps"))
-    told = outcome_of(extended("td3"), "launch/test_resume", "td3 and changes_no_bit")
+    told = outcome_of(extended("td3"), "td3 and changes_no_bit", "launch/test_resume")
     code.write_text(right)
     assert re.match(r"[2-9] failed", told.splitlines()[-1]), told[-8000:]
 

@@ -105,12 +105,14 @@ class RunDiff:
     """Differences between two runs.
 
     `factors` has the change by the name of the thing that was changed. `changed_files` is None where the code
-    cannot be compared. `notes` are facts that the factors do not show.
+    cannot be compared, and `not_recorded` has the sections that one of the records lacks. `notes` are facts
+    that the factors do not show.
     """
 
     differences: list[Difference]
     factors: dict[str, str]
     changed_files: list[str] | None
+    not_recorded: list[str]
     notes: list[str]
 
 
@@ -127,7 +129,12 @@ def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
     found = list(_differences(a, b, files))
-    return RunDiff(found, _factors(a, b, found), files, list(_notes(a, b, found, files)))
+    facts = zip(SECTIONS[1:], _facts(a), _facts(b), strict=True)
+    not_recorded = [section for section, one, other in facts if not (one and other)]
+    notes = list(_notes(a, b, found, files))
+    if not_recorded and PLANNED not in (a.record.status, b.record.status):
+        notes.append(f"not compared, since a run has not recorded them: {', '.join(not_recorded)}")
+    return RunDiff(found, _factors(a, b, found), files, not_recorded, notes)
 
 
 def _differences(a: Run, b: Run, files: list[str] | None) -> Iterator[Difference]:

@@ -146,9 +146,14 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
         else:
             same.append(run)
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
+    labels = [_label(values, part[0], parts, by) for values, part in parts]
+    short = [
+        (part[0].env, part[0].value("algo"), _shortened(words))
+        for words, (_, part) in zip(labels, parts, strict=True)
+    ]
     return [
-        Experiment(number, part, _label(values, part[0], parts, by))
-        for number, (values, part) in enumerate(parts, start=1)
+        Experiment(number, part, brief[-1] if short.count(brief) == 1 else ", ".join(words) or None)
+        for number, ((_, part), words, brief) in enumerate(zip(parts, labels, short, strict=True), start=1)
     ]
 
 
@@ -161,7 +166,7 @@ def _same_code(a: Run, b: Run) -> bool:
 
 def _label(
     values: dict[str, str], run: Run, parts: Iterable[tuple[dict[str, str], list[Run]]], by: str | None
-) -> str | None:
+) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
     said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
     said += [text for text in _said(run) if text not in said]
@@ -174,12 +179,15 @@ def _label(
         if values.get(key) != usual:
             words.append(f"{key.rpartition('.')[2]}={values.get(key, 'none')[:40]}")
     words = [*said, *words]
-    if len(words) > _LABEL_KEYS:
-        words[_LABEL_KEYS:] = [f"and {len(words) - _LABEL_KEYS} more"]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
         words.append(f"code {code or 'unknown'}")
-    return ", ".join(words) or None
+    return words
+
+
+def _shortened(words: list[str]) -> str | None:
+    more = [f"and {len(words) - _LABEL_KEYS} more"] if len(words) > _LABEL_KEYS else []
+    return ", ".join(words[:_LABEL_KEYS] + more) or None
 
 
 def _said(run: Run) -> list[str]:

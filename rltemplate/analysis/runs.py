@@ -137,8 +137,9 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _status(record: RunRecord) -> str:
     """The recorded status; `killed` where a run of this machine is `running` and its process is gone."""
-    here = record.hostname == platform.node() and record.pid is not None
-    gone = here and record.status == "running" and not Path(f"/proc/{record.pid}").exists()
+    process = record.resumed[-1] if record.resumed else record
+    here = process.hostname == platform.node() and process.pid is not None
+    gone = here and record.status == "running" and not Path(f"/proc/{process.pid}").exists()
     return "killed" if gone and Path("/proc/self").exists() else record.status
 
 

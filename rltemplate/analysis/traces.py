@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,21 +65,57 @@ class Trace:
     @property
     def reach(self) -> tuple[int, int]:
         """The number of complete iterations, and the environment steps that they took."""
-        return _reach(reversed(self.lines))
+        return self.first_end(reversed(range(len(self.lines))))
+
+    def first_end(self, numbers: Iterable[int]) -> tuple[int, int]:
+        """`reach` at the first end of an iteration in the lines with these numbers; zeros without any."""
+        end = next((number for number in numbers if _ends(self.lines[number])), None)
+        event = None if end is None else self.read(end, None)
+        return (0, 0) if event is None else (event.index + 1, event.env_steps)
 
     @property
     def iterations(self) -> Iterator[Event]:
         """The ends of the iterations."""
         names: Names = {}
-        for line in self.lines:
-            names |= _names_in([line])
-            if line.startswith(ITERATION_LINE):
-                yield _parse_event(line, names)
+        for number, line in enumerate(self.lines):
+            if line.startswith((ITEMS_LINE, ITERATION_LINE)) and (event := self.read(number, names)):
+                yield event
 
     @property
     def items(self) -> set[str]:
         """The names of all items."""
-        return {name for line in self.lines for names in _names_in([line]).values() for name in names}
+        found = set[str]()
+        for number, line in enumerate(self.lines):
+            names: Names = {}
+            if line.startswith(ITEMS_LINE):
+                self.read(number, names)
+            found.update(*names.values())
+        return found
+
+    def read(self, number: int, names: Names | None) -> Event | None:
+        """The event of a line, with values for the items in `names`, and without any values if that is None.
+
+        A line that lists the items of an event is no event; they are put into `names`. Raises ConfigError if
+        the line is damaged.
+        """
+        line, values = self.lines[number], dict[str, str]()
+        try:
+            parsed = json.loads(line)
+            if names is not None and line.startswith(ITEMS_LINE):
+                names[parsed[1]] = parsed[2]
+                return None
+            ends = _ends(line)
+            event, index, *steps, digits = parsed[: 4 if ends else 3]
+            if names is not None:
+                if len(digits) != 16 * len(names[event]):
+                    raise ValueError
+                values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
+            if ends:
+                start = {item: values.pop(item) for item in [*values] if item.startswith(f"{START}/")}
+                values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: parsed[4]}
+            return Event(event, index, values, steps[0] if ends else 0)
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise ConfigError(f"{self.run}: {TRACE}: line {number + 2} is damaged") from None
 
     def whole(self, most: int | None = None) -> Trace:
         """The trace up to the end of its last whole iteration, or of number `most`, counted from 1."""
@@ -94,6 +130,7 @@ class Event:
     name: str
     index: int
     values: dict[str, str]
+    env_steps: int = 0  # so far, of the end of an iteration
 
     def __str__(self) -> str:
         return f"{'the end of ' * (self.name == ITERATION)}{self.name} {self.index}"
@@ -128,22 +165,6 @@ def _ends(line: bytes) -> bool:
     return line.startswith(ITERATION_LINE) and line.endswith(b"]\n")
 
 
-def _names_in(lines: Iterable[bytes]) -> Names:
-    """The names of the items of each event, as they are at the end of these lines."""
-    listed = (json.loads(line) for line in lines if line.startswith(ITEMS_LINE))
-    return {event: names for _, event, names in listed}
-
-
-def _parse_event(line: bytes, names: Names) -> Event:
-    """The event in a line that names no items."""
-    event, index, *steps, digits = json.loads(line)[: 4 if _ends(line) else 3]
-    values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
-    if event == ITERATION:
-        start = {item: values.pop(item) for item in names[event] if item.startswith(f"{START}/")}
-        values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: json.loads(line)[4]}
-    return Event(event, index, values)
-
-
 def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
@@ -154,12 +175,12 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
     if number is None:
         return None
     hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
-    sides = (_events_in(trace.lines, number, hidden) for trace in (a, b))
+    sides = (_events_in(trace, number, hidden) for trace in (a, b))
     for (at, one), (at_b, other) in zip(*sides, strict=False):
         if (found := _differing(one, other)) is not None:
             (item, *further), equal, value_a, value_b = found
-            iteration, before = _reach(reversed(a.lines[:at]))
-            after = _reach(a.lines[at:])[1] or _reach(b.lines[at_b:])[1]
+            iteration, before = a.first_end(reversed(range(at)))
+            after = a.first_end(range(at, len(a.lines)))[1] or b.first_end(range(at_b, len(b.lines)))[1]
             return Divergence(
                 line=at + 2,
                 iteration=iteration,
@@ -176,20 +197,11 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
     return None
 
 
-def _reach(lines: Iterable[bytes]) -> tuple[int, int]:
-    """The number of iterations and environment steps at the first end of an iteration in these lines."""
-    _, number, env_steps = json.loads(next(filter(_ends, lines), b"[0, -1, 0]"))[:3]
-    return number + 1, env_steps
-
-
-def _events_in(lines: Sequence[bytes], start: int, hidden: Container[str]) -> Iterator[tuple[int, Event]]:
+def _events_in(trace: Trace, start: int, hidden: Container[str]) -> Iterator[tuple[int, Event]]:
     """The events from line `start` on with the numbers of their lines, without `hidden` items."""
-    names = _names_in(lines[:start])
-    for number, line in enumerate(lines[start:], start):
-        if line.startswith(ITEMS_LINE):
-            names |= _names_in([line])
-        else:
-            event = _parse_event(line, names)
+    names: Names = {}
+    for number, line in enumerate(trace.lines):
+        if (number >= start or line.startswith(ITEMS_LINE)) and (event := trace.read(number, names)):
             shown = {item: value for item, value in event.values.items() if item not in hidden}
             yield number, replace(event, values=shown)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterat
         try:
             with zipfile.ZipFile(file) as archive:
                 archive.extractall(run_dir / paths.CHECKPOINTS)
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
             raise ConfigError(f"policy={policy}: {file} cannot be read: {error}") from None
         yield run_dir
 

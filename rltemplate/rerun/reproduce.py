@@ -122,6 +122,8 @@ def reproduce(
         metrics = _differing_metrics(run.rows, read_metrics(run_dir), finished)
         if verdict == IDENTICAL and metrics:
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
+        if not run.rows:
+            notes.append("no metrics were recorded, so only traces were compared")
         if record.status == FAILED and record.error == made.error:
             notes.append(f"failed in the same way: {made.error}")
             error = None

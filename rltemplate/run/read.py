@@ -101,7 +101,9 @@ def find_run_dirs(pattern: str) -> list[Path]:
 
 def _runs_in(pattern: str) -> list[Path]:
     pattern = os.path.expanduser(f"{pattern}/{paths.RECORD}")  # noqa: PTH111 - never raises
-    return [Path(name).parent for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - absolute ones too
+    # As a pattern first, and then with brackets that are parts of names.
+    found = glob.glob(pattern) or glob.glob(pattern.replace("[", "[[]"))  # noqa: PTH207 - absolute ones too
+    return [Path(name).parent for name in sorted(found)]
 
 
 def read_metrics(run_dir: Path, until: float = math.inf) -> list[Row]:

@@ -160,6 +160,7 @@ def test_what_else_is_to_be_known_is_noted() -> None:
         "not in the snapshot of a, so not compared: big.bin, sub",
         "b ended failed",
         "b was resumed with other code than before",
+        "not compared, since a run has not recorded them: versions",
     ]
 
 

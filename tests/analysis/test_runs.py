@@ -91,6 +91,12 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
         run_dir = write_run(tmp_path, number, status="running", pid=pid, hostname=host)
         found[pid, host] = load_run(run_dir).value("status")
     assert [*found.values()] == ["running", "killed", "running"]
+    part = {"pid": os.getpid(), "hostname": here}
+    resumed = write_run(tmp_path, 9, status="running", pid=2**30, hostname="elsewhere", resumed=[part])
+    assert load_run(resumed).value("status") == "running"
+    part["pid"] = 2**30
+    resumed = write_run(tmp_path, 10, status="running", pid=os.getpid(), hostname=here, resumed=[part])
+    assert load_run(resumed).value("status") == "killed"
 
 
 def test_the_table_is_aligned_and_whole(runs_dir: Path, tmp_path: Path, call: Call) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start, Started, differences, git, record, small
+from conftest import Start, Started, differences, git, plain, record, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism.machine import package_versions
@@ -157,7 +157,7 @@ def test_interrupted_again_and_again(start: Start, straight: OfAlgorithm, tmp_pa
 def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     slow = ["algo=sac", "env=Pendulum", "algo.learning_starts=1990", "algo.steps_per_iteration=2000"]
-    more = ["logger=none", "checkpoint_every=2000", "eval_every=0", "video_every=0"]
+    more = ["logger=none", "checkpoint_every=2000", "eval_every=0", "video_every=0", *plain([])]
     begun = start("train", *slow, *more, f"run_dir={run_dir}", "total_env_steps=1000000")
     begun.until(saved(run_dir, 2000))
     assert_refused(start("resume", f"run={run_dir}"), f"in use, by process {begun.process.pid} on ")

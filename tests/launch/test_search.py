@@ -10,7 +10,7 @@ from typing import Any
 
 import optuna.importance
 import pytest
-from conftest import Start
+from conftest import Start, plain
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
@@ -25,10 +25,11 @@ WORDS = [
     "env=CartPole",
     "trials=7",
     "workers=1",
-    "total_env_steps=40960",
-    "eval_every=1024",
+    "total_env_steps=8192",
+    "eval_every=256",
+    "algo.update_epochs=1",
 ]
-WORDS += ["eval_episodes=1", "video_every=0", "logger=none", "checkpoint_every=1024"]
+WORDS += ["eval_episodes=1", "video_every=0", "logger=none", "checkpoint_every=256", *plain([])]
 BETTER = 1000.0  # than any return of CartPole
 
 
@@ -49,7 +50,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
         params={"algo.learning_rate": 1e-3},
         distributions=space,
         value=BETTER,
-        intermediate_values=dict.fromkeys(range(10240, 40961, 1024), BETTER),
+        intermediate_values=dict.fromkeys(range(2048, 8193, 256), BETTER),
     )
     study.add_trials([good] * 5)  # as many as the pruner waits for
     done = start("search", *WORDS, status=0)

@@ -62,7 +62,14 @@ def test_a_policy_file_plays_the_episodes_of_its_run(
     )
     assert main(["film", f"policy={file}", f"out={film}"]) == 0
     assert pictures(film)
-    file.write_bytes(file.read_bytes()[:500])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200] + bytes(30) + whole[230:])
+    assert main(["evaluate", f"policy={file}"]) == 2
+    file.write_bytes(whole[:500])
+    assert main(["film", f"policy={file}", "out=a.gif"]) == 2
+    damaged, wrong = capsys.readouterr().err.splitlines()[-2:]
+    assert "small.zip cannot be read" in damaged
+    assert "out=a.gif: expected FILE.mp4" in wrong
     for words in (["policy=ppo-Nothing"], [f"policy={file}"], [], ["run=last", "policy=a"]):
         assert main(["evaluate", *words]) == 2
     said = capsys.readouterr().err.splitlines()

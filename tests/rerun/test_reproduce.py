@@ -133,7 +133,8 @@ def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, t
     before = place.state()
     command = [*program(place.clone, "reproduce"), f"run={place.run}", "--json", "keep=kept"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stderr.splitlines() if "equal so far" not in line]  # on a slow machine
+    assert (done.returncode, told) == (0, [])
     found = json.loads(done.stdout)
     assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
     assert found["headline"] == "identical: 8 iterations (256 environment steps)"

@@ -8,7 +8,7 @@ import pytest
 from conftest import write_run
 
 from rltemplate.run import paths
-from rltemplate.run.read import find_run, read_metrics
+from rltemplate.run.read import find_run, find_run_dirs, read_metrics
 from rltemplate.types import ConfigError
 
 
@@ -27,6 +27,9 @@ def test_runs_are_found_by_the_words_of_users(tmp_path: Path, capsys: pytest.Cap
     assert find_run("best", tmp_path, "a") == best
     among = "the highest final return of 2 finished runs (ppo-Other, ppo-Thing)"
     assert capsys.readouterr().err == f"note: best is run-2 with 3, {among}\n"
+    other = write_run(tmp_path / "[1]", 4)
+    assert find_run_dirs(f"{tmp_path}/[[]1]/*/*") == find_run_dirs(f"{tmp_path}/[1]/*/*") == [other]
+    assert find_run_dirs(f"{tmp_path}/ppo-Thing/run-[12]") == [tmp_path / "ppo-Thing" / "run-1", best]
 
 
 def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) -> None:

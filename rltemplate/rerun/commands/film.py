@@ -20,6 +20,13 @@ from rltemplate.types import ConfigError
 _MOST = 6  # rows or columns
 
 
+def mp4(text: str) -> Path:
+    """The path of a file that ends in .mp4."""
+    if Path(text).suffix != ".mp4":
+        raise ConfigError("expected FILE.mp4; gif=true writes a GIF beside it")
+    return file(text)
+
+
 def grid_of(text: str) -> tuple[int, int]:
     """Rows and columns of `2x3`."""
     found = re.fullmatch(rf"([1-{_MOST}])x([1-{_MOST}])", text)
@@ -34,10 +41,11 @@ class Args:
 
     Episodes follow each other; with `grid` they play side by side, as many as there are places. With
     `checkpoint=all` the film has `episodes` of each kept checkpoint, so that one sees what was learned in
-    between. Episode i is the one that `make evaluate` with this seed plays as its i-th. `size` is the edge of
-    MuJoCo's pictures in pixels; other environments draw as large as they like. The film is an MP4 in the
-    run's `videos/`, or `out=FILE.mp4`; `gif=true` writes an animated GIF beside it. NAME is that of a file of
-    results/policies, or a path to a policy file; its film is NAME.mp4 in the present folder.
+    between. Episode i begins as the i-th of `make evaluate` with this seed; that one is decided together with
+    others, which may round differently. `size` is the edge of MuJoCo's pictures in pixels; other environments
+    draw as large as they like. The film is an MP4 in the run's `videos/`, or `out=FILE.mp4`; `gif=true`
+    writes an animated GIF beside it. NAME is that of a file of results/policies, or a path to a policy file;
+    its film is NAME.mp4 in the present folder.
     """
 
     run: str | None = word(default=None)
@@ -48,7 +56,7 @@ class Args:
     size: int = word(whole(16, 2048), 480)
     gif: str = word(one_of("true", "false"), "false")
     seed: int = word(whole(0), 0)
-    out: Path | None = word(file, None)
+    out: Path | None = word(mp4, None)
     runs_dir: Path = word(Path, Path("runs"))
 
 
