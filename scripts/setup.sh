@@ -117,4 +117,7 @@ rm -f .venv/.installing
 import os, pathlib, sysconfig
 pathlib.Path(sysconfig.get_path("purelib"), "repository.pth").write_text(os.getcwd() + "\n")
 ' || exit 1
+# Where Python may not write compiled modules (as in many images), each start would compile those of torch again.
+[ -z "${PYTHONDONTWRITEBYTECODE-}" ] ||
+    PYTHONDONTWRITEBYTECODE='' .venv/bin/python -c 'import gymnasium, hydra, torch._inductor.compile_fx' || exit 1
 printf '%s\n' "$wanted" >.venv/.installed.new && mv .venv/.installed.new .venv/.installed
