@@ -39,8 +39,8 @@ class Comparison:
     """Result of `compare_runs`.
 
     `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
-    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences` and
-    `notes` are those of `make diff`.
+    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences`,
+    `not_recorded` and `notes` are those of `make diff`.
     """
 
     verdict: str
@@ -50,6 +50,7 @@ class Comparison:
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
+    not_recorded: list[str]
     notes: list[str]
 
 
@@ -82,7 +83,15 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         for run, trace in ((a, trace_a), (b, trace_b))
     )
     return Comparison(
-        verdict, side_a, side_b, trace_a.detail, at, advice, found.differences, notes + found.notes
+        verdict=verdict,
+        a=side_a,
+        b=side_b,
+        detail=trace_a.detail,
+        divergence=at,
+        look_at=advice,
+        differences=found.differences,
+        not_recorded=found.not_recorded,
+        notes=notes + found.notes,
     )
 
 
@@ -154,7 +163,10 @@ def report(comparison: Comparison) -> str:
     if found:
         lines += ["", f"what else differs ({len(found)})"]
     else:
-        lines += ["", f"nothing else differs: {', '.join(SECTIONS)} are equal"]
+        equal = [section for section in SECTIONS if section not in comparison.not_recorded]
+        lines += ["", f"nothing else differs: {', '.join(equal)} are equal"]
     for section in dict.fromkeys(one.section for one in found):
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
+    if comparison.not_recorded:
+        lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])

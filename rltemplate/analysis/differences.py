@@ -39,6 +39,7 @@ ABSENT = "(absent)"  # stands for the value that one of the runs does not have
 REVISION = "revision"  # the key where the files that differ are unknown
 SEED = "seed"
 _NAMED = 6  # factors in a line
+_Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 
 # Facts of a machine that are software. They are compared as versions.
 _SOFTWARE = ("python", "python_implementation", "libc")
@@ -128,20 +129,17 @@ def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
-    found = list(_differences(a, b, files))
-    facts = zip(SECTIONS[1:], _facts(a), _facts(b), strict=True)
-    not_recorded = [section for section, one, other in facts if not (one and other)]
-    notes = list(_notes(a, b, found, files))
-    if not_recorded and PLANNED not in (a.record.status, b.record.status):
-        notes.append(f"not compared, since a run has not recorded them: {', '.join(not_recorded)}")
-    return RunDiff(found, _factors(a, b, found), files, not_recorded, notes)
+    facts = dict(zip(SECTIONS[1:], zip(_facts(a), _facts(b), strict=True), strict=True))
+    found = list(_differences(a, b, files, facts))
+    not_recorded = [section for section, sides in facts.items() if not all(sides)]
+    return RunDiff(found, _factors(a, b, found), files, not_recorded, list(_notes(a, b, found, files)))
 
 
-def _differences(a: Run, b: Run, files: list[str] | None) -> Iterator[Difference]:
+def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
     """All differences in the order of SECTIONS, but for sections that one of the records lacks."""
     for name in [REVISION] if files is None else files:
         yield Difference(CODE, name, _revision(a), _revision(b))
-    for section, facts_a, facts_b in zip(SECTIONS[1:], _facts(a), _facts(b), strict=True):
+    for section, (facts_a, facts_b) in facts.items():
         flat_a, flat_b = dict(leaves(facts_a)), dict(leaves(facts_b))
         for key in {**flat_a, **flat_b} if flat_a and flat_b else ():
             one, other = flat_a.get(key, ABSENT), flat_b.get(key, ABSENT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from rltemplate.run.names import differences
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")
+_Parts = list[tuple[dict[str, str], list[Run]]]  # runs of each experiment, after the values they share
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
 _LABEL_KEYS = 3
@@ -134,7 +135,7 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    parts: list[tuple[dict[str, str], list[Run]]] = []
+    parts: _Parts = []
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values = experiment_of(run.config)
         if by is not None:
@@ -146,14 +147,9 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
         else:
             same.append(run)
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
-    labels = [_label(values, part[0], parts, by) for values, part in parts]
-    short = [
-        (part[0].env, part[0].value("algo"), _shortened(words))
-        for words, (_, part) in zip(labels, parts, strict=True)
-    ]
     return [
-        Experiment(number, part, brief[-1] if short.count(brief) == 1 else ", ".join(words) or None)
-        for number, ((_, part), words, brief) in enumerate(zip(parts, labels, short, strict=True), start=1)
+        Experiment(number, part, label)
+        for number, ((_, part), label) in enumerate(zip(parts, _labels(parts, by), strict=True), start=1)
     ]
 
 
@@ -164,9 +160,18 @@ def _same_code(a: Run, b: Run) -> bool:
     return changed is not None and not any(map(file_matters, changed))
 
 
-def _label(
-    values: dict[str, str], run: Run, parts: Iterable[tuple[dict[str, str], list[Run]]], by: str | None
-) -> list[str]:
+def _labels(parts: _Parts, by: str | None) -> Iterator[str | None]:
+    """Label of each experiment, cut to its first words where no other experiment then looks the same."""
+    words = [_words(values, runs[0], parts, by) for values, runs in parts]
+    short = [_shortened(each) for each in words]
+    shown = [
+        (runs[0].env, runs[0].value("algo"), label) for (_, runs), label in zip(parts, short, strict=True)
+    ]
+    for each, cut, whole in zip(shown, short, words, strict=True):
+        yield ", ".join(cut if shown.count(each) == 1 else whole) or None
+
+
+def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
     said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
     said += [text for text in _said(run) if text not in said]
@@ -185,9 +190,9 @@ def _label(
     return words
 
 
-def _shortened(words: list[str]) -> str | None:
+def _shortened(words: list[str]) -> list[str]:
     more = [f"and {len(words) - _LABEL_KEYS} more"] if len(words) > _LABEL_KEYS else []
-    return ", ".join(words[:_LABEL_KEYS] + more) or None
+    return words[:_LABEL_KEYS] + more
 
 
 def _said(run: Run) -> list[str]:

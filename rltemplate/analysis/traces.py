@@ -5,11 +5,13 @@ A trace lists fingerprints in causal order, so its first difference is where the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import FORMAT, START, VERSION
@@ -69,9 +71,11 @@ class Trace:
 
     def first_end(self, numbers: Iterable[int]) -> tuple[int, int]:
         """`reach` at the first end of an iteration in the lines with these numbers; zeros without any."""
-        end = next((number for number in numbers if _ends(self.lines[number])), None)
-        event = None if end is None else self.read(end, None)
-        return (0, 0) if event is None else (event.index + 1, event.env_steps)
+        for number in numbers:
+            if _ends(self.lines[number]):
+                with self._line(number) as (_, iteration, env_steps, *_):
+                    return iteration + 1, env_steps
+        return 0, 0
 
     @property
     def iterations(self) -> Iterator[Event]:
@@ -86,34 +90,36 @@ class Trace:
         """The names of all items."""
         found = set[str]()
         for number, line in enumerate(self.lines):
-            names: Names = {}
             if line.startswith(ITEMS_LINE):
-                self.read(number, names)
-            found.update(*names.values())
+                with self._line(number) as (_, _, names):
+                    found.update(names)
         return found
 
-    def read(self, number: int, names: Names | None) -> Event | None:
-        """The event of a line, with values for the items in `names`, and without any values if that is None.
+    def read(self, number: int, names: Names) -> Event | None:
+        """The event of a line, whose items have `names`; ConfigError if the line is damaged.
 
-        A line that lists the items of an event is no event; they are put into `names`. Raises ConfigError if
-        the line is damaged.
+        A line that lists the items of an event is no event; they are put into `names`.
         """
-        line, values = self.lines[number], dict[str, str]()
-        try:
-            parsed = json.loads(line)
-            if names is not None and line.startswith(ITEMS_LINE):
-                names[parsed[1]] = parsed[2]
+        line = self.lines[number]
+        with self._line(number) as parsed:
+            if line.startswith(ITEMS_LINE):
+                _, event, names[event] = parsed
                 return None
             ends = _ends(line)
             event, index, *steps, digits = parsed[: 4 if ends else 3]
-            if names is not None:
-                if len(digits) != 16 * len(names[event]):
-                    raise ValueError
-                values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
+            if len(digits) != 16 * len(names[event]):
+                raise ValueError("another number of items")
+            values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
             if ends:
-                start = {item: values.pop(item) for item in [*values] if item.startswith(f"{START}/")}
+                start = {item: values.pop(item) for item in names[event] if item.startswith(f"{START}/")}
                 values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: parsed[4]}
-            return Event(event, index, values, steps[0] if ends else 0)
+        return Event(event, index, values)
+
+    @contextlib.contextmanager
+    def _line(self, number: int) -> Iterator[Any]:
+        """A parsed line; whatever cannot be done with it is a ConfigError that says that it is damaged."""
+        try:
+            yield json.loads(self.lines[number])
         except (ValueError, TypeError, KeyError, IndexError):
             raise ConfigError(f"{self.run}: {TRACE}: line {number + 2} is damaged") from None
 
@@ -130,7 +136,6 @@ class Event:
     name: str
     index: int
     values: dict[str, str]
-    env_steps: int = 0  # so far, of the end of an iteration
 
     def __str__(self) -> str:
         return f"{'the end of ' * (self.name == ITERATION)}{self.name} {self.index}"

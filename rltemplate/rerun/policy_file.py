@@ -43,7 +43,7 @@ def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterat
         try:
             with zipfile.ZipFile(file) as archive:
                 archive.extractall(run_dir / paths.CHECKPOINTS)
-        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
             raise ConfigError(f"policy={policy}: {file} cannot be read: {error}") from None
         yield run_dir
 
