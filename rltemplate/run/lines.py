@@ -62,11 +62,13 @@ class LineFile:
         self._write_waiting()
 
     def sync(self) -> None:
-        """Let all lines survive a power failure."""
+        """Let all lines survive a power failure; warns if the disk refuses that."""
         self._write_waiting()
         if self._fd is not None:
-            with contextlib.suppress(OSError):  # the next line will tell
+            try:
                 os.fsync(self._fd)
+            except OSError as error:
+                self.warn(f"{self.path} cannot be flushed to the disk ({error.strerror})")
 
     def close(self) -> None:
         """Try once more to write the waiting lines; warns of the lost ones if that fails."""

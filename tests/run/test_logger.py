@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -143,6 +144,22 @@ def test_a_full_disk_loses_no_row(tmp_path: Path) -> None:
     assert told.startswith(f"{path} cannot be written (")
     assert over == f"{path} can be written again, no line is lost"
     assert [row["env_steps"] for row in read(path)] == list(range(100))
+
+
+def test_a_disk_that_refuses_to_flush_is_reported(tmp_path: Path) -> None:
+    notes = list[str]()
+    for path in (tmp_path / "file", tmp_path / "pipe"):
+        writer = LineFile(path)
+        writer.warn = notes.append
+        if path.name == "pipe":  # which no kernel flushes
+            os.mkfifo(path)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        writer.write("a line")
+        writer.sync()
+        writer.close()
+    assert os.read(reader, 100) == b"a line\n"
+    os.close(reader)
+    assert notes == [f"{path} cannot be flushed to the disk ({os.strerror(errno.EINVAL)})"]
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ours", "a buffered file"])  # the inverse
