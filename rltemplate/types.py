@@ -115,6 +115,8 @@ class Probe:
     the event of the next results. No value is written to afterwards.
     """
 
+    stepwise: bool = False  # True if the results of single steps and updates are looked at
+
     def begin(self, algorithm: Algorithm) -> None:
         """An iteration begins, with all that the state of the algorithm holds."""
 

@@ -203,20 +203,20 @@ class PPO(OnPolicyAlgorithm):
         targets: Targets = self.engine.run_part(self.targets, net.params, rollout, reward)
         explained = 1.0 - targets.advantage.var() / ((targets.advantage + targets.value).var() + 1e-8)
         decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
-        reports: list[Tensor] = []
+        metrics_seen: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
                 targets = self.engine.run_part(self.targets, net.params, rollout, reward)
             order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
             data = Minibatch(*decisions, targets.advantage, targets.value)
             minibatches = shuffled(data, order, config.num_minibatches)
-            net, seen = self.engine.scan(self.update, net, minibatches, coef)
-            reports += [report.metrics for report in seen]
+            net, report = self.engine.scan(self.update, net, minibatches, coef)
+            metrics_seen.append(report.metrics)
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
                 if kl > config.target_kl:
                     break
-        table = torch.stack(reports)  # (updates, len(Metrics))
+        table = torch.cat(metrics_seen)  # (updates, len(Metrics))
         metrics = Metrics(*table.mean(0))
         # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
         first_seen = Metrics(*table[0]).policy_first_ratio_max_error

@@ -112,9 +112,10 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             raw_obs.append(obs)
             episodes += step.episodes
             obs = self.to_device(step.obs)
-            learned, seen = self.engine.scan(self.update, self.state.learned, self.due_inputs(), rates)
-            self.state = self.state._replace(learned=learned)
-            reports += seen
+            for inputs in self.due_inputs():
+                report, learned = self.engine.run(self.update, self.state.learned, inputs, rates)
+                self.state = self.state._replace(learned=learned)
+                reports.append(report)
         self.obs = obs
         if config.normalize_obs:
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -65,10 +65,10 @@ def compute_gae(
     return torch.stack(advantages[::-1])
 
 
-def shuffled(data: Samples, order: Tensor, num_parts: int) -> Iterator[Samples]:
-    """The samples of `data`, whose fields are (T, N, ...), in `order` (T * N,), in parts of equal size."""
-    fields = [x.flatten(0, 1).index_select(0, order).unflatten(0, (num_parts, -1)) for x in data]
-    return (type(data)(*parts) for parts in zip(*fields, strict=True))
+def shuffled(data: Samples, order: Tensor, num_parts: int) -> Samples:
+    """The samples of `data`, whose fields are (T, N, ...), in `order` (T * N,): (num_parts, B, ...)."""
+    fields = (x.flatten(0, 1).index_select(0, order).unflatten(0, (num_parts, -1)) for x in data)
+    return type(data)(*fields)
 
 
 class OnPolicyAlgorithm(StatefulAlgorithm):

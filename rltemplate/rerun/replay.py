@@ -91,19 +91,19 @@ class Keeper(Trace):
     def _digest(self, value: Any) -> str:
         with _disable_current_modes():  # what is done here is not the run's own
             kept = _Kept(super()._digest(value))
-            if self.step_by_step:
+            if self.stepwise:
                 kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
                 kept.operations_before = len(self._calls())
         return kept
 
     def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
         at = (event, 0 if event == ITERATION else index)
-        if self.step_by_step and at == self._wanted:
+        if self.stepwise and at == self._wanted:
             self._kept = dict(items)
             self._operations = [_described(call) for call in self._calls()]
             self._stack.close()
             self._log = None
-        elif self.step_by_step and at == self._logged_from:
+        elif self.stepwise and at == self._logged_from:
             # Every operation, with digests of its inputs and results, and the calling line.
             self._log = DebugMode(record_stack_trace=True, record_profiler_context=False)
             self._stack.enter_context(self._log)
@@ -171,7 +171,7 @@ def replay(job: Job, request: Request) -> None:
         device = switches.resolve_device(config.device.name).type
         algorithm.probe = keeper = Keeper(request, config.algo.name, device, first)
         for iteration in range(first, request.iteration + 1):
-            keeper.step_by_step = iteration == request.iteration
+            keeper.stepwise = iteration == request.iteration
             result = algorithm.train_iteration()
             keeper.end_iteration(algorithm, result.metrics)
         keeper.lines.close()

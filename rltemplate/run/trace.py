@@ -89,7 +89,7 @@ class Trace(Probe):
         self, run_dir: Path, detail: str, algo: str, device: str = "cpu", first_iteration: int = 0
     ) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
-        self.step_by_step = detail == "step"  # may be changed between two iterations
+        self.stepwise = detail == "step"  # may be changed between two iterations
         self.lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
         self._items: dict[str, str] = {}  # of the event under way
@@ -136,16 +136,16 @@ class Trace(Probe):
         self._held = 0 if algorithm.replay is None else algorithm.replay.added
         state = entries(algorithm.state_dict(), START)
         self._parts = {item: self._digest(value) for item, value in state}
-        if self.step_by_step or self._iteration == 0:
+        if self.stepwise or self._iteration == 0:
             self._write_event(START, self._parts)
             self._parts = {}
 
     def draw(self, stream: str, value: Any) -> None:
-        if self.step_by_step:
+        if self.stepwise:
             add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
-        if not (whole or self.step_by_step or event == RESET):
+        if not (whole or self.stepwise or event == RESET):
             return
         for item, value in named_leaves(values):
             text = self._digest(value)
@@ -153,7 +153,7 @@ class Trace(Probe):
             if whole:
                 add_item(self._parts, item, text)
         items, self._items = self._items, {}
-        if self.step_by_step or event == RESET:
+        if self.stepwise or event == RESET:
             self._write_event(event, items)
 
     def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:

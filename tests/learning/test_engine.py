@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from rltemplate.learning import products
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
+from rltemplate.types import Probe
 
 
 class Toy:
@@ -53,6 +54,80 @@ def test_a_function_that_cannot_be_one_program_is_refused() -> None:
     with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
         Engine(compiles=True).run(branches, torch.zeros(3))
     assert Engine().run(branches, torch.ones(3)).tolist() == [2.0] * 3
+
+
+class Row(NamedTuple):
+    x: Tensor  # (3,)
+    weight: Tensor  # ()
+
+
+class State(NamedTuple):
+    mean: Tensor  # (3,)
+    kept: Tensor  # (3,) handed on as it is
+    steps: Tensor  # ()
+
+
+class Report(NamedTuple):
+    error: Tensor  # (3,)
+    new: tuple[Tensor, ...]  # the memory of the state
+
+
+class Shown(Probe):
+    """The results of each update."""
+
+    def __init__(self, stepwise: bool) -> None:
+        self.stepwise = stepwise
+        self.seen: list[Any] = []
+
+    def results(self, event: str, values: Any, whole: bool = False) -> None:
+        assert event == "update"
+        self.seen.append(values)
+
+
+class Chain:
+    factor = 0.5
+
+    def update(self, state: State, row: Row, rate: Tensor, bias: float) -> tuple[Report, State]:
+        error = self.factor * row.weight * (row.x - state.mean) + bias
+        new = State(state.mean + rate * error, state.kept, state.steps + 1.0)
+        return Report(error, (new.mean, new.kept)), new
+
+
+def chained(engine: Engine, updates: int = 4) -> list[Any]:
+    """States and reports of three loops, of which each goes on from the one before with other numbers."""
+    chain, state, results = Chain(), State(torch.zeros(3), torch.ones(3), torch.zeros(())), []
+    rows = Row(torch.linspace(-1.0, 1.0, 3 * updates).view(updates, 3), torch.arange(1.0, updates + 1.0))
+    for number in (1.0, 2.0, 3.0):
+        chain.factor = 0.5 if number < 3.0 else 0.25
+        state, report = engine.scan(chain.update, state, rows, torch.tensor(0.1 * number), 0.01 * number)
+        results.append((state, report))
+    return results
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
+    updates: int, programs: Programs
+) -> None:
+    """Numbers that change between loops are not frozen in it, handed over or read."""
+    plain = chained(Engine(), updates)
+    assert programs() == 0
+    torch.testing.assert_close(chained(Engine(compiles=True), updates), plain)
+    assert programs() == 2  # of both factors
+    assert {type(report) for _, report in plain} == {Report}
+    assert [tuple(state.steps.tolist() for state, _ in plain)] == [(updates, 2.0 * updates, 3.0 * updates)]
+    assert all(report.error.shape == (updates, 3) for _, report in plain)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_updates_of_a_loop_are_shown_one_by_one_if_they_are_looked_at(stepwise: bool) -> None:
+    plain, compiled = Engine(), Engine(compiles=True)
+    for engine in (plain, compiled):
+        engine.probe = Shown(stepwise)
+        chained(engine)
+    assert isinstance(plain.probe, Shown)
+    assert isinstance(compiled.probe, Shown)
+    assert len(plain.probe.seen) == 12
+    torch.testing.assert_close(compiled.probe.seen, plain.probe.seen if stepwise else [])
 
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")

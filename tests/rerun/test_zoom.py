@@ -31,7 +31,7 @@ QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
 ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
 # An action with another last bit, at the place where it is handed out.
-SEEN = "        if not (whole or self.step_by_step or event == RESET):\n"
+SEEN = "        if not (whole or self.stepwise or event == RESET):\n"
 FLIP = """\
         self.decisions = getattr(self, "decisions", 0) + (event == "policy_step")
         self.decisions *= event != "targets"
