@@ -92,6 +92,11 @@ def cpu_identity() -> tuple[str | None, frozenset[str]]:
     return facts.get("vendor_id"), frozenset(facts.get("flags", facts.get("Features", "")).split())
 
 
+def cpu_family() -> int:
+    """The number that a maker of x86 CPUs gives a generation, such as 26 for AMD's Zen 5; 0 without one."""
+    return int(_first_core().get("cpu family", "0"))
+
+
 @cache
 def _first_core() -> dict[str, str]:
     """The facts of Linux about the first core: describing all cores of a big machine takes long."""
