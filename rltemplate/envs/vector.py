@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
 
 _GRACE_S = 5.0  # for workers to close their environments
+_AWAKE_S = 0.002  # before a process that waits for another one sleeps
 _LOOK_AFTER_S = 0.5  # between two looks of a worker at the run's process
 
 
@@ -180,7 +182,7 @@ class WorkerPool:
 
     def _answer(self, number: int) -> Any:
         try:
-            return self._pipes[number].recv()
+            return _received(self._pipes[number])
         except (EOFError, OSError):
             process = self._processes[number]
             process.join(1.0)  # its pipe closes a moment before
@@ -188,6 +190,16 @@ class WorkerPool:
             how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
             which = f"worker process {number + 1} of {len(self._pipes)}"
             raise RunError(f"{self._id}: {which} died ({how})") from None
+
+
+def _received(pipe: Connection) -> Any:
+    """The next message. Waits awake for a while: a core that sleeps takes up to a tenth of a millisecond."""
+    poll = select.poll()
+    poll.register(pipe.fileno(), select.POLLIN)
+    until = time.perf_counter() + _AWAKE_S
+    while not poll.poll(0) and time.perf_counter() < until:
+        pass
+    return pipe.recv()
 
 
 def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
@@ -232,7 +244,7 @@ def _work(
                 answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
                 answer.add_note("".join(traceback.format_exception(error)))
             pipe.send(answer)
-            task = pipe.recv()
+            task = _received(pipe)
     if envs is not None:
         envs.close()
 
