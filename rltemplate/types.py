@@ -115,7 +115,7 @@ class Probe:
     the event of the next results. No value is written to afterwards.
     """
 
-    stepwise: bool = False  # True if the results of single steps and updates are looked at
+    stepwise: bool = False  # False: results of single updates may be left out
 
     def begin(self, algorithm: Algorithm) -> None:
         """An iteration begins, with all that the state of the algorithm holds."""
