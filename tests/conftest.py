@@ -38,6 +38,8 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What makes one iteration of an algorithm a matter of a tenth of a second, by the type of its configuration.
 FEW_STEPS = {
