@@ -113,8 +113,9 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     streams = Streams(config.seed, switches.resolve_device(config.device.name))
     envs = Envs(config.env, env_seeds(config.seed, "env", config.env.num_envs))
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
+    engine = Engine(config.compile, streams.device)
     try:
-        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, Engine(config.compile))
+        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
     except ConfigError:
         envs.close()
         raise

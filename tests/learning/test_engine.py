@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -117,6 +117,26 @@ def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
     assert {type(report) for _, report in plain} == {Report}
     assert [tuple(state.steps.tolist() for state, _ in plain)] == [(updates, 2.0 * updates, 3.0 * updates)]
     assert all(report.error.shape == (updates, 3) for _, report in plain)
+
+
+def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried without a GPU, as all of CUDA: torch then runs the same program without a graph."""
+    modes, compile_ = list[Any](), cast(Any, torch.compile)
+
+    def noted(function: Any, **how: Any) -> Any:
+        modes.append(how.get("mode"))
+        program, kept = compile_(function, **how), torch.zeros(3)
+        return lambda *args: kept.copy_(program(*args)) if function.__name__ == "shift" else program(*args)
+
+    def shift(x: Tensor) -> Tensor:
+        return x + 1.0
+
+    monkeypatch.setattr(torch, "compile", noted)
+    engine = Engine(compiles=True, device=torch.device("cuda"))
+    first, second = engine.run(shift, torch.zeros(3)), engine.run(shift, torch.ones(3))
+    assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
+    torch.testing.assert_close(chained(engine), chained(Engine()))
+    assert set(modes) == {"reduce-overhead"}
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
