@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,7 +193,18 @@ def _drawn(chart: Chart) -> Any:
             width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 and not line.dots else "o"
             style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
             axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name, **style)
+        _cut_bands(axes, panel)
     if count == 1 and chart.panels[0].lines:
         for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
             text.set_parse_math(False)
     return figure
+
+
+def _cut_bands(axes: Any, panel: Panel) -> None:
+    """Let bands of few seeds not hide the curves: half their height above and below them is shown."""
+    values = [value for line in panel.lines for _, value in line.points]
+    values += [end for ends in panel.levels.values() for end in ends]
+    values = [value for value in values if isfinite(value)]
+    if values and (half := (max(values) - min(values)) / 2) > 0:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, min(values) - half), min(high, max(values) + half))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import signal
 import urllib.request
@@ -228,3 +229,10 @@ def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path)
     drawn = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
     assert len(drawn) == len(report.charts) > 2
     assert all(b"<script" not in b64decode(each) for each in drawn)
+
+
+def test_a_wide_interval_of_few_seeds_does_not_hide_the_curves() -> None:
+    curve = figures.Line("PPO", [(0, 1.0), (5, 9.0), (10, math.nan)], "#000000", [(-900.0, 900.0)] * 3)
+    drawn = figures.svg(figures.Chart("key", "caption", [figures.Panel("Ant", [curve])]))
+    ticks = [float(tick) for tick in re.findall(rb"<!-- ([\d.]+) -->", drawn)]
+    assert 9 < max(ticks) < 20
