@@ -196,7 +196,7 @@ def test_a_run_that_is_killed_leaves_no_half_written_file_and_no_process(tmp_pat
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environ, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     child = int((tmp_path / "pid").read_text())
-    until(lambda: not list((tmp_path / "videos").iterdir()) and not alive(child), 20)
+    until(lambda: not list((tmp_path / "videos").iterdir()) and not alive(child))
 
 
 def red(body: str, elevation: float = 0) -> NDArray[np.bool_]:
