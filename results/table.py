@@ -34,6 +34,7 @@ FOLDER = ROOT / "results" / "table"
 POLICIES = ROOT / "results" / "policies"
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
+FEWEST_ENVIRONMENTS = 5  # for scores over all environments
 ENVS = ["CartPole", "Acrobot", "Pendulum", "LunarLander", "LunarLanderContinuous", "BipedalWalker"]
 ENVS += ["InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher", "Swimmer"]
 ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid"]
@@ -276,7 +277,7 @@ def together(table: Mapping[tuple[str, str], list[Trained]]) -> str:
     lines, iqm = [], stats.STATISTICS["iqm"]
     for algo in ("ppo", "sac"):
         scores = normalized(table, algo)
-        if len(scores) > 1:
+        if len(scores) >= FEWEST_ENVIRONMENTS:
             value, low, high = resampled(lambda parts: iqm(np.concatenate(parts)), [*scores.values()])
             lines.append(
                 f"* {algo.upper()}: IQM {value:.2f} ({low:.2f} to {high:.2f}) over {len(scores)} "
@@ -319,7 +320,7 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
     lines = []
     for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
         scores = [*normalized(table, algo).values()]
-        if len(scores) > 1:
+        if len(scores) >= FEWEST_ENVIRONMENTS:
             share = resampled(lambda parts: (np.concatenate(parts) > taus[:, None]).mean(1), scores)
             value, low, high = (np.round(each, 4).tolist() for each in share)
             band = list(zip(low, high, strict=True))

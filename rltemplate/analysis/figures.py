@@ -201,10 +201,9 @@ def _drawn(chart: Chart) -> Any:
 
 
 def _cut_bands(axes: Any, panel: Panel) -> None:
-    """Let bands of few seeds not hide the curves: half their height above and below them is shown."""
-    values = [value for line in panel.lines for _, value in line.points]
+    """Cut bands half the height of the curves above and below; those of two seeds would press them flat."""
+    values = [value for line in panel.lines for _, value in line.points if isfinite(value)]
     values += [end for ends in panel.levels.values() for end in ends]
-    values = [value for value in values if isfinite(value)]
     if values and (half := (max(values) - min(values)) / 2) > 0:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, min(values) - half), min(high, max(values) + half))
