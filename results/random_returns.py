@@ -62,8 +62,8 @@ def main(write: bool) -> None:
         mean, std = statistics.mean(found), statistics.stdev(found)
         print(f"{name:24} {mean:12.3f}  std {std:10.3f}  {EPISODES} episodes, {steps:,} steps", flush=True)
         version = env_id.rpartition("-")[2]
-        source = f"results/random_returns.py episodes={EPISODES} (std over episodes)"
-        rows.append([name, version, targets.RANDOM, "uniform", "0", _short(mean), _short(std), "", source])
+        source = ["results/random_returns.py", f"episodes={EPISODES}, std over episodes"]
+        rows.append([name, version, targets.RANDOM, "uniform", "0", _short(mean), _short(std), "", *source])
     if write:
         _write(rows)
 

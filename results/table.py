@@ -1,7 +1,7 @@
 """The table of results: runs gathered into files, and the page, figures and policies made from these.
 
     python results/table.py add 'RUNS'    gather finished runs (a pattern of folders) in runs.csv and
-                                          evaluations.csv, and the policy of each row's median run
+                                          evaluations.csv, and a policy for each row
     python results/table.py page          write docs/results.md and the figures, from the two files
     python results/table.py check 'RUNS'  say whether runs have the traces of those in runs.csv
 
@@ -11,6 +11,7 @@ A run of the same algorithm, environment and seed takes the place of an earlier 
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -26,7 +27,8 @@ from rltemplate.analysis.figures import COLORS, Chart, Line, Panel, write
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.targets import Reference, show
 from rltemplate.config.auto import AUTO_KEYS
-from rltemplate.rerun.policy_file import export_policy
+from rltemplate.rerun.policy_file import export_policy, run_or_policy
+from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.read import find_run_dirs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +88,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def add(runs: Iterable[Run]) -> None:
-    """Gather finished runs into the files, and export a policy for each row that changed."""
+    """Gather finished runs into the files, and the policy nearest to the median if it is of these runs."""
     finished = {key(run): run for run in runs if run.value("status") == "finished"}
     kept = [each for each in read(Trained) if (each.algo, each.env, each.seed) not in finished]
     came = [trained(run) for run in finished.values()]
@@ -96,11 +98,23 @@ def add(runs: Iterable[Run]) -> None:
     save(Trained, [*kept, *came])
     save(Evaluation, rows)
     for algo, env in sorted({name[:2] for name in finished}):
-        row = sorted(cells([*kept, *came])[algo, env], key=lambda each: each.eval_return)
-        chosen = row[len(row) // 2]
+        row, file = cells([*kept, *came])[algo, env], POLICIES / f"{algo}-{env}.zip"
+        middle = median(each.eval_return for each in row)
+        seeds = {each.seed for each in came} | {exported_seed(file)}
+        at_hand = [each for each in row if each.seed in seeds]
+        chosen = min(at_hand, key=lambda each: abs(each.eval_return - middle))
         if (algo, env, chosen.seed) in finished:
-            export_policy(finished[algo, env, chosen.seed].dir, POLICIES / f"{algo}-{env}.zip")
+            export_policy(finished[algo, env, chosen.seed].dir, file)
     print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
+
+
+def exported_seed(file: Path) -> int | None:
+    """The seed of the run that made a policy file; None if there is no such file."""
+    if not file.exists():
+        return None
+    with run_or_policy(None, str(file), ROOT) as folder:
+        found = newest_checkpoint(folder, print, experience=False)
+    return int(found.config["seed"]) if found else None
 
 
 def check(runs: Iterable[Run]) -> int:
@@ -125,7 +139,8 @@ def trained(run: Run) -> Trained:
     left_out = ("runs_dir", "run_dir", *AUTO_KEYS)
     words = [word for word in record.overrides if word.partition("=")[0] not in left_out]
     # A run alone may get another value for `auto` than one of a sweep.
-    words += [f"{name}={str(run.config[name]).lower()}" for name in AUTO_KEYS if name in run.config]
+    values = {name: run.value(name) for name in AUTO_KEYS}
+    words += [f"{name}={str(value).lower()}" for name, value in values.items() if value is not None]
     return Trained(
         algo=algo,
         env=env,
@@ -222,7 +237,8 @@ def page_text() -> str:
         ),
         "TOGETHER": together(table),
         "RUNS": "\n".join(f"* {line}" for line in run_lines(table)),
-        "PUBLISHED": "\n".join(f"* {line}" for line in published_lines(table)),
+        "POLICIES": "\n".join(policy_lines(table)),
+        "PUBLISHED": "\n".join(published_lines(table)),
     }
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)
@@ -231,7 +247,7 @@ def page_text() -> str:
 
 def rows(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> str:
     """A Markdown table of an algorithm's rows."""
-    head = ["environment", "steps", "seeds", "IQM (95 %)", "mean (95 %)"]
+    head = ["environment", "steps", "seeds", "IQM (95 %), or each return", "mean (95 %)"]
     head += ["floor", "par", "top", "stands", "steps/s", "minutes"]
     lines = [head, ["---"] * len(head)]
     for (name, env), runs in table.items():
@@ -244,21 +260,31 @@ def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
     """The cells of a row after the environment."""
     returns, steps = [run.eval_return for run in runs], max(run.env_steps for run in runs)
     iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
+    few = len(returns) < stats.FEW  # then the IQM is the mean
     others = [each.return_mean for each in published(algo, env, steps)]
     ends = [min(others), median(others), max(others)] if others else []
-    yield from (f"{steps:,}", str(len(runs)), str(iqm), str(mean))
+    yield from (f"{steps:,}", str(len(runs)))
+    yield from ("; ".join(map(show, returns)) if few else str(iqm), str(mean))
     yield from ([show(end) for end in ends] or ["-"] * 3)
-    yield standing(iqm, ends) if ends else "none published"
+    yield standing(mean, ends) if ends else "none published"
     yield f"{median(run.steps_per_second for run in runs):,.0f}"
     yield f"{median(run.minutes for run in runs):.1f}"
 
 
-def standing(iqm: stats.Interval, ends: Sequence[float]) -> str:
-    """The place of an IQM beside the lowest, the median and the highest published return."""
-    floor, par, top = ends
-    if iqm.value >= top:
-        return "at the top" if iqm.value == top else f"above the top{', whole interval' * (iqm.low > top)}"
-    return "above par" if iqm.value >= par else "below par" if iqm.value >= floor else "below the floor"
+def standing(mean: stats.Interval, ends: Sequence[float]) -> str:
+    """The place of a mean beside the lowest, the median and the highest published return.
+
+    In bold if its whole interval has that place.
+    """
+
+    def place(value: float) -> str:
+        floor, par, top = ends
+        if value >= top:
+            return "above the top" if value > top else "at the top"
+        return "above par" if value >= par else "below par" if value >= floor else "below the floor"
+
+    whole = place(mean.low) == place(mean.high) and not math.isnan(mean.low)
+    return f"**{place(mean.value)}**" if whole else place(mean.value)
 
 
 def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, list[float]]:
@@ -296,13 +322,36 @@ def run_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
             yield f"{algo.upper()} {env}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
 
 
+def policy_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+    """The seed and the return of the run that each policy file comes from."""
+    for algo in dict.fromkeys(name for name, _ in table):
+        made = []
+        for env in (env for name, env in table if name == algo):
+            seed = exported_seed(POLICIES / f"{algo}-{env}.zip")
+            made += [
+                f"{env} {seed} ({show(run.eval_return)})" for run in table[algo, env] if run.seed == seed
+            ]
+        yield f"* {algo.upper()}, seed and return: {', '.join(made)}"
+
+
 def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
-    """The published results that each row is compared with."""
+    """The published results that each row is compared with, and their sources."""
+    sources: dict[tuple[str, str], str] = {}
     for (algo, env), runs in table.items():
+        found = []
         for each in published(algo, env, max(run.env_steps for run in runs)):
+            name = sources.setdefault((each.source, each.note), f"s{len(sources) + 1}")
+            value, method = show(each.return_mean), each.method.removeprefix(algo.upper()).strip(" ()")
             seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
-            name, value = f"{algo.upper()} {env}-{each.env_version}", show(each.return_mean)
-            yield f"{name}: {value} at {each.steps:,}, {seeds}: {each.source}"
+            made = [method, each.env_version, f"{each.steps:,} steps", seeds, name]
+            found.append(f"{value} ({', '.join(filter(None, made))})")
+        yield f"* {algo.upper()} {env}: {'; '.join(found) or 'none'}"
+    yield "\nSources:\n"
+    for (source, note), name in sources.items():
+        place, _, path = source.partition(" ")
+        repository, _, commit = place.partition("@")
+        kind, folder = ("tree", path.rpartition("/")[0]) if "*" in path else ("blob", path)
+        yield f"* {name}: [{source}](https://github.com/{repository}/{kind}/{commit}/{folder}): {note}"
 
 
 def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:

@@ -170,6 +170,7 @@ def _drawn(chart: Chart) -> Any:
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set_title(panel.title, fontsize=8, parse_math=False)
+        axes.margins(y=0.1)  # room for the name of a level at the top
         whole = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
         if whole and not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +26,12 @@ class Reference(NamedTuple):
     env: str
     env_version: str
     algo: str
+    method: str  # as the source names it: 'PPO (SB3 2.7.1)'
     steps: int  # environment steps
     return_mean: float
     n_seeds: str  # empty: not published
-    source: str
+    source: str  # owner/repository@commit path
+    note: str  # the kind of number that the source gives
 
 
 class Standing(NamedTuple):
@@ -82,9 +85,17 @@ def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> s
 
 
 def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
-    """The published results of an algorithm at about as many steps."""
-    rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
-    return [row for row in rows if 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
+    """The published results of an algorithm at about as many steps; of a learning curve the nearest point."""
+
+    def distance(row: Reference) -> float:
+        return abs(math.log(max(row.steps, 1) / max(env_steps, 1)))
+
+    nearest: dict[tuple[str, ...], Reference] = {}
+    for row in sorted(references(), key=distance):
+        if (row.algo, row.env) == (algo, env) and distance(row) <= math.log(_NEAR):
+            repository = row.source.partition("@")[0]
+            nearest.setdefault((repository, row.method, row.env_version), row)
+    return [*nearest.values()]
 
 
 @functools.cache
@@ -93,8 +104,8 @@ def references() -> tuple[Reference, ...]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple(
             Reference(
-                *(row["env"], row["env_version"], row["algo"], int(row["steps"])),
-                *(float(row["return_mean"]), row["n_seeds"], row["source"]),
+                *(row["env"], row["env_version"], row["algo"], row["method"], int(row["steps"])),
+                *(float(row["return_mean"]), row["n_seeds"], row["source"], row["note"]),
             )
             for row in csv.DictReader(file)
         )

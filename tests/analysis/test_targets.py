@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ def standing(algo: str, env_id: str, steps: int, value: float, **env: Any) -> ta
 
 def test_every_row_has_a_source_and_a_number() -> None:
     with targets.TABLE.open(newline="", encoding="utf-8") as file:
-        assert all(row["source"].strip() for row in csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    named = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,} \S+|results/random_returns.py")
+    assert all(named.fullmatch(row["source"]) for row in rows)
     assert all(math.isfinite(row.return_mean) for row in targets.references())
 
 
@@ -38,8 +41,8 @@ def test_every_shipped_environment_has_its_random_policy_and_a_target(name: str)
     assert found.random < max(found.published)
 
 
-def row(algo: str, steps: int, mean: float, version: str = "v4") -> targets.Reference:
-    return targets.Reference("Thing", version, algo, steps, mean, "3", "somewhere")
+def row(algo: str, steps: int, mean: float, version: str = "v4", source: str = "them") -> targets.Reference:
+    return targets.Reference("Thing", version, algo, algo.upper(), steps, mean, "3", source, "")
 
 
 def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +64,20 @@ def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyP
         assert found is not None
         assert found.summary == expected
     assert standing("ppo", "Nothing-v1", 1000, 20.0) is None
+
+
+def test_a_learning_curve_is_compared_at_its_nearest_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        row("sac", 100_000, 1.0, source="them/it@a1 early.json"),
+        row("sac", 300_000, 3.0, source="them/it@b2 late.json"),
+        row("sac", 200_000, 2.0, source="them/it@a1 early.json"),
+        row("sac", 200_000, 4.0, "v3", source="them/it@a1 early.json"),  # other runs
+        row("sac", 400_000, 5.0, source="us/it@c3 all.csv"),
+    )
+    monkeypatch.setattr(targets, "references", lambda: rows)
+    for steps, expected in ((210_000, [2.0, 4.0, 5.0]), (290_000, [3.0, 4.0, 5.0]), (99_000, [1.0])):
+        found = targets.published_near("sac", "Thing", steps)
+        assert sorted(each.return_mean for each in found) == expected
 
 
 def test_changed_environments_are_not_compared() -> None:
