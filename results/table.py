@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -98,14 +98,18 @@ def add(runs: Iterable[Run]) -> None:
     save(Trained, [*kept, *came])
     save(Evaluation, rows)
     for algo, env in sorted({name[:2] for name in finished}):
-        row, file = cells([*kept, *came])[algo, env], POLICIES / f"{algo}-{env}.zip"
-        middle = median(each.eval_return for each in row)
-        seeds = {each.seed for each in came} | {exported_seed(file)}
-        at_hand = [each for each in row if each.seed in seeds]
-        chosen = min(at_hand, key=lambda each: abs(each.eval_return - middle))
-        if (algo, env, chosen.seed) in finished:
-            export_policy(finished[algo, env, chosen.seed].dir, file)
+        file, row = POLICIES / f"{algo}-{env}.zip", cells([*kept, *came])[algo, env]
+        here = {each.seed for each in came if (each.algo, each.env) == (algo, env)}
+        chosen = nearest_to_median(row, here | {exported_seed(file)})
+        if chosen in here:
+            export_policy(finished[algo, env, chosen].dir, file)
     print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
+
+
+def nearest_to_median(row: Sequence[Trained], seeds: Collection[int | None]) -> int:
+    """The seed among `seeds` whose return is nearest to the median of all runs of the row."""
+    middle = median(run.eval_return for run in row)
+    return min((run for run in row if run.seed in seeds), key=lambda run: abs(run.eval_return - middle)).seed
 
 
 def exported_seed(file: Path) -> int | None:
@@ -260,7 +264,7 @@ def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
     """The cells of a row after the environment."""
     returns, steps = [run.eval_return for run in runs], max(run.env_steps for run in runs)
     iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
-    few = len(returns) < stats.FEW  # then the IQM is the mean
+    few = len(returns) < stats.FEW
     others = [each.return_mean for each in published(algo, env, steps)]
     ends = [min(others), median(others), max(others)] if others else []
     yield from (f"{steps:,}", str(len(runs)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 
 import pytest
 from conftest import ROOT
+
+from rltemplate.analysis.stats import Interval
 
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 README = "\n".join(text for path, text in PAGES.items() if path.parent.name != "stories")
@@ -51,6 +54,31 @@ def test_the_page_of_results_is_made_from_the_runs() -> None:
     assert page == PAGES[ROOT / "docs" / "results.md"]
     (sentence,) = re.findall(r"^\* PPO: (.*)$", page, re.MULTILINE)
     assert sentence in PAGES[ROOT / "README.md"].replace("\n", " ")
+
+
+@of_this_project
+def test_a_row_of_the_table_is_bold_if_its_whole_interval_stands_there() -> None:
+    standing = runpy.run_path(str(RESULTS / "table.py"))["standing"]
+    ends = [10.0, 20.0, 30.0]
+    for mean, expected in (
+        ((35.0, 31.0, 39.0), "**above the top**"),
+        ((35.0, 29.0, 41.0), "above the top"),
+        ((30.0, 30.0, 30.0), "**at the top**"),
+        ((25.0, 20.0, 29.0), "**above par**"),
+        ((15.0, 9.0, 21.0), "below par"),
+        ((5.0, math.nan, math.nan), "below the floor"),
+    ):
+        assert standing(Interval(*mean), ends) == expected
+
+
+@of_this_project
+def test_the_policy_of_a_row_is_the_one_nearest_to_its_median() -> None:
+    table = runpy.run_path(str(RESULTS / "table.py"))
+    runs = [run for run in table["read"](table["Trained"]) if (run.algo, run.env) == ("ppo", "Walker2d")]
+    by_return = [run.seed for run in sorted(runs, key=lambda run: run.eval_return)]
+    assert len(runs) == 10
+    for seeds, expected in ((by_return, by_return[4:6]), (by_return[6:], by_return[6:7]), ([None, 3], [3])):
+        assert table["nearest_to_median"](runs, seeds) in expected
 
 
 @pytest.mark.skipif(not (RESULTS / "speed.svg").exists(), reason="this project has no chart of its speed")

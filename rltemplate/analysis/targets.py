@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,11 +87,13 @@ def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
     """The published results of an algorithm at about as many steps; of a learning curve the nearest point."""
 
     def distance(row: Reference) -> float:
-        return abs(math.log(max(row.steps, 1) / max(env_steps, 1)))
+        ratio = row.steps / max(env_steps, 1)
+        return max(ratio, 1.0 / ratio)
 
+    rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
     nearest: dict[tuple[str, ...], Reference] = {}
-    for row in sorted(references(), key=distance):
-        if (row.algo, row.env) == (algo, env) and distance(row) <= math.log(_NEAR):
+    for row in sorted(rows, key=distance):
+        if distance(row) <= _NEAR:
             repository = row.source.partition("@")[0]
             nearest.setdefault((repository, row.method, row.env_version), row)
     return [*nearest.values()]

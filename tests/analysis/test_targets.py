@@ -41,8 +41,10 @@ def test_every_shipped_environment_has_its_random_policy_and_a_target(name: str)
     assert found.random < max(found.published)
 
 
-def row(algo: str, steps: int, mean: float, version: str = "v4", source: str = "them") -> targets.Reference:
-    return targets.Reference("Thing", version, algo, algo.upper(), steps, mean, "3", source, "")
+def row(
+    algo: str, steps: int, mean: float, version: str = "v4", source: str = "them", method: str = ""
+) -> targets.Reference:
+    return targets.Reference("Thing", version, algo, method, steps, mean, "3", source, "")
 
 
 def test_results_at_about_as_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +75,14 @@ def test_a_learning_curve_is_compared_at_its_nearest_point(monkeypatch: pytest.M
         row("sac", 200_000, 2.0, source="them/it@a1 early.json"),
         row("sac", 200_000, 4.0, "v3", source="them/it@a1 early.json"),  # other runs
         row("sac", 400_000, 5.0, source="us/it@c3 all.csv"),
+        row("sac", 200_000, 6.0, source="them/it@a1 early.json", method="of others"),
     )
     monkeypatch.setattr(targets, "references", lambda: rows)
-    for steps, expected in ((210_000, [2.0, 4.0, 5.0]), (290_000, [3.0, 4.0, 5.0]), (99_000, [1.0])):
+    for steps, expected in (
+        (210_000, [2.0, 4.0, 5.0, 6.0]),
+        (290_000, [3.0, 4.0, 5.0, 6.0]),
+        (99_000, [1.0]),
+    ):
         found = targets.published_near("sac", "Thing", steps)
         assert sorted(each.return_mean for each in found) == expected
 
