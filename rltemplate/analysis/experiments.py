@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from rltemplate.analysis import stats, targets
-from rltemplate.analysis.differences import changed_files
 from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
 from rltemplate.analysis.stats import Interval
+from rltemplate.run.git.changes import code_digest
 from rltemplate.run.influence import file_matters
+from rltemplate.run.job import PROJECT
 from rltemplate.run.names import differences
 
 Points = list[tuple[int, float]]  # environment steps and value
@@ -135,29 +136,21 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    parts: _Parts = []
+    code: dict[str | None, str | None] = {}  # what tells code apart, by the name of its tree
+    found: dict[tuple[tuple[tuple[str, str], ...], str | None], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
-        values = experiment_of(run.config)
+        values, tree = experiment_of(run.config), run.record.git.tree
         if by is not None:
             values[by] = text_of(run.value(by))
-        alike = (part for known, part in parts if known == values)
-        same = next((part for part in alike if _same_code(part[0], run)), None)
-        if same is None:
-            parts.append((values, [run]))
-        else:
-            same.append(run)
+        if tree not in code:
+            code[tree] = code_digest(PROJECT, run.record.git, file_matters) or tree
+        found.setdefault((tuple(sorted(values.items())), code[tree]), []).append(run)
+    parts = [(dict(values), part) for (values, _), part in found.items()]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
         Experiment(number, part, label)
         for number, ((_, part), label) in enumerate(zip(parts, _labels(parts, by), strict=True), start=1)
     ]
-
-
-def _same_code(a: Run, b: Run) -> bool:
-    if a.value("git.tree") == b.value("git.tree"):
-        return True
-    changed = changed_files(a, b)
-    return changed is not None and not any(map(file_matters, changed))
 
 
 def _labels(parts: _Parts, by: str | None) -> Iterator[str | None]:

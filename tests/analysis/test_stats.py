@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import write_run
+from conftest import git, write_run
 from scipy import stats as scipy_stats
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import experiments, stats
 from rltemplate.analysis.commands.stats import compare
 from rltemplate.analysis.experiments import Experiment, find_experiments
-from rltemplate.analysis.runs import Run, load_runs
+from rltemplate.analysis.runs import load_runs
 from rltemplate.run import paths
 
 
@@ -165,17 +165,19 @@ def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_pa
 def test_other_code_is_another_experiment_unless_it_computes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed, tree in ((1, "a"), (2, "c"), (3, "d")):
-        write_run(tmp_path, seed, git={"tree": tree * 40, "base_commit": tree * 40, "dirty": False})
-    assert len(found_in(tmp_path)) == 3  # unknown code is other code
-
-    def changed(a: Run, b: Run) -> list[str]:
-        trees = {run.value("git.tree")[0] for run in (a, b)}
-        return ["README.md"] if trees == {"a", "c"} else ["rltemplate/algos/ppo.py"]
-
-    monkeypatch.setattr(experiments, "changed_files", changed)
-    found = [(each.by, [run.id for run in each.runs]) for each in found_in(tmp_path)]
-    assert found == [("code aaaaaaaaaa", ["run-1", "run-2"]), ("code dddddddddd", ["run-3"])]
+    project, runs = tmp_path / "project", tmp_path / "runs"
+    (project / "rltemplate").mkdir(parents=True)
+    git(project, "init", "-q")
+    trees = []
+    for seed, file in enumerate(("rltemplate/a.py", "README.md", "rltemplate/b.py"), start=1):
+        (project / file).write_text("text\n")
+        git(project, "add", "-A")
+        trees.append(git(project, "write-tree").strip())
+        write_run(runs, seed, git={"tree": trees[-1], "base_commit": f"{seed}" * 40, "dirty": False})
+    assert len(found_in(runs)) == 3  # unknown code is other code
+    monkeypatch.setattr(experiments, "PROJECT", project)
+    found = [(each.by, [run.id for run in each.runs]) for each in found_in(runs)]
+    assert found == [("code 1111111111", ["run-1", "run-2"]), ("code 3333333333", ["run-3"])]
 
 
 def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:

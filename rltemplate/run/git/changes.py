@@ -7,9 +7,12 @@ trees have the same name or the run was made from a commit without changes.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from rltemplate.run.git.command import GitError, as_text, repository
+import xxhash
+
+from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
 
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
@@ -30,6 +33,22 @@ def text_between(project: Path, a: GitRecord, b: GitRecord, color: bool = False)
     return _diff(project, a, b, "-p", "-M", f"--color={'always' if color else 'never'}")
 
 
+def code_digest(project: Path, side: GitRecord, matters: Callable[[str], bool]) -> str | None:
+    """Digest of the names and contents of the files of a run's code for which `matters` is true.
+
+    None: unknown.
+    """
+    try:
+        with repository(project) as git:
+            found = _find(git, side)
+            entries = git.names("ls-tree", "-r", "-z", found) if found else []
+    except (GitError, OSError):
+        return None
+    # Of an entry, the name stands behind a tab, and the name of the content before it.
+    kept = [entry for entry in entries if matters(as_text(entry.partition(b"\t")[2]))]
+    return xxhash.xxh3_128_hexdigest(b"\0".join(kept)) if found else None
+
+
 def commits(side: GitRecord) -> list[str]:
     """Names of commits that hold the code of a run; `side` is `git` of its record.
 
@@ -47,13 +66,17 @@ def _diff(project: Path, a: GitRecord, b: GitRecord | None, *words: str) -> str 
         with repository(project) as git:
             if b is None:
                 read_work_tree(git, b := GitRecord())
-            # Empty where the repository does not have the code.
-            found = [next(filter(None, map(git.find, _trees(each))), "") for each in (a, b)]
+            found = [_find(git, each) for each in (a, b)]
             if not all(found):
                 return None
             return as_text(git("diff-tree", *_EXACT, *words, *found, "--", f":(top,exclude){RESERVED}"))
     except (GitError, OSError):
         return None
+
+
+def _find(git: Git, side: GitRecord) -> str:
+    """The tree with the code of a run; empty where the repository does not have it."""
+    return next(filter(None, map(git.find, _trees(side))), "")
 
 
 def _trees(side: GitRecord) -> list[str]:
