@@ -96,7 +96,7 @@ install: $(STAMP)
 
 ##@ Train
 train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
-	$(call RUN,-m rltemplate.launch.command,$(OVERRIDES))
+	$(call RUN,-m rltemplate train,$(OVERRIDES))
 
 resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_env_steps=N]
 	$(COMMAND)

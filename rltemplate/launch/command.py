@@ -72,11 +72,3 @@ def become(job: Job) -> NoReturn:
         os.execve(words[0], words, environment)
     except OSError as error:  # such as an override that is longer than the 128 KiB of Linux
         raise ConfigError(f"the process of the run could not be started: {error.strerror}") from error
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(Args(overrides=sys.argv[1:])))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
