@@ -56,7 +56,7 @@ def main() -> None:
 def _checkpoints() -> Iterator[str]:
     import torch
 
-    from rltemplate.learning.replay_buffer import ReplayBuffer
+    from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
     from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
 
     torch.set_num_threads(1)
@@ -73,12 +73,12 @@ def _checkpoints() -> Iterator[str]:
             writer = Checkpoints(Path(folder), {}, keep=3)
             weights = {"net": torch.zeros(3 * (obs_size + action_size) * 256 + 3 * 256 * 256)}
             times = []
-            obs = rng.standard_normal((new, obs_size), np.float32)
-            ends = np.arange(new) % LENGTH == 0
+            obs = torch.from_numpy(rng.standard_normal((new, obs_size), np.float32))
+            ends = torch.arange(new) % LENGTH == 0
             for added in range(new, TRANSITIONS + 3 * new, new):
-                rows = rng.standard_normal((new, obs_size + action_size + 1), np.float32)
-                next_obs, action, reward = np.split(rows, [obs_size, obs_size + action_size], axis=1)
-                buffer.add(obs, action, reward[:, 0], next_obs, ends)
+                rows = torch.from_numpy(rng.standard_normal((new, obs_size + action_size + 1), np.float32))
+                next_obs, action, reward = rows.split([obs_size, action_size, 1], dim=1)
+                buffer.add(Transition(obs, action, reward[:, 0], next_obs, torch.zeros(new), ends))
                 obs = next_obs
                 began = time.perf_counter()
                 writer.save(added, {**weights, "env_steps": added}, buffer)

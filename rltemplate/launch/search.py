@@ -69,7 +69,8 @@ def main(args: Args) -> int:
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
-    plan, *_ = (preflight([*args.words, each]) for each in tried)
+    # As in a sweep, what is `auto` takes what is left: here one core for each trial.
+    plan, *_ = (preflight([*args.words, each], usable_cores()) for each in tried)
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
     config = plan.configs[0]
@@ -80,7 +81,8 @@ def main(args: Args) -> int:
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
     folder.mkdir(parents=True, exist_ok=True)
     lock(folder)
-    workers = args.workers or max(1, usable_cores() // config.num_threads)
+    cores = config.num_threads + config.env.num_workers  # that a trial takes
+    workers = args.workers or max(1, usable_cores() // cores)
     return _Search(args, space, folder, workers).run()
 
 

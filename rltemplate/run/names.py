@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from hashlib import sha256
 from typing import Any
 
@@ -39,7 +39,7 @@ def given(overrides: Sequence[str]) -> dict[str, str]:
 
 def _plain(value: str) -> str:
     """One form for each value, which a single run and a sweep write differently: `3e-4` and `0.0003`."""
-    with suppress(InvalidOperation):
+    with suppress(DecimalException):  # no number, or one beyond all bounds
         number = Decimal(value).normalize()
         return f"{number:e}" if 0 < abs(number) < Decimal("0.01") else f"{number:f}"
     return value.lower() if value.lower() in ("true", "false", "null") else value

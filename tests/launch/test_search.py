@@ -130,3 +130,26 @@ def test_trials_beside_each_other_have_no_worker_by_default(monkeypatch: pytest.
         args = parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *words], Args)
         assert preflight(args.words, jobs=2).configs[0].env.num_workers == workers
     assert preflight(["env=Hopper"]).configs[0].env.num_workers == 1  # of a run alone
+
+
+@pytest.mark.parametrize(
+    ("words", "at_once"), [([], 4), (["num_threads=2"], 2), (["num_threads=1", "env.num_workers=1"], 2)]
+)
+def test_trials_at_once_take_no_more_than_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], at_once: int
+) -> None:
+    """A trial takes a core for each thread and each worker of its environments."""
+    found: list[int] = []
+
+    class Spy:
+        def __init__(self, *parts: Any) -> None:
+            found.append(parts[-1])
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(search, "_Search", Spy)
+    place = [f"runs_dir={tmp_path}", "eval_every=1000"]
+    main(parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *place, *words], Args))
+    assert found == [at_once]

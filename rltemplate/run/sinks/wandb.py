@@ -135,9 +135,9 @@ class WandbSink(RecordingSink):
             self._wandb.teardown()  # now, because its hook at exit would wait for a client that hangs
 
     def _add_policy(self, run_dir: Path) -> None:
-        """Hand the newest checkpoint to W&B, with the configuration that its policy is built from."""
-        policy = self._wandb.Artifact(f"policy-{self._run.id}", "model")
-        (state,) = list_checkpoints(run_dir)[-1:]
-        for path in (state, state.with_suffix(".json"), run_dir / CONFIG):
-            policy.add_file(str(path))
-        self._run.log_artifact(policy)
+        """Hand the newest checkpoint to W&B, if there is one, with the configuration of its policy."""
+        for state in list_checkpoints(run_dir)[-1:]:
+            policy = self._wandb.Artifact(f"policy-{self._run.id}", "model")
+            for path in (state, state.with_suffix(".json"), run_dir / CONFIG):
+                policy.add_file(str(path))
+            self._run.log_artifact(policy)

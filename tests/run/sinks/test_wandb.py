@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "entity": None,
     "group": None,
     "tags": ["a"],
-    "artifact": False,
+    "artifact": True,  # which changes nothing without a checkpoint
 }
 
 
