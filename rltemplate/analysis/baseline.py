@@ -15,7 +15,7 @@ from rltemplate.analysis.runs import PLANNED, Run, load_run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.run.git import changes
-from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord
 from rltemplate.types import ConfigError
@@ -39,7 +39,8 @@ def check_baseline(
     baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
     # Only torch knows the GPUs, and it takes seconds to ask.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
-    versions, changed = package_versions(), changes.files_between(project, baseline.record.git, None)
+    versions, now = package_versions(), take_snapshot(project)
+    changed = changes.files_between(project, baseline.record.git, now)
     found = []
     for config, words in zip(configs, overrides, strict=True):
         planned = RunRecord(

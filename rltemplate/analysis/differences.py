@@ -182,8 +182,9 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
             yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         if git.problem:
             yield f"{run.id} has no snapshot of its code ({git.problem})"
-        if left_out := [*(str(each["path"]) for each in git.skipped), *git.dirty_submodules]:
-            yield f"not in the snapshot of {run.id}, so not compared: {few(left_out)}"
+        if git.skipped:
+            left_out = few([str(each["path"]) for each in git.skipped])
+            yield f"not in the snapshot of {run.id}, so compared by size and digest only: {left_out}"
 
 
 def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:

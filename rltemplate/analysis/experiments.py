@@ -136,15 +136,15 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    code: dict[str | None, str | None] = {}  # what tells code apart, by the name of its tree
-    found: dict[tuple[tuple[tuple[str, str], ...], str | None], list[Run]] = {}
+    code = dict[str, str]()  # what tells code apart, by the names that records have for it
+    found: dict[tuple[tuple[tuple[str, str], ...], str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
-        values, tree = experiment_of(run.config), run.record.git.tree
+        values, git = experiment_of(run.config), run.record.git
         if by is not None:
             values[by] = text_of(run.value(by))
-        if tree not in code:
-            code[tree] = code_digest(PROJECT, run.record.git, file_matters) or tree
-        found.setdefault((tuple(sorted(values.items())), code[tree]), []).append(run)
+        if (known := f"{git.tree} {git.left_out()}") not in code:
+            code[known] = code_digest(PROJECT, git, file_matters) or known
+        found.setdefault((tuple(sorted(values.items())), code[known]), []).append(run)
     parts = [(dict(values), part) for (values, _), part in found.items()]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [

@@ -121,8 +121,8 @@ def check_changes(
     Raises ConfigError for any unless `accept` is set. Code is unknown without git.
     """
     found, here = dict[str, list[str]](), package_versions()
-    if git.tree is not None and snapshot.tree not in (None, git.tree):
-        files = files_between(paths.PROJECT, git, GitRecord(tree=snapshot.tree))
+    if git.tree is not None and snapshot.tree is not None:
+        files = files_between(paths.PROJECT, git, snapshot)
         missing = ["the recorded code is not in this repository"]
         found["code"] = missing if files is None else [path for path in files if file_matters(path)]
     found["libraries"] = [

@@ -203,7 +203,7 @@ class SweepRecord:
         """The record of the sweep in `folder`. Raises ConfigError for one of another version."""
         try:
             values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
-            values["snapshot"] = GitRecord(**values.get("snapshot", {}))
+            values["snapshot"] = _known(GitRecord, values.get("snapshot", {}))
             texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
             values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
             return cls(**values)

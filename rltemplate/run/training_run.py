@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import make_folder
+from rltemplate.config.command_args import few, make_folder
 from rltemplate.config.loading import from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, kernels, switches
@@ -141,6 +141,8 @@ class TrainingRun:
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
         if self._git.problem is not None:
             logger.message(f"code not recorded: {self._git.problem}")
+        if skipped := [f"{each['path']} ({each['reason']})" for each in self._git.skipped]:
+            logger.message(f"not in the snapshot of the code: {few(skipped)}")
         for note in () if resumed is None else resumed.part.notes:
             logger.message(note)
         if config.compile:
@@ -222,7 +224,7 @@ class TrainingRun:
         part.commit = git.commit
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.resumed = [*record.resumed, part]
-        if git.commit is not None and git.commit != before.commit:
+        if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
         # A part that was killed had no time to record how long it took.
         there = 0.0 if checkpoint is None else checkpoint.state["run"]["logger"]["wall_time_s"]

@@ -1,4 +1,4 @@
-"""Differences between the code of two recorded runs, or between a run's code and the work tree.
+"""Differences between the code of two recorded runs.
 
 The code of a run that was copied from another clone may be unknown here: then the answer is None, unless the
 trees have the same name or the run was made from a commit without changes.
@@ -13,19 +13,20 @@ from pathlib import Path
 import xxhash
 
 from rltemplate.run.git.command import Git, GitError, as_text, repository
-from rltemplate.run.git.snapshot import RESERVED, GitRecord, read_work_tree
+from rltemplate.run.git.snapshot import RESERVED, GitRecord
 
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
-def files_between(project: Path, a: GitRecord, b: GitRecord | None) -> list[str] | None:
+def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None:
     """Names of the files that differ between the code of two runs, relative to the top of the repository.
 
-    `a` and `b` are `git` of their records, `project` lies in the repository that is asked. Without `b` its
-    work tree is compared. None: unknown.
+    `a` and `b` are `git` of their records, `project` lies in the repository that is asked. None: unknown.
     """
     told = _diff(project, a, b, "-z", "--name-only", "--no-renames")
-    return None if told is None else told.split("\0")[:-1]
+    one, other = a.left_out(), b.left_out()
+    hidden = [path for path in {**one, **other} if one.get(path) != other.get(path)]
+    return None if told is None else [*dict.fromkeys([*told.split("\0")[:-1], *hidden])]
 
 
 def text_between(project: Path, a: GitRecord, b: GitRecord, color: bool = False) -> str | None:
@@ -46,6 +47,7 @@ def code_digest(project: Path, side: GitRecord, matters: Callable[[str], bool]) 
         return None
     # Of an entry, the name stands behind a tab, and the name of the content before it.
     kept = [entry for entry in entries if matters(as_text(entry.partition(b"\t")[2]))]
+    kept += [f"{each}".encode() for each in sorted(side.left_out().items()) if matters(each[0])]
     return xxhash.xxh3_128_hexdigest(b"\0".join(kept)) if found else None
 
 
@@ -59,13 +61,11 @@ def commits(side: GitRecord) -> list[str]:
     return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
-def _diff(project: Path, a: GitRecord, b: GitRecord | None, *words: str) -> str | None:
-    if b is not None and {*_trees(a)} & {*_trees(b)}:
+def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
+    if {*_trees(a)} & {*_trees(b)}:
         return ""
     try:
         with repository(project) as git:
-            if b is None:
-                read_work_tree(git, b := GitRecord())
             found = [_find(git, each) for each in (a, b)]
             if not all(found):
                 return None

@@ -14,7 +14,8 @@ the base commit, so that git's remembered file times keep it fast.
 A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
 the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
 larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest. Of a
-changed file the version of the base commit is kept.
+changed file the version of the base commit is kept, as of a submodule. Sizes and digests of all these are in
+the record, so that other content is other code.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from rltemplate.config.secrets import secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
@@ -46,8 +49,8 @@ class GitRecord:
 
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
-    `skipped` has `path`, `reason` and `bytes` of files that it lacks, or holds as in the base version.
-    `problem` is one line with a cure.
+    `skipped` has `path`, `reason`, `bytes` and `digest` of files and submodules that it lacks, or holds as in
+    the base version. `problem` is one line with a cure.
     """
 
     ref: str | None = None
@@ -57,8 +60,12 @@ class GitRecord:
     branch: str | None = None
     dirty: bool | None = None
     skipped: list[dict[str, Any]] = field(default_factory=list)
-    dirty_submodules: list[str] = field(default_factory=list)
     problem: str | None = None
+
+    def left_out(self) -> dict[str, str]:
+        """What tells the content of each skipped file from any other, by path."""
+        files = (each for each in self.skipped if not str(each["path"]).endswith("/"))
+        return {str(each["path"]): f"{each.get('bytes')} {each.get('digest')}" for each in files}
 
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
@@ -221,7 +228,9 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
             continue
         _, _, submodule, _, _, mode, _, _, path = entry.split(b" ", 8)
         if submodule[2:4] not in (b"..", b""):
-            found.dirty_submodules.append(as_text(path))
+            inside = _submodule_digest(git.file(path))
+            reason = "changes inside of a submodule"
+            found.skipped.append({"path": as_text(path), "reason": reason, "bytes": 0, "digest": inside})
         if mode == b"000000" or submodule[:1] == b"N" or submodule[1:2] == b"C":
             old.append(path)
     taken = _select(git, old, found.skipped, new=False) + _select(git, new, found.skipped, new=True)
@@ -231,7 +240,7 @@ def read_work_tree(git: Git, found: GitRecord) -> None:
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")
-    found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped or found.dirty_submodules)
+    found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped)
     found.tree = tree
 
 
@@ -266,8 +275,28 @@ def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new
             taken.append(path)
         else:
             reason += "" if new else "; the version of the base commit is kept"
-            skipped.append({"path": as_text(path), "reason": reason, "bytes": size})
+            digest = _digest(git.file(path))
+            skipped.append({"path": as_text(path), "reason": reason, "bytes": size, "digest": digest})
     return taken
+
+
+def _digest(file: Path) -> str | None:
+    """Stands for the lines of a file that hold no secret. None: of a large file or one that is all secret."""
+    with suppress(OSError):
+        if file.stat().st_size <= MAX_FILE_BYTES and file.is_file() and not secret_name(str(file)):
+            content = file.read_bytes()
+            if secret_content(content, file.name):
+                lines = (line for line in content.splitlines() if not secret_content(line, file.name))
+                content = b"\n".join(lines)
+            return xxhash.xxh3_128_hexdigest(content)
+    return None
+
+
+def _submodule_digest(folder: Path) -> str | None:
+    """Stands for the work tree of a submodule."""
+    inside = take_snapshot(folder)
+    known = f"{inside.tree} {inside.left_out()}"
+    return None if inside.tree is None else xxhash.xxh3_128_hexdigest(known.encode())
 
 
 def _why_left_out(git: Git, path: bytes, size: int, new: bool) -> str | None:

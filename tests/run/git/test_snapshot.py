@@ -13,6 +13,7 @@ import pytest
 from conftest import git
 
 from rltemplate.run import paths
+from rltemplate.run.continuation import check_changes
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.snapshot import (
     RESERVED,
@@ -22,6 +23,8 @@ from rltemplate.run.git.snapshot import (
     ended_files,
     take_snapshot,
 )
+from rltemplate.run.influence import file_matters
+from rltemplate.types import ConfigError
 
 CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
 LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"
@@ -196,6 +199,24 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
     assert {"changed.py", "small.npz", "too_much.npz"} <= {*tree}
 
 
+def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(repo: Path) -> None:
+    """Equal trees are not equal code where a changed file stays out because of a token in it."""
+
+    def record(text: str, token: str = TOKEN) -> GitRecord:
+        (repo / "train.py").write_text(f"{text}\n{token}\n")
+        return take_snapshot(repo)
+
+    first, again, other = record("loss * 0.5"), record("loss * 0.5", TOKEN[:-1] + "z"), record("loss * 5.0")
+    assert first.tree == again.tree == other.tree
+    assert changes.files_between(repo, first, again) == []
+    assert changes.files_between(repo, first, other) == ["train.py"]
+    digests = [changes.code_digest(repo, each, file_matters) for each in (first, again, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert check_changes("it", first, {}, again, accept=False) == {}
+    with pytest.raises(ConfigError, match=r"it began with other code: train\.py"):
+        check_changes("it", first, {}, other, accept=False)
+
+
 def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     library = make_repo(tmp_path / "library")
     git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
@@ -203,7 +224,15 @@ def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     assert whole(repo, "clean").dirty is False
     (repo / "lib" / "train.py").write_text("changed inside\n")
     record = whole(repo, "dirty")
-    assert (record.dirty, record.dirty_submodules) == (True, ["lib"])
+    (left_out,) = record.skipped
+    assert (record.dirty, left_out["path"], left_out["reason"]) == (
+        True,
+        "lib",
+        "changes inside of a submodule",
+    )
+    assert changes.files_between(repo, record, whole(repo, "again")) == []
+    (repo / "lib" / "train.py").write_text("changed otherwise\n")
+    assert changes.files_between(repo, record, whole(repo, "other")) == ["lib"]
 
 
 def no_code(record: GitRecord) -> str:
@@ -349,11 +378,11 @@ def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_pa
     assert "-print('train')\n+print('better')\n" in text
     assert "seed" not in text  # the configuration is no code, and is compared by itself
     (repo / "train.py").write_text("print('best')\n")
-    assert changes.files_between(repo, edited, None) == ["train.py"]
+    assert changes.files_between(repo, edited, take_snapshot(repo)) == ["train.py"]
     # A record may come from anywhere, and may not give git options.
     assert changes.files_between(repo, clean, GitRecord(tree=f"--output={repo}/written")) is None
     assert not (repo / "written").exists()
     # Committed code is in every clone; other code is known where it was recorded.
     (clone / "sub" / "deep.py").write_text("x = 4\n")
-    assert changes.files_between(clone, clean, None) == ["sub/deep.py"]
-    assert changes.files_between(clone, edited, None) is None
+    assert changes.files_between(clone, clean, take_snapshot(clone)) == ["sub/deep.py"]
+    assert changes.files_between(clone, edited, take_snapshot(clone)) is None
