@@ -76,6 +76,8 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
+        elif odd := [name for name in _names(value) if not isinstance(name, str)]:
+            yield f"{key}: {odd[0]!r} is no text, as names have to be: write '{odd[0]}', in quotes"
         elif value not in spec.metadata.get("choices", [value]):
             names = ("null" if name is None else name for name in spec.metadata["choices"])
             yield f"{key}={value}: {choose(value, names)}"
@@ -86,6 +88,14 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
             if any(not (v > low if open_low else v >= low) or not v <= high for v in values):
                 least = "greater than" if open_low else "at least"
                 yield f"{key}={value}: must be {least} {low} and at most {high}"
+
+
+def _names(value: Any) -> Iterator[Any]:
+    """The keys of dictionaries in a value, at any depth. JSON, as in a record, makes text of all of them."""
+    if isinstance(value, Mapping):
+        yield from value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _names(item)
 
 
 @contextlib.contextmanager
