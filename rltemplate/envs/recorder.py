@@ -57,6 +57,7 @@ class ActionRecorder:
         if seed is not None:
             self._seed = seed
             self._episodes.clear()
+            _seed_spaces(self.env, seed)
         elif self._episodes:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
@@ -158,6 +159,20 @@ class ActionRecorder:
         plain = (obs.dtype.str, obs.shape, obs.tobytes(), np.float64(reward).tobytes())
         others = (terminated, truncated, _generator_state(self.env))
         return hashlib.sha256(repr((plain, others)).encode()).hexdigest()
+
+
+def _seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+    """Seed the generators of the spaces, from which some environments draw their resets.
+
+    Their states are not recorded: an environment that draws from them later is refused when it is restored.
+    """
+    layer = env
+    while True:
+        layer.action_space.seed(seed)
+        layer.observation_space.seed(seed)
+        if not isinstance(layer, gym.Wrapper):
+            return
+        layer = layer.env
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> str | None:

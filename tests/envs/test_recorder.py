@@ -15,6 +15,7 @@ from conftest import env_config, play
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.rng import env_seeds
 from rltemplate.types import ConfigError
 
@@ -173,6 +174,20 @@ def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
     with pytest.raises(ConfigError, match=f"the environment {own} does not repeat itself") as refusal:
         restored(state, own)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_an_environment_that_samples_its_spaces_repeats_itself_from_the_seed() -> None:
+    class Sampling(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            _, *others = self.env.step(self.action_space.sample())
+            return self.env.observation_space.sample(), *others
+
+    def played(seed: int) -> list[float]:
+        recorder = ActionRecorder(Sampling(gym.make("Pendulum-v1")), "Sampling")
+        recorder.reset(seed)
+        return [float(recorder.step(np.zeros(1, np.float32))[0][0]) for _ in range(5)]
+
+    assert played(1) == played(1) != played(2)
 
 
 def test_only_two_episodes_are_kept() -> None:
