@@ -119,7 +119,8 @@ def reproduce(
             recorded, replace(run, dir=Path("made again"), record=made), trace, again
         )
         verdict, headline = comparison.verdict, compare.headline(comparison)
-        metrics = _differing_metrics(run.rows, read_metrics(run_dir), finished)
+        rows = _without_old_ends(run, run.rows, read_metrics(run_dir))
+        metrics = _differing_metrics(*rows, finished)
         if verdict == IDENTICAL and metrics:
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
         if not run.rows:
@@ -187,6 +188,18 @@ class _Follower:
             self._said, done = time.monotonic(), self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
             print(f"iteration {done:,} of {self._iterations:,}, equal so far", file=sys.stderr, flush=True)
         return self._differs
+
+
+def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Both without the rows that only a run has whose total was raised: at its old ends, and the next ones.
+
+    The next row has means over a shorter time.
+    """
+    made = sorted(row["env_steps"] for row in again)
+    ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
+    left_out = ends | {next((step for step in made if step > end), end) for end in ends}
+    kept = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
+    return next(kept), next(kept)
 
 
 def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:

@@ -24,6 +24,7 @@ from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
+WORDS += ["algo.learning_rate_schedule=constant"]  # which does not depend on the total
 ITERATIONS = 8
 NO_METRICS = "no metrics were recorded, so only traces were compared"
 # The run was made with another constant of the algorithm, and a module that the present code has not.
@@ -209,6 +210,23 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
     found = place.again()
     assert (found.verdict, found.status, found.iterations) == (IDENTICAL, "killed", 5), report(found)
+
+
+@pytest.mark.long
+def test_a_run_whose_total_was_raised_is_identical_but_for_the_rows_of_its_old_end(
+    place: Place, recorded: tuple[Path, Path]
+) -> None:
+    """The recorded run has a row there that no straight run has, and the next one differs."""
+    rows = [json.loads(line) for line in (recorded[1] / paths.METRICS).read_text().splitlines()]
+    after = next(i for i, row in enumerate(rows) if row["env_steps"] > 100)
+    rows[after]["episode/return"] = 1e9
+    rows.insert(after, rows[after] | {"env_steps": 100})
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    more: dict[str, Any] = {"resumed": [{"env_steps": 100, "changed": {"total_env_steps": [100, 256]}}]}
+    assert place.again(place.told("raised", {paths.METRICS: lambda _: text}, **more)).verdict == IDENTICAL
+    rows[-1]["eval/return"] = 1e9
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    assert place.again(place.told("wrong", {paths.METRICS: lambda _: text}, **more)).verdict == DIVERGED
 
 
 def resumed_with(**changed: Any) -> dict[str, Any]:
