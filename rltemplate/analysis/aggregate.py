@@ -1,20 +1,21 @@
 """Scores over several environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
 Returns are normalised: 0 is the random policy, 1 the median of the published returns for the algorithm at
-about as many steps. Experiments of one algorithm and name belong together. Intervals are the paper's, a
-percentile bootstrap that draws seeds anew within each environment: with few seeds they are too narrow.
+about as many steps. Experiments of one algorithm with the same differences belong together. Intervals are
+the paper's, a percentile bootstrap that draws seeds anew within each environment: with few seeds they are too
+narrow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rltemplate.analysis.experiments import Experiment
+from rltemplate.analysis.experiments import Experiment, comparable
 from rltemplate.analysis.stats import STATISTICS, Interval
 
 _RESAMPLES = 2000
@@ -36,7 +37,7 @@ def scores(experiments: Sequence[Experiment]) -> list[Together]:
         known = {each.env: values for each in here if (values := _normalised(each))}
         if len(known) >= _LEAST:
             value = _interval(lambda parts: STATISTICS["iqm"](np.concatenate(parts)), [*known.values()])
-            found.append(Together(name, [*known], value))
+            found.append(Together(name, _with_seeds(known), value))
     return found
 
 
@@ -44,11 +45,21 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
     """The probability that a run of one experiment has a higher return than one of another."""
     for (a, ours), (b, theirs) in combinations(_by_name(experiments).items(), 2):
         mine, others = ({each.env: each for each in side} for side in (ours, theirs))
-        pairs = [(each, others[env]) for env, each in mine.items() if env in others]
+        pairs = [
+            (each, other)
+            for env, each in mine.items()
+            if (other := others.get(env)) is not None and comparable(each, other)
+        ]
         if len(pairs) >= _LEAST:
             parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]
             value = _interval(_probability, parts)
             yield Together(f"{b} better than {a}", [each.env for each, _ in pairs], value)
+
+
+def _with_seeds(known: Mapping[str, list[float]]) -> list[str]:
+    """Names of environments, with numbers of seeds where they differ: each run counts once."""
+    same = len({*map(len, known.values())}) == 1
+    return [env if same else f"{env} ({len(values)} seeds)" for env, values in known.items()]
 
 
 def _probability(parts: Sequence[Any]) -> float:
@@ -64,7 +75,7 @@ def _by_name(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
     found: dict[str, list[Experiment]] = {}
     for each in experiments:
         if each.counted:
-            found.setdefault(f"{each.algo} {each.by or 'default'}", []).append(each)
+            found.setdefault(f"{each.algo} {each.whole or 'default'}", []).append(each)
     return found
 
 

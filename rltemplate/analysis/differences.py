@@ -178,7 +178,7 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
         git, status = run.record.git, run.record.status
         if status not in ("finished", PLANNED):
             yield f"{run.id} {'is still running' if status == 'running' else f'ended {status}'}"
-        if changed := [key for part in run.record.resumed for key in part.changed]:
+        if changed := run.resumed_with:
             yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         if git.problem:
             yield f"{run.id} has no snapshot of its code ({git.problem})"

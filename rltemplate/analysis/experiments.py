@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
 from rltemplate.analysis.stats import Interval
+from rltemplate.config.command_args import few
 from rltemplate.run.git.changes import code_digest
-from rltemplate.run.influence import file_matters
+from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import PROJECT
 from rltemplate.run.names import differences
 
@@ -28,12 +29,13 @@ _LABEL_KEYS = 3
 class Experiment:
     """All runs of one configuration and code, in the order of their starts.
 
-    `by` names what differs from the recipe.
+    `by` names the differences from the recipe, the first ones if there are many; `whole` names all of them.
     """
 
     number: int
     runs: list[Run]
     by: str | None
+    whole: str | None
 
     @property
     def algo(self) -> str:
@@ -114,10 +116,25 @@ class Experiment:
             return
         if len(self.counted) < stats.FEW:
             yield stats.FEW_SEEDS
+        for run in self.counted:
+            if changed := run.resumed_with:
+                yield f"{run.id} was resumed with other {', '.join(changed)} than before"
+        if changed := sorted(package for package, used in self._versions.items() if len(used) > 1):
+            yield f"the runs have different versions of {few(changed)}"
         if len({run.value("steps") for run in self.counted}) > 1:
             yield "the seeds ended at different steps"
         if self.score != "eval/return":
             yield "no evaluations, so these are returns of training episodes, with exploration"
+
+    @property
+    def _versions(self) -> dict[str, set[str]]:
+        """The versions of each package that may change results."""
+        found: dict[str, set[str]] = {}
+        for run in self.counted:
+            for package, version in run.record.versions.items():
+                if package_matters(package):
+                    found.setdefault(package, set()).add(version)
+        return found
 
     def left_out(self) -> Iterator[str]:
         """A line about each run that is in no statistic."""
@@ -126,6 +143,11 @@ class Experiment:
                 status = run.value("status")
                 why = "has no return, or its seed was run again" if status == "finished" else status
                 yield f"{run.id}: {why}"
+
+
+def comparable(a: Experiment, b: Experiment) -> bool:
+    """True if both have returns of the same kind after about as many steps."""
+    return a.score == b.score and max(a.steps, b.steps) <= 1.05 * min(a.steps, b.steps)
 
 
 def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experiment]:
@@ -148,20 +170,21 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     parts = [(dict(values), part) for (values, _), part in found.items()]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
-        Experiment(number, part, label)
-        for number, ((_, part), label) in enumerate(zip(parts, _labels(parts, by), strict=True), start=1)
+        Experiment(number, part, *labels)
+        for number, ((_, part), labels) in enumerate(zip(parts, _labels(parts, by), strict=True), start=1)
     ]
 
 
-def _labels(parts: _Parts, by: str | None) -> Iterator[str | None]:
-    """Label of each experiment, cut to its first words where no other experiment then looks the same."""
+def _labels(parts: _Parts, by: str | None) -> Iterator[tuple[str | None, str | None]]:
+    """A short and a whole label of each experiment; both whole where another has the same first words."""
     words = [_words(values, runs[0], parts, by) for values, runs in parts]
-    short = [_shortened(each) for each in words]
-    shown = [
-        (runs[0].env, runs[0].value("algo"), label) for (_, runs), label in zip(parts, short, strict=True)
+    first = [
+        (runs[0].env, runs[0].value("algo"), each[:_LABEL_KEYS])
+        for (_, runs), each in zip(parts, words, strict=True)
     ]
-    for each, cut, whole in zip(shown, short, words, strict=True):
-        yield ", ".join(cut if shown.count(each) == 1 else whole) or None
+    for each, whole in zip(first, words, strict=True):
+        short = _shortened(whole) if first.count(each) == 1 else whole
+        yield ", ".join(short) or None, ", ".join(whole) or None
 
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:

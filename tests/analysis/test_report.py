@@ -131,6 +131,23 @@ def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) ->
     assert 0.8 < better.value.low < 0.95 < better.value.high == 1.0
 
 
+def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) -> None:
+    """Labels that are cut may be equal; returns after other numbers of steps are no comparison."""
+    for env, zeta in (("CartPole", 1), ("Pendulum", 2)):
+        keys = {"clip": 1, "gamma": 0.8, "lambda": 2, "zeta": zeta}
+        for tag, algo in (("-a", {}), ("-b", keys), ("-c", {"gamma": 0.5})):
+            for seed in range(1 + (env == "Pendulum"), 4):
+                returns = [0.0] * (99 if tag == "-c" else 999) + [9.0]
+                config = {"env": {"id": f"{env}-v1"}, "algo": algo}
+                write_run(tmp_path, seed, returns, env=env, tag=tag, config=config)
+    experiments = reported(tmp_path).experiments
+    cut = "clip=1, gamma=0.8, lambda=2, and 1 more"
+    assert [each.by for each in experiments] == [None, cut, "gamma=0.5, total_env_steps=10000"] * 2
+    (score,) = aggregate.scores(experiments)
+    assert (score.name, score.envs) == ("ppo default", ["CartPole (3 seeds)", "Pendulum (2 seeds)"])
+    assert list(aggregate.improvements(experiments)) == []
+
+
 def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     found = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]

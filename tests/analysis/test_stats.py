@@ -109,6 +109,7 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
         "luck": [1.5, 2.5, 3.5, 3.9, 4.0],
         "few": [9.0, 9.1, 9.2],
         "same": [500.0] * 5,
+        "once": [500.0] * 29 + [20.0],
         "single": [1.0],
     }
     for name, returns in scores.items():
@@ -119,12 +120,30 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
         ("x", "luck", "  cannot be told: IQM of x minus that of luck is"),
         ("x", "few", "  few looks better than x: "),
         ("single", "x", "  cannot be told: a single seed has no spread"),
+        ("same", "once", "  cannot be told: IQM of same and once is the same, and single seeds differ"),
         ("same", "same", "  every run of same and same has the same score"),
     ):
         lines = compare(found[a], found[b])
         assert lines[1].startswith(said)
         assert len(lines) == 2
     assert lines[-1].endswith("; 5 against 5 seeds")
+
+
+def test_runs_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
+    """Resumed with other code, made with other libraries; evaluations beside training episodes."""
+    write_run(tmp_path, 1, versions={"torch": "2.0", "rich": "1"})
+    write_run(
+        tmp_path, 2, versions={"torch": "1.9", "rich": "2"}, resumed=[{"changed": {"code": [], "cpu": []}}]
+    )
+    write_run(tmp_path, 1, [], algo="sac", final_metrics={"episode/return": 4.5})
+    both, training = found_in(tmp_path)
+    assert list(both.cautions())[1:] == [
+        "run-2 was resumed with other code than before",
+        "the runs have different versions of torch",
+    ]
+    assert compare(both, training)[2] == (
+        "  caution: returns of evaluations are compared with those of training episodes"
+    )
 
 
 def test_single_seeds_are_told_in_few_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +179,12 @@ def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_pa
     names = [each.name for each in found_in(tmp_path)]
     assert len({*names}) == len(names) == 5
     assert [name.partition("zeta=")[2] for name in names[1:3]] == ["4, eval_every=4", "5, eval_every=5"]
+    keys = {"algo": {"clip": 1, "gamma": 0.8, "lambda": 2, "zeta": 4}, "eval_every": 4, "more": 1}
+    write_run(tmp_path, 1, tag="-6", config=keys)  # one more difference than another one
+    names = [each.name for each in found_in(tmp_path)]
+    assert [name.partition("zeta=")[2] for name in names[1:4]] == [
+        *("4, eval_every=4", "5, and 1 more", "4, eval_every=4, more=1"),
+    ]
 
 
 def test_other_code_is_another_experiment_unless_it_computes_the_same(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rltemplate.analysis import stats
-from rltemplate.analysis.experiments import Experiment, find_experiments
+from rltemplate.analysis.experiments import Experiment, comparable, find_experiments
 from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.analysis.targets import show
@@ -79,11 +79,16 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
         verdict = f"{first.name} {verb} better than {second.name}: {label} higher by {gain}{hint}"
     elif math.isnan(found.low):
         verdict = f"cannot be told: a single seed has no spread; {label} differs by {show(found.value)}"
-    elif found.low == found.high == 0:
+    elif len({*a.returns, *b.returns}) == 1:
         verdict = f"every run of {a.name} and {b.name} has the same score"
+    elif found.low == found.high == 0:
+        verdict = f"cannot be told: {label} of {a.name} and {b.name} is the same, and single seeds differ"
     else:
         verdict = f"cannot be told: {label} of {a.name} minus that of {b.name} is {found}"
     lines = [f"{a.name} against {b.name} on {a.env}", f"  {verdict}; {counts[0]} against {counts[1]} seeds"]
-    if max(a.steps, b.steps) > 1.05 * min(a.steps, b.steps):
+    if a.score != b.score:
+        kinds = {"eval/return": "evaluations", "episode/return": "training episodes"}
+        lines.append(f"  caution: returns of {kinds[a.score]} are compared with those of {kinds[b.score]}")
+    elif not comparable(a, b):
         lines.append(f"  caution: they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
     return lines
