@@ -87,12 +87,11 @@ class ForwardPass(NamedTuple):
 class Experience(NamedTuple):
     """Transitions `first` to `last` (excluded), counted from the beginning of the run.
 
-    At most the last `capacity` of them are ever learned from. `rows` are of equal length, by field.
+    `rows` are of equal length, by field.
     """
 
     first: int
     last: int
-    capacity: int
     rows: Mapping[str, Tensor]
 
 
@@ -133,7 +132,7 @@ class Probe:
 class Replay(Protocol):
     """Transitions that are kept for later learning. A checkpoint keeps them in parts."""
 
-    capacity: int
+    capacity: int  # transitions that are held at most
     added: int  # transitions that ever came in
 
     def since(self, first: int) -> Experience:
@@ -156,8 +155,8 @@ class Algorithm(Protocol):
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """The networks by name, each with inputs of the size it has, for checks of what was computed."""
 
-    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions (N, A) for encoded observations (N, O). Never changes any state of training."""
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Deterministic actions (N, A) for encoded observations (N, O). Changes no state of training."""
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state but the replay buffer: tensors, numbers and strings in dicts and lists."""

@@ -47,12 +47,11 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         gaussian = isinstance(dist, DiagGaussian)
-        out = dist.size if isinstance(dist, DiagGaussian) else dist.param_size
         build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
-        self.actor = build([obs_size, *config.hidden_sizes, out], orthogonal_gain=gain[0])
+        self.actor = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
-        self.log_std = nn.Parameter(torch.full((out,), config.log_std_init)) if gaussian else None
+        self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
     def forward(self, obs: Tensor, part: str = "both") -> Any:
         """Parameters of the action distribution (B, P), expected scaled return (B,), or both."""

@@ -214,10 +214,10 @@ def check_actions(algo: str, codec: Any) -> None:
         )
 
 
-def check_buffer(config: AlgoConfig, codec: Any, memory: int | None) -> None:
-    """Raise `ConfigError` if a full replay buffer is larger than `memory` in bytes (None: unknown)."""
+def check_buffer(config: AlgoConfig, codec: Any, memory: int) -> None:
+    """Raise `ConfigError` if a full replay buffer is larger than `memory` in bytes."""
     kept, row = getattr(config, "buffer_size", 0), _FLOAT32 * (2 * codec.obs_size + codec.action_size + 3)
-    if memory is not None and kept * row > memory:
+    if kept * row > memory:
         raise ConfigError(
             f"algo.buffer_size={kept}: a full buffer takes {kept * row / 2**30:.1f} GiB, and this machine "
             f"has {memory / 2**30:.1f} GiB, enough for {memory // row} transitions"

@@ -74,13 +74,9 @@ class StatefulAlgorithm:
         raise NotImplementedError
 
     @torch.no_grad()
-    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions (N, A) for encoded observations (N, O); random ones come from a stream of their own."""
-        params = self.policy(self.to_device(obs))
-        if deterministic:
-            return self.dist.mode(params).cpu().numpy()  # type: ignore[no-any-return]
-        noise = self.dist.noise(len(obs), self.streams.torch("act"))
-        return self.dist.sample(params, noise).cpu().numpy()  # type: ignore[no-any-return]
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Deterministic actions (N, A) for encoded observations (N, O)."""
+        return self.dist.mode(self.policy(self.to_device(obs))).cpu().numpy()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the whole state but the replay buffer."""

@@ -34,11 +34,11 @@ class Categorical:
 
     def __init__(self, nvec: Sequence[int]) -> None:
         self.nvec = list(nvec)
-        self.param_size = sum(nvec)
+        self.size = sum(nvec)
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
         """Uniform noise (B, sum(nvec)) for `sample`."""
-        return torch.rand(batch, self.param_size, generator=generator, device=generator.device)
+        return torch.rand(batch, self.size, generator=generator, device=generator.device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Exact samples by the Gumbel-max trick, argmax(logits - log(-log(u)))."""
@@ -66,19 +66,22 @@ class Categorical:
         return total  # (B,)
 
 
-class DiagGaussian:
-    """Normal distribution with diagonal covariance over unbounded actions (B, A).
-
-    Parameters are mean and log standard deviation side by side, (B, 2A).
-    """
+class _Gaussian:
+    """The noise of normal distributions over actions of `size` numbers."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.param_size = 2 * size
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
         """Standard normal noise (B, A) for `sample`."""
         return torch.randn(batch, self.size, generator=generator, device=generator.device)
+
+
+class DiagGaussian(_Gaussian):
+    """Normal distribution with diagonal covariance over unbounded actions (B, A).
+
+    Parameters are mean and log standard deviation side by side, (B, 2A).
+    """
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """mean + exp(log_std) * noise."""
@@ -100,21 +103,16 @@ class DiagGaussian:
         return (params.chunk(2, -1)[1] + 0.5 + LOG_SQRT_2PI).sum(-1)  # (B,)
 
 
-class SquashedGaussian:
+class SquashedGaussian(_Gaussian):
     """tanh of a diagonal normal: actions in (-1, 1) (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
 
     Parameters are the mean and a raw value that a tanh maps into [log_std_min, log_std_max], (B, 2A).
     """
 
     def __init__(self, size: int, log_std_min: float, log_std_max: float) -> None:
-        self.size = size
-        self.param_size = 2 * size
+        super().__init__(size)
         self.log_std_min = log_std_min
         self.log_std_max = log_std_max
-
-    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        """Standard normal noise (B, A) for `sample`."""
-        return torch.randn(batch, self.size, generator=generator, device=generator.device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Actions (B, A)."""

@@ -7,7 +7,7 @@ clipping are then a handful of operations whatever the number of layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from rltemplate.determinism import kernels
+
+_BETAS = (0.9, 0.999)  # of Adam
 
 
 class AdamState(NamedTuple):
@@ -47,14 +49,6 @@ class FlatModule:
         for p, view in zip(named.values(), self._own.split(self._sizes), strict=True):
             p.data = view.view(p.shape)
             p.requires_grad_(False)
-
-    def by_part(self, values: Mapping[str, float]) -> Tensor:
-        """A value for each parameter (P,): by the first name that begins that of the parameter, else 1."""
-        found = [
-            next((v for part, v in values.items() if name.startswith(part)), 1.0) for name in self._names
-        ]
-        sizes = torch.tensor(self._sizes)
-        return torch.tensor(found).repeat_interleave(sizes).to(self.initial)
 
     def call(self, flat: Tensor, *inputs: Any) -> Any:
         """The module's output with the parameters `flat` (P,), which are never written to afterwards."""
@@ -93,28 +87,16 @@ def _detach(aux: Any) -> Any:
     return aux
 
 
-def adam(
-    state: AdamState,
-    grad: Tensor,
-    rate: Tensor,
-    eps: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: Tensor | float | None = None,
-) -> AdamState:
-    """One step of Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1).
-
-    `rate` and `weight_decay` are for all parameters, or (P,) from `FlatModule.by_part`. Weights decay as in
-    AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101).
-    """
-    steps, (beta1, beta2) = state.steps + 1.0, betas
+def adam(state: AdamState, grad: Tensor, rate: Tensor, eps: float) -> AdamState:
+    """One step of Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1, with its values of beta)."""
+    steps, (beta1, beta2) = state.steps + 1.0, _BETAS
     mu = beta1 * state.mu + (1.0 - beta1) * grad
     nu = beta2 * state.nu + (1.0 - beta2) * grad * grad
     # Its own place in memory: else the compiler computes the powers again for every 16 parameters.
-    correction1, correction2 = ((1.0 - torch.pow(beta, steps)).as_strided((), ()) for beta in betas)
+    correction1, correction2 = ((1.0 - torch.pow(beta, steps)).as_strided((), ()) for beta in _BETAS)
     root = kernels.sqrt(nu / correction2)
-    params = state.params if weight_decay is None else state.params * (1.0 - rate * weight_decay)
     rate = rate / correction1
-    return AdamState(mu, nu, steps, params - rate * mu / (root + eps))
+    return AdamState(mu, nu, steps, state.params - rate * mu / (root + eps))
 
 
 def clip_by_norm(grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:

@@ -110,7 +110,7 @@ class ReplayBuffer:
             name: torch.cat([rows[start : start + room], rows[: num - room]])
             for name, rows in self._rows._asdict().items()
         }
-        return Experience(first, self.added, self.capacity, fields)
+        return Experience(first, self.added, fields)
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""

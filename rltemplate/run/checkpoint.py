@@ -82,7 +82,7 @@ class Checkpoints:
         with contextlib.suppress(IndexError, ConfigError):  # without a readable one, everything is written
             held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
         came = replay.since(max((_range(name)[1] for name in held), default=0))
-        oldest = came.last - came.capacity
+        oldest = came.last - replay.capacity
         chunks = {name: digest for name, digest in held.items() if _range(name)[1] > oldest}
         if came.last > came.first:
             path = folder / f"experience_{came.first}_{came.last}.pt"

@@ -65,17 +65,13 @@ def test_the_seed_decides_everything_and_acting_changes_nothing(configure: Confi
         algorithm, envs = build_algorithm(configure(*words))
         algorithm.train_iteration()
         if acts:
-            obs = np.zeros((5, envs.codec.obs_size), np.float32)
-            algorithm.act(obs)
-            first, second = algorithm.act(obs, deterministic=False), algorithm.act(obs, deterministic=False)
-            assert not np.array_equal(first, second)
+            algorithm.act(np.zeros((5, envs.codec.obs_size), np.float32))
         for _ in range(2):
             algorithm.train_iteration()
         runs.append(flat_tensors(algorithm))
         algorithm.close()
-    names = [name for name in runs[0] if not name.endswith("streams/act")]
-    assert all(torch.equal(runs[0][name], runs[1][name]) for name in names)
-    assert any(not torch.equal(runs[0][name], runs[2][name]) for name in names)
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert any(not torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
 
 
 @pytest.mark.long

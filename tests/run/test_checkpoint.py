@@ -43,9 +43,9 @@ def held(added: int) -> Any:
 
     def since(first: int) -> Experience:
         first = max(first, added - CAPACITY, 0)
-        return Experience(first, added, CAPACITY, {"obs": torch.arange(first, added).float()})
+        return Experience(first, added, {"obs": torch.arange(first, added).float()})
 
-    return SimpleNamespace(since=since)
+    return SimpleNamespace(since=since, capacity=CAPACITY)
 
 
 def loaded(checkpoint_: Checkpoint, first: int, last: int) -> list[float]:
