@@ -64,7 +64,7 @@ class Logger:
         self._values, self._episodes = {}, []
         metrics.update({name: float(value) for name, value in extra.items()})
         self.final_metrics.update(metrics)
-        row = {"env_steps": env_steps, "wall_time_s": round(time.perf_counter() - self._begun, 6), **metrics}
+        row = {"env_steps": env_steps, "wall_time_s": self._seconds(), **metrics}
         self.lines.write(strict_json(row))
         self._to_sinks(lambda sink: sink.write(row))
 
@@ -98,12 +98,19 @@ class Logger:
         """Show what the run does beside training, such as `evaluating`; empty when it trains."""
         self._to_sinks(lambda sink: sink.activity(text))
 
-    def close(self, status: str) -> None:
-        """End the run with `status`. Every sink closes, even if another one fails."""
+    def close(self, status: str, env_steps: int | None = None) -> None:
+        """End the run with `status`. Every sink closes, even if another one fails.
+
+        `env_steps` and the time are those of the end, to which no row may reach; None: of the last row.
+        """
         self.lines.close()
         self._sinks.reverse()
-        self._to_sinks(lambda sink: sink.close(status, self.final_metrics))
+        reached = {} if env_steps is None else {"env_steps": env_steps, "wall_time_s": self._seconds()}
+        self._to_sinks(lambda sink: sink.close(status, {**self.final_metrics, **reached}))
         self._sinks = []
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self._begun, 6)
 
     def _read(self) -> None:
         """Read all kept metrics with one transfer."""

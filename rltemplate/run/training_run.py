@@ -164,7 +164,9 @@ class TrainingRun:
         if trace is not None:
             steps.append(trace.lines.close)
         if self._logger is not None:
-            steps.append(partial(self._logger.close, status))  # metrics.jsonl, then W&B and the other sinks
+            reached = None if self.algorithm is None else self.algorithm.env_steps
+            # metrics.jsonl, then W&B and the other sinks
+            steps.append(partial(self._logger.close, status, reached))
         if self._record is not None:
             steps.append(partial(self._end, self._record, status, error))  # record.json and the commit
         if self.algorithm is not None:

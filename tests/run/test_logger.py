@@ -118,11 +118,13 @@ def test_a_failing_sink_is_reported_once_and_switched_off(tmp_path: Path) -> Non
     for step in range(3):
         logger.log(step, {"m": 1.0})
     logger.video(Path("v.mp4"), 5)
-    logger.close("finished")
+    logger.close("finished", 7)
     console.note.assert_called_once_with("Mock is switched off: OSError: no luck")
     bad.close.assert_called_once_with("failed", {})
     for sink in (console, other):
-        sink.close.assert_called_once_with("finished", {"m": 1.0})
+        status, final = sink.close.call_args.args
+        assert final.pop("wall_time_s") > 0
+        assert (status, final) == ("finished", {"m": 1.0, "env_steps": 7})
         sink.video.assert_called_once_with(Path("v.mp4"), 5)
         assert sink.write.call_count == len(read(tmp_path / "m.jsonl")) == 3
 

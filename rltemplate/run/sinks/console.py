@@ -84,7 +84,10 @@ class ConsoleSink(Sink):
     def note(self, text: str) -> bool:
         """A line above what stands in place."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, soft_wrap=True)
+            from rich.text import Text
+
+            # As a Text: with markup=False the panel, which is drawn anew below, would show its markup.
+            self._live.console.print(Text(text), soft_wrap=True)
             return True
         with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
             self._stream.write(f"{text}\n")

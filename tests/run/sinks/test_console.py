@@ -87,9 +87,10 @@ def in_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[
         console.note("a note")
         look()
         console.activity("evaluating")
+        console.note("a note above a panel with markup")
         look()
         console.activity("")
-        console.close("interrupted", {"eval/return": 99.0})
+        console.close("interrupted", {"eval/return": 99.0, "env_steps": 640})
         look()
     os.close(ours)
     return written.decode(), seen
@@ -105,9 +106,12 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
     for shown in (first, second, last):
         assert sum("500 of 1,000 steps" in line for line in shown) == 1
         text = "\n".join(shown)
+        assert "[yellow]" not in text
+        assert "[dim]" not in text
         for part in ("return 125", "evaluation 77", "policy loss 0.25", "left 0:00:05", "77.0 at 500"):
             assert part in text
     assert [sum("evaluating" in line for line in shown) for shown in (first, second, last)] == [0, 1, 0]
+    assert last[-2].startswith("interrupted after 640 steps")  # to which no row reaches
     assert last[-1] == "next: make resume run=runs/the-id"
 
 
