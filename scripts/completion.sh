@@ -7,7 +7,8 @@ if [ "${1-}" = install ]; then
         */zsh) file=${ZDOTDIR:-$HOME}/.zshrc ;;
         *) file=$HOME/.bashrc ;;
     esac
-    line="source '$(cd "$(dirname "$0")" && pwd)/completion.sh'"
+    script="'$(cd "$(dirname "$0")" && pwd)/completion.sh'"
+    line="[ ! -f $script ] || source $script"
     grep -qsxF "$line" "$file" || printf '%s\n' "$line" >>"$file" || exit 1
     echo "$file has the line: $line"
     exit 0

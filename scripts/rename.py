@@ -57,7 +57,8 @@ def check_name(root: Path, old: str, new: str) -> None:
         tidy = re.sub(r"[^a-z0-9]+", "_", new.lower()).strip("_0123456789")
         hint = f", for example name={tidy}" if tidy and not keyword.iskeyword(tidy) else ""
         shown = new if new.isprintable() else repr(new)
-        raise Refusal(f"name={shown}: a package's name has lower-case letters, digits and _ only{hint}.")
+        allowed = "a lower-case letter first, then lower-case letters, digits and _"
+        raise Refusal(f"name={shown}: a package's name has {allowed}{hint}.")
     if keyword.iskeyword(new):
         raise Refusal(f"name={new} is a word of the Python language.")
     if new in sys.stdlib_module_names:

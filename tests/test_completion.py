@@ -66,7 +66,8 @@ def test_a_tab_completes_the_word(shell: str, text: str, ends: str) -> None:
 @pytest.mark.parametrize(("shell", "name"), [("/bin/bash", ".bashrc"), ("/usr/bin/zsh", ".zshrc")])
 def test_one_command_installs_it_once(shell: str, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("# mine\n")
+    script = f"'{ROOT}/scripts/completion.sh'"
     for _ in range(2):
         command = ["sh", "scripts/completion.sh", "install"]
         subprocess.run(command, cwd=ROOT, env={"HOME": str(tmp_path), "SHELL": shell}, check=True)
-    assert (tmp_path / name).read_text() == f"# mine\nsource '{ROOT}/scripts/completion.sh'\n"
+    assert (tmp_path / name).read_text() == f"# mine\n[ ! -f {script} ] || source {script}\n"

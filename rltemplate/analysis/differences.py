@@ -37,6 +37,7 @@ SECTIONS = ("code", "configuration", "versions", "machine", "settings")
 CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS = SECTIONS
 ABSENT = "(absent)"  # stands for the value that one of the runs does not have
 REVISION = "revision"  # the key where the files that differ are unknown
+NOT_RECORDED = "(not recorded)"
 SEED = "seed"
 _NAMED = 6  # factors in a line
 _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
@@ -131,13 +132,14 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
     facts = dict(zip(SECTIONS[1:], zip(_facts(a), _facts(b), strict=True), strict=True))
     found = list(_differences(a, b, files, facts))
-    not_recorded = [section for section, sides in facts.items() if not all(sides)]
+    not_recorded = [] if _some_revision(a, b) else [CODE]
+    not_recorded += [section for section, sides in facts.items() if not all(sides)]
     return RunDiff(found, _factors(a, b, found), files, not_recorded, list(_notes(a, b, found, files)))
 
 
 def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
     """All differences in the order of SECTIONS, but for sections that one of the records lacks."""
-    for name in [REVISION] if files is None else files:
+    for name in files or ([REVISION] if files is None and _some_revision(a, b) else []):
         yield Difference(CODE, name, _revision(a), _revision(b))
     for section, (facts_a, facts_b) in facts.items():
         flat_a, flat_b = dict(leaves(facts_a)), dict(leaves(facts_b))
@@ -163,11 +165,15 @@ def _revision(run: Run) -> str:
     """The commit that a run's code was made from; `*` marks uncommitted changes."""
     git = run.record.git
     name = git.base_commit or git.commit or git.tree
-    return "(not recorded)" if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
+    return NOT_RECORDED if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
+
+
+def _some_revision(a: Run, b: Run) -> bool:
+    return {_revision(a), _revision(b)} != {NOT_RECORDED}
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
-    if files is None:
+    if files is None and not (a.record.git.problem or b.record.git.problem):  # which is told below
         yield (
             "the code cannot be compared: this repository does not have both snapshots "
             "(`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"

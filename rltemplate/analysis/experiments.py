@@ -140,8 +140,11 @@ class Experiment:
         """A line about each run that is in no statistic."""
         for run in self.runs:
             if run not in self.counted:
-                status = run.value("status")
-                why = "has no return, or its seed was run again" if status == "finished" else status
+                why = str(run.value("status"))
+                if why == "finished":
+                    newer = [each.id for each in self.counted if each.config["seed"] == run.config["seed"]]
+                    usable = is_usable(run.value("return"))
+                    why = f"its seed was run again, as {newer[0]}" if newer and usable else "has no return"
                 yield f"{run.id}: {why}"
 
 

@@ -195,7 +195,7 @@ def _drawn(chart: Chart) -> Any:
             style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
             axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name, **style)
         _cut_bands(axes, panel)
-    if count == 1 and chart.panels[0].lines:
+    if count == 1 and any(line.points for line in chart.panels[0].lines):
         for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
             text.set_parse_math(False)
     return figure

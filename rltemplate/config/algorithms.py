@@ -189,13 +189,14 @@ class SACConfig(OffPolicyConfig):
 class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
-    `needs_bounded_box`: actions must be real numbers between finite bounds. `values`: the content of
-    its file for conf/algo/, where a package brings it.
+    `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: they must be
+    whole numbers. `values`: the content of its file for conf/algo/, where a package brings it.
     """
 
     config: type[AlgoConfig]
     implementation: str
     needs_bounded_box: bool = False
+    needs_discrete: bool = False
     values: Mapping[str, Any] | None = None
 
 
@@ -212,6 +213,8 @@ def check_actions(algo: str, codec: Any) -> None:
             f"algo={algo} needs continuous actions with finite bounds (Box), and {codec.env_id} has "
             f"{codec.action_space}; use algo=ppo"
         )
+    if ALGORITHMS[algo].needs_discrete and codec.continuous:
+        raise ConfigError(f"algo={algo} needs discrete actions, and {codec.env_id} has {codec.action_space}")
 
 
 def check_buffer(config: AlgoConfig, codec: Any, memory: int) -> None:

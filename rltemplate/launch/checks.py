@@ -13,7 +13,7 @@ from rltemplate.config.algorithms import check_actions, check_buffer
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
-from rltemplate.determinism.machine import usable_memory
+from rltemplate.determinism.machine import usable_cores, usable_memory
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import find_run
 from rltemplate.types import ConfigError
@@ -41,7 +41,10 @@ def check_plan(plan: Plan) -> None:
         configs = [to_dict(config) for config in plan.configs]
         for line in check_baseline(PROJECT, configs, plan.overrides):
             print(line, file=sys.stderr)
-    notes = (n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps))
+    notes = [n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps)]
+    cores = usable_cores()
+    more = (c.num_threads for c in plan.configs if c.num_threads > cores)
+    notes += [f"num_threads={each} on {cores} cores: threads wait for each other" for each in more]
     for line in [*(f"note: {note}" for note in dict.fromkeys(notes)), *plan.auto]:
         print(line, file=sys.stderr)
 

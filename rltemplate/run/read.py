@@ -43,7 +43,10 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     elif os.path.exists(folder):  # noqa: PTH110 - never raises
         problem = f"is no run folder, it has no {paths.RECORD}"
     else:
-        newest = f"the newest is {max(known)}" if known else "expected a run's folder, its id or a part of it"
+        newest = "expected a run's folder, its id or a part of it"
+        if known:
+            written = {name: (run_dir / paths.RECORD).stat().st_mtime for name, run_dir in known.items()}
+            newest = f"the newest is {max(written, key=written.__getitem__)}"
         problem = f"no such run under {runs_dir}; {nearest(wanted, known).strip() or newest}"
     raise ConfigError(f"{key}={text[:100]}: {problem}")
 

@@ -138,9 +138,11 @@ def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
     short, wide = listed(compare_records(a, run("b"), ["README.md", long]).differences, "code")
     assert wide.split(maxsplit=1)[1].startswith("3333333333, the same commit with other uncommitted changes")
     assert wide.index("33333") == short.index("33333")
-    notes = compare_records(a, b, None).notes
-    assert "this repository does not have both snapshots" in notes[0]
-    assert notes[1] == "b has no snapshot of its code (no git)"
+    assert "this repository does not have both snapshots" in compare_records(a, run("b"), None).notes[0]
+    assert compare_records(a, b, None).notes[0] == "b has no snapshot of its code (no git)"
+    b = run("b", git={"tree": None, "commit": None, "base_commit": None})
+    nothing = compare_records(b, b, None)
+    assert (nothing.differences, nothing.factors, nothing.not_recorded) == ([], {}, ["code"])
 
 
 def test_a_key_given_to_both_runs_stays_its_own_and_one_that_new_code_added_is_part_of_it() -> None:

@@ -212,7 +212,7 @@ def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     (found,) = found_in(tmp_path)
     assert found.returns == [1.0, 5.0]
     assert found.curve == [(100, (0.0, 0.0, 0.0)), (200, stats.interval([1.0, 5.0]))]
-    assert list(found.left_out()) == ["run-2: has no return, or its seed was run again", "run-3: failed"]
+    assert list(found.left_out()) == ["run-2: its seed was run again, as run-2-again", "run-3: failed"]
     write_run(tmp_path, 4, [], config={"total_env_steps": 200}, final_metrics={"episode/return": 4.5})
     (found,) = found_in(tmp_path)
     assert "returns of training episodes" in list(found.cautions())[-1]

@@ -119,6 +119,8 @@ def _matches(value: Any, text: str) -> bool:
     if isinstance(value, str):
         return _COMPARISONS[sign](value, bound)
     numbers = _number(text_of(value)), _number(bound)
+    if numbers[1] is None:
+        raise ConfigError(f"{sign}{bound}: expected a number after {sign}")
     return None not in numbers and _COMPARISONS[sign](*numbers)
 
 

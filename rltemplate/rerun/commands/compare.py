@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def main(args: Args) -> int:
     if args.keep is not None and args.zoom == "false":
         raise ConfigError(f"keep={args.keep}: there is nothing to keep without zoom=true")
     a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
+    if a == b:
+        print(f"note: a and b are the same run, {a.name}", file=sys.stderr)
     comparison = compare.compare_runs(a, b)
     document, diverged = asdict(comparison), comparison.verdict == compare.DIVERGED
     if not args.json:

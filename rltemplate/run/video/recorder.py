@@ -74,7 +74,7 @@ class VideoRecorder:
                     return True
                 if status == DISK:
                     raise OSError(said[-1])
-                native = said[0] == NATIVE
+                native = NATIVE in said
                 self.failures.append(f"{NATIVE if native else renderer}: {_reason(status, said)}")
                 self.renderers = [] if native else self.renderers[1:]
             self._say(f"videos are off: {'; '.join(self.failures)}")
@@ -122,4 +122,6 @@ class VideoRecorder:
 def _reason(status: int, said: Sequence[str]) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}: {said[-1][:160]}"
+    if said[-1].startswith("NotImplementedError"):
+        return "the environment has no render() for rgb_array"
     return next((line for line in said if line.startswith("Timeout (")), said[-1])[:160]
