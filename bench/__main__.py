@@ -32,8 +32,8 @@ from rltemplate.config import command_args
 from rltemplate.config.command_args import Kind, folder, one_of, whole, word
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.lines import replace_text
-from rltemplate.types import ConfigError
 
 Answer = dict[str, Any]
 ONE = "--one"  # how a process is told to make one measurement

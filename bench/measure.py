@@ -118,12 +118,12 @@ def observers(job: Job) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
     from rltemplate.config.loading import to_dict
     from rltemplate.config.schema import TraceDetail
+    from rltemplate.interfaces import Probe
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
     from rltemplate.run.sinks import make_sinks
     from rltemplate.run.sinks.sink import RunFacts
-    from rltemplate.types import Probe
 
     ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
     quiet = dataclasses.replace(ours.config, eval_every=0, video_every=0, checkpoint_every=0)

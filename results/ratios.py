@@ -11,9 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis.runs import load_run
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.certificate import RATIO
 from rltemplate.run.read import find_run_dirs
-from rltemplate.types import ConfigError
 
 _HEAD = (
     *("environment", "level", "rows acting", "rows learning", "threads"),

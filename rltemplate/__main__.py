@@ -15,8 +15,8 @@ from typing import Any
 
 from rltemplate import leave
 from rltemplate.config.command_args import choose, parse, program, readable, usage
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.subprocesses import REFUSED, Interrupted
-from rltemplate.types import ConfigError, RunError
 
 COMMANDS = {
     "train": "launch.command",

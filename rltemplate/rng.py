@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.types import Probe
+from rltemplate.interfaces import Probe
 
 # Streams that draw on the CPU, so that weights and orders are the same whatever the device.
 ON_CPU = ("init", "minibatch", "warmup")

@@ -29,13 +29,13 @@ from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
+from rltemplate.interfaces import Algorithm, ConfigError, RunError, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.training_run import TrainingRun, check_level, settled
-from rltemplate.types import Algorithm, ConfigError, RunError, stop_signals
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 # A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition

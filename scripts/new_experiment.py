@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from rltemplate.config.cli.preflight import preflight  # noqa: E402
 from rltemplate.config.command_args import parse, word  # noqa: E402
 from rltemplate.config.loading import CONF, to_dict  # noqa: E402
-from rltemplate.types import ConfigError  # noqa: E402
+from rltemplate.interfaces import ConfigError  # noqa: E402
 
 _KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
 _TEXT = """\

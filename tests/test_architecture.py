@@ -13,7 +13,7 @@ from conftest import ROOT, git
 
 # Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
 AGAINST_THE_ORDER = {
-    "types.py": "import rltemplate.rng",
+    "interfaces.py": "import rltemplate.rng",
     "envs/vector.py": "import rltemplate.learning.optim",
     "run/lines.py": "import rltemplate.learning.optim",
     "run/paths.py": "import rltemplate.run.record",
@@ -51,7 +51,7 @@ def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) 
     contracts = re.findall(r'^name = "(.*)"', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)
     assert imports.returncode == 1, imports.stdout + imports.stderr
     assert re.findall(r"^(.*) BROKEN", imports.stdout, re.MULTILINE) == contracts[-4:]
-    for pair in ("types -> rltemplate.rng", "envs.vector -> rltemplate.learning.optim"):
+    for pair in ("interfaces -> rltemplate.rng", "envs.vector -> rltemplate.learning.optim"):
         assert f"rltemplate.{pair} (" in imports.stdout
     words = ["check", "--output-format", "concise", "rltemplate"]
     names = called(sys.executable, "-m", "ruff", *words, folder=tmp_path)

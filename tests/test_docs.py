@@ -17,7 +17,7 @@ from _pytest.mark import ParameterSet
 from conftest import ROOT, RecordedRun, environment, program
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)

@@ -23,6 +23,7 @@ from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete, to_dict
 from rltemplate.envs.codec import Codec
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.job import JOB_VARIABLE, Job
@@ -31,7 +32,6 @@ from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm, main, run
-from rltemplate.types import ConfigError, RunError
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from rltemplate.config.algorithms import PPOConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
+from rltemplate.interfaces import Episode, IterationResult
 from rltemplate.learning.algorithm import named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
@@ -36,7 +37,6 @@ from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae, shuffled
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
-from rltemplate.types import Episode, IterationResult
 
 
 class ActorCritic(nn.Module):

@@ -11,9 +11,9 @@ from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_run
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import TRACE, from_here
 from rltemplate.run.trace import RESET
-from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = "identical", "diverged", "shorter"
 _LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred

@@ -26,11 +26,11 @@ from typing import Any
 
 from rltemplate.analysis.runs import PLANNED, Run, text_of
 from rltemplate.config.command_args import few
+from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 from rltemplate.run.git import changes
 from rltemplate.run.influence import COMPUTING_PACKAGES, file_matters, package_matters
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
-from rltemplate.types import BOOKKEEPING_KEYS, affects_results
 
 # Settings are read back from the libraries, or set in the process environment.
 SECTIONS = ("code", "configuration", "versions", "machine", "settings")

@@ -14,11 +14,11 @@ from urllib.parse import quote
 from rltemplate.analysis.differences import diff_runs, verdict
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import find_run
 from rltemplate.run.record import SweepRecord
-from rltemplate.types import ConfigError
 
 _HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wherever you like.\n"
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import nearest
+from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 from rltemplate.run import names, paths
 from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord
-from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
 
 NOTHING = "-"  # in a table, in the place of a value that a run does not have
 # The usual columns of a table; `dirty` is a star behind the commit.

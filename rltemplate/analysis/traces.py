@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import FORMAT, START, VERSION
-from rltemplate.types import ConfigError
 
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event that ends one

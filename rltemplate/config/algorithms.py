@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from rltemplate.config.entry_points import brought, load
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # Upper bounds: of environment steps, three years at 10,000 a second; and of all other counts.
 MOST_STEPS = 10**12

@@ -14,7 +14,7 @@ import yaml
 
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, EnvConfig, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # The keys that take `auto`, each with what else it takes and its plainest value. They decide only how fast a
 # run is and, but for the workers, its last bits.

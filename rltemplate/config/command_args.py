@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]

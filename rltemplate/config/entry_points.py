@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rltemplate.config.command_args import choose, first_line
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 
 @cache

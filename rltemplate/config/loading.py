@@ -20,7 +20,7 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved, without_auto
 from rltemplate.config.command_args import choose
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # Inside the package where it is installed from a wheel, else beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 SECRET_NAMES = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rltemplate.determinism import golden
 from rltemplate.determinism.levels import PROMISES
-from rltemplate.types import ConfigError, ForwardPass
+from rltemplate.interfaces import ConfigError, ForwardPass
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 _SMALLEST = sys.float_info.min  # with a full mantissa
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
 from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig

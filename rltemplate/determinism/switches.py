@@ -22,7 +22,7 @@ from numpy.lib import introspect
 from rltemplate.determinism import denormals, kernels
 from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
 from rltemplate.determinism.machine import compiler_version
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig

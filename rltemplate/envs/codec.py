@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 _MOST_STACKED = 16  # vectors of bytes on top of each other, such as those of an Atari's memory, are no image
 

@@ -14,7 +14,7 @@ import numpy as np
 from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.make import codec_of
 from rltemplate.envs.vector import WorkerPool, step_dtype
-from rltemplate.types import ConfigError, Episode, Probe
+from rltemplate.interfaces import ConfigError, Episode, Probe
 
 
 class Step(NamedTuple):

@@ -19,7 +19,7 @@ from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.types import ConfigError, RunError
+from rltemplate.interfaces import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments

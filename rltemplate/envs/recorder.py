@@ -24,7 +24,7 @@ import numpy as np
 
 from rltemplate.determinism import denormals
 from rltemplate.envs import validity
-from rltemplate.types import RunError
+from rltemplate.interfaces import RunError
 
 
 @dataclass(slots=True)

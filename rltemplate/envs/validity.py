@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.types import RunError
+from rltemplate.interfaces import RunError
 
 # Algorithms compute in float32: greater numbers become infinite there.
 _LARGEST = float(np.finfo(np.float32).max)

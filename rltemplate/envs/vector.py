@@ -29,7 +29,7 @@ from gymnasium import spaces
 from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.types import STOP_SIGNALS, ConfigError, RunError
+from rltemplate.interfaces import STOP_SIGNALS, ConfigError, RunError
 
 _GRACE_S = 5.0  # for workers to close their environments
 _AWAKE_S = 0.002  # before a process that waits for another one sleeps

@@ -14,9 +14,9 @@ from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_cores, usable_memory
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import find_run
-from rltemplate.types import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.envs.codec import Codec

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rltemplate.config.command_args import program, rest
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.run.job import Job, new_job
-from rltemplate.types import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import one_of, program, rest, whole, word
 from rltemplate.determinism.machine import usable_cores
+from rltemplate.interfaces import ConfigError, stop_signals
 from rltemplate.launch.checks import check_plan
 from rltemplate.launch.process import start_worker
 from rltemplate.launch.subprocesses import last_words
@@ -31,7 +32,6 @@ from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
 from rltemplate.run.lines import lock, replace_text, strict_json
 from rltemplate.run.read import read_metrics
-from rltemplate.types import ConfigError, stop_signals
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rltemplate.types import ConfigError, stop_signals
+from rltemplate.interfaces import ConfigError, stop_signals
 
 REFUSED = 2  # exit status of a child that was asked for what cannot be had
 

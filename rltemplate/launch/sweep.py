@@ -21,6 +21,7 @@ from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.command_args import make_folder
 from rltemplate.determinism.machine import package_versions
+from rltemplate.interfaces import ConfigError, stop_signals
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
@@ -31,7 +32,6 @@ from rltemplate.run.git.snapshot import take_snapshot
 from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import lock, to_stderr
 from rltemplate.run.record import FINISHED, SweepRecord, utc_now
-from rltemplate.types import ConfigError, stop_signals
 
 
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:

@@ -30,13 +30,13 @@ from rltemplate.config.cli.overrides import SEARCHPATH
 from rltemplate.config.cli.preflight import compose_job, has_console
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
+from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError, affects_results
 from rltemplate.launch import process
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job, run_folder
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import leaves
 from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
-from rltemplate.types import BOOKKEEPING_KEYS, ConfigError, affects_results
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 

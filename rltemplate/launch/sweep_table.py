@@ -21,12 +21,12 @@ from typing import Any
 
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
+from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
 from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time
-from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
 
 _ENOUGH = 0.05  # of a sweep, to tell the time left: the first steps may have waited for a compiler
 _REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0

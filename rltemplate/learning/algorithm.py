@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
+from rltemplate.interfaces import Probe, Replay
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import Scaling, normalize
 from rltemplate.rng import Streams
-from rltemplate.types import Probe, Replay
 
 
 class StatefulAlgorithm:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.types import Probe
+from rltemplate.interfaces import Probe
 
 Function = Callable[..., Any]
 Examples = Callable[[], Iterable[tuple[Any, ...]]]

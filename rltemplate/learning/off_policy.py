@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from rltemplate.config.algorithms import OffPolicyConfig, check_actions
+from rltemplate.interfaces import Episode, ForwardPass, IterationResult
 from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.optim import FlatModule
 from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
-from rltemplate.types import Episode, ForwardPass, IterationResult
 
 Noise = Callable[[], Tensor]  # draws (B, A)
 

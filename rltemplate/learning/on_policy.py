@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rltemplate.interfaces import Episode, ForwardPass
 from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.normalize import Scaling, rescale
 from rltemplate.learning.optim import FlatModule
-from rltemplate.types import Episode, ForwardPass
 
 Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 

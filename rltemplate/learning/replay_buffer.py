@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rltemplate.types import Experience
+from rltemplate.interfaces import Experience
 
 
 class Transition(NamedTuple):

@@ -16,8 +16,8 @@ from rltemplate.config.cli.preflight import config_of, preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import check_environments
-from rltemplate.types import ConfigError
 
 SHORT = 10_000  # environment steps of each run, where the user names no other number
 # The words that replace those about a level and its threads in the inverse of its proof.

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rltemplate.config.command_args import choose
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.read import find_run
-from rltemplate.types import ConfigError
 
 POLICIES = Path("results") / "policies"
 

@@ -27,6 +27,7 @@ from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import REFUSED, Children, Interrupted, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
@@ -36,7 +37,6 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FINISHED, RunRecord, TraceFacts, utc_now
-from rltemplate.types import ConfigError
 
 FOLDER = "prove"
 _CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

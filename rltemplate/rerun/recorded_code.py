@@ -21,6 +21,7 @@ from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import few
 from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
@@ -29,7 +30,6 @@ from rltemplate.run.git.command import repository
 from rltemplate.run.influence import package_matters
 from rltemplate.run.job import JOB_VARIABLE, PROJECT
 from rltemplate.run.record import RunRecord
-from rltemplate.types import ConfigError
 
 # These lead to another interpreter or to another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)

@@ -28,6 +28,7 @@ from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import REFUSED
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
@@ -35,7 +36,6 @@ from rltemplate.run.continuation import restore
 from rltemplate.run.job import Job
 from rltemplate.run.trace import Trace, digest
 from rltemplate.train import build_algorithm
-from rltemplate.types import ConfigError
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files, for the process may be other code than the one that starts it.

@@ -25,6 +25,7 @@ from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
 from rltemplate.config.command_args import few, flag, nearest, new_folder, word
 from rltemplate.config.loading import complete
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import REFUSED, Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
 from rltemplate.run import paths
@@ -33,7 +34,6 @@ from rltemplate.run.git.command import repository
 from rltemplate.run.job import PROJECT
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
-from rltemplate.types import ConfigError
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"

@@ -24,6 +24,7 @@ import numpy as np
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.config.loading import complete, to_dict
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.operations import Finding, LoggedOperation, how_made
 from rltemplate.rerun.recorded_code import Code, recorded_code
@@ -36,7 +37,6 @@ from rltemplate.run.job import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
-from rltemplate.types import ConfigError
 
 
 def zoom_in(

@@ -22,10 +22,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
 from rltemplate.run.paths import steps_of
-from rltemplate.types import ConfigError, Replay
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,6 +17,7 @@ from rltemplate.config.loading import about_added, complete, from_dict, to_dict,
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, Algorithm, ConfigError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
@@ -26,7 +27,6 @@ from rltemplate.run.job import Job
 from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.read import leaves, raw_config, read_metrics
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
-from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, Algorithm, ConfigError
 
 ACCEPT = "changes"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from rltemplate.config.loading import check, complete, to_dict
 from rltemplate.config.schema import Config
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
-from rltemplate.types import ConfigError
 
 PROJECT = paths.PROJECT
 JOB_VARIABLE = "RLTEMPLATE_JOB"

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import LOCK
-from rltemplate.types import ConfigError
 
 
 def lock(folder: Path) -> Callable[[], None]:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rltemplate.interfaces import Episode
 from rltemplate.run.lines import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink
-from rltemplate.types import Episode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rltemplate.types import IterationResult
+    from rltemplate.interfaces import IterationResult
 
 # Iterations after which kept tensors are read although no row is due, to bound memory.
 _READ_AT = 1024

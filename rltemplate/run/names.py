@@ -9,7 +9,7 @@ from decimal import Decimal, DecimalException
 from hashlib import sha256
 from typing import Any
 
-from rltemplate.types import BOOKKEEPING_KEYS, affects_results
+from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 
 _MOST_LETTERS = 100  # W&B takes 128
 _PLACE = ("algo", "env", "seed")

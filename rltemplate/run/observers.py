@@ -23,13 +23,13 @@ from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
+from rltemplate.interfaces import Algorithm, Episode, IterationResult, Probe, RunError
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.trace import END, NO_PAST, OLD_TRACE, Trace, entries
 from rltemplate.run.video.recorder import RENDERERS, VideoRecorder
-from rltemplate.types import Algorithm, Episode, IterationResult, Probe, RunError
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from rltemplate.config.command_args import nearest
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.record import FINISHED, RunRecord
-from rltemplate.types import ConfigError
 
 Row = dict[str, float]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import xxhash
 
+from rltemplate.interfaces import Algorithm, Probe
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
-from rltemplate.types import Algorithm, Probe
 
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration

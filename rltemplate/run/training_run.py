@@ -20,6 +20,7 @@ from rltemplate.determinism import checks, kernels, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
+from rltemplate.interfaces import Algorithm, ConfigError, RunError
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
@@ -40,7 +41,6 @@ from rltemplate.run.record import (
 )
 from rltemplate.run.sinks import make_sinks
 from rltemplate.run.sinks.sink import RunFacts
-from rltemplate.types import Algorithm, ConfigError, RunError
 
 
 def settled(job: Job) -> Job:

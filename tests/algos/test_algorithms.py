@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.learning.engine import Engine
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
 from rltemplate.run.trace import Trace, entries
 from rltemplate.train import build_algorithm, load_policy
-from rltemplate.types import Algorithm, ConfigError
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
 ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space

@@ -13,11 +13,11 @@ from conftest import RecordedRun, run_train, small, write_run
 
 from rltemplate.analysis import baseline
 from rltemplate.config.cli.preflight import preflight
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import with_baseline_id
 from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.read import raw_config
-from rltemplate.types import ConfigError
 
 Check = Callable[..., list[str]]
 

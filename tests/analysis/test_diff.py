@@ -14,9 +14,9 @@ from conftest import RecordedRun, run_train
 from rltemplate.__main__ import main
 from rltemplate.analysis.differences import compare_records, listed, verdict
 from rltemplate.analysis.runs import Run
+from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.record import RunRecord
-from rltemplate.types import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
 SAC = {"name": "sac", "gamma": 0.98, "tau": 0.005, "hidden_sizes": [256, 256]}

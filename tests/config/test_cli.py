@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, run_train
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # The words, and what the answer must contain.
 MISTAKES: list[tuple[str, list[str]]] = [

@@ -22,8 +22,8 @@ from rltemplate.config.loading import (
     to_yaml,
 )
 from rltemplate.config.schema import Config, Level
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import raw_config
-from rltemplate.types import ConfigError
 
 FILES = sorted(CONF.rglob("*.yaml"))
 ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism import kernels
 from rltemplate.determinism.checks import Trial, check_repeats, check_rows
+from rltemplate.interfaces import ConfigError, ForwardPass
 from rltemplate.learning.networks import mlp
 from rltemplate.train import build_algorithm
-from rltemplate.types import ConfigError, ForwardPass
 
 Network = Callable[[Tensor], Tensor]
 

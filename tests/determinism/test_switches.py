@@ -19,7 +19,7 @@ from rltemplate.determinism import switches
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 Report = Callable[..., dict[str, Any]]
 SCRIPT = """
@@ -27,7 +27,7 @@ import json, sys
 import torch
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import checks, switches
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 level, seen = config.determinism, {}
 try:

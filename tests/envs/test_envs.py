@@ -13,8 +13,8 @@ from gymnasium import spaces
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import make_env
+from rltemplate.interfaces import ConfigError, Episode
 from rltemplate.run.trace import named_leaves
-from rltemplate.types import ConfigError, Episode
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 

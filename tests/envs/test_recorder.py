@@ -16,8 +16,8 @@ from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.recorder import ActionRecorder
+from rltemplate.interfaces import ConfigError
 from rltemplate.rng import env_seeds
-from rltemplate.types import ConfigError
 
 FURTHER = 200  # steps after the snapshot
 

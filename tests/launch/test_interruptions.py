@@ -16,11 +16,11 @@ from conftest import Start, Started, differences, git, plain, record, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism.machine import package_versions
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.types import ConfigError
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps

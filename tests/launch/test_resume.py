@@ -19,11 +19,11 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
+from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.trace import Trace, digest, entries
 from rltemplate.train import build_algorithm
-from rltemplate.types import Algorithm, ConfigError
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 

@@ -14,11 +14,11 @@ from conftest import Start, plain
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config
-from rltemplate.types import ConfigError
 
 WORDS = [
     "sweep=ppo-rates",

@@ -22,10 +22,10 @@ from hydra import initialize_config_dir
 
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch import process, sweep_job
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
-from rltemplate.types import ConfigError
 
 
 @pytest.fixture(scope="module")

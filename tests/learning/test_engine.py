@@ -11,11 +11,11 @@ from conftest import Programs
 from torch import Tensor
 from torch.profiler import profile
 
+from rltemplate.interfaces import Probe
 from rltemplate.learning import products
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
-from rltemplate.types import Probe
 
 
 class Toy:

@@ -17,10 +17,10 @@ import pytest
 from conftest import SHRUNK, Started, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
-from rltemplate.types import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]

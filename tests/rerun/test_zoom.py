@@ -18,12 +18,12 @@ import pytest
 from conftest import SHRUNK, git, program, run_train
 
 from rltemplate.analysis.compare import compare_runs
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun import zoom
 from rltemplate.rerun.commands import compare
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import Zoom, report
 from rltemplate.run.record import RunRecord
-from rltemplate.types import ConfigError
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
 WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two rollouts

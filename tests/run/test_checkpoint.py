@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from rltemplate.interfaces import ConfigError, Experience
 from rltemplate.run import checkpoint
 from rltemplate.run.checkpoint import (
     Checkpoint,
@@ -29,7 +30,6 @@ from rltemplate.run.checkpoint import (
     newest_checkpoint,
 )
 from rltemplate.run.continuation import check_same_run
-from rltemplate.types import ConfigError, Experience
 
 CAPACITY = 50
 

@@ -19,10 +19,10 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
+from rltemplate.interfaces import Episode, IterationResult
 from rltemplate.run.lines import LineFile
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import first_not_finite
-from rltemplate.types import Episode, IterationResult
 
 
 def result(episodes: list[Episode] | None = None, **metrics: float) -> IterationResult:

@@ -26,10 +26,10 @@ from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.runs import SHOWN, cell, load_runs
 from rltemplate.config.command_args import file, folder, make_folder, one_of, word
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
-from rltemplate.types import ConfigError
 
 TEMPLATE = Path(__file__).parents[1] / "report.html"
 _WATCH_EVERY_S = 2.0

@@ -20,8 +20,8 @@ from typing import Any
 
 from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
 from rltemplate.config.command_args import flag, rest, whole, word
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.types import ConfigError
 
 # The longer ones first, for they begin like the others.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {

@@ -13,8 +13,8 @@ from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.analysis.targets import show
 from rltemplate.config.command_args import one_of, word
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import find_run_dirs
-from rltemplate.types import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from rltemplate.config.command_args import ENOUGH, choose, few, first_line, near
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import CONF, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
-from rltemplate.types import ConfigError
+from rltemplate.interfaces import ConfigError
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}

@@ -53,7 +53,7 @@ from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.types import BOOKKEEPING_KEYS, ConfigError
+from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
 # Hydra's questions, which it answers itself.

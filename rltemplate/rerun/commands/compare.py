@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import flag, new_folder, one_of, word
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import find_run
-from rltemplate.types import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

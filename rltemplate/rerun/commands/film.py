@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.paths import steps_of
-from rltemplate.types import ConfigError
 
 _MOST = 6  # rows or columns
 

@@ -9,11 +9,11 @@ from functools import partial
 from rltemplate.config.command_args import first_line
 from rltemplate.config.entry_points import load
 from rltemplate.config.schema import LoggerConfig
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.sinks.console import ConsoleSink
 from rltemplate.run.sinks.sink import RunFacts, Sink
 from rltemplate.run.sinks.tensorboard import TensorBoardSink
 from rltemplate.run.sinks.wandb import WandbSink
-from rltemplate.types import ConfigError
 
 
 def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:

@@ -20,8 +20,8 @@ from conftest import ROOT, git, run_train
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.secrets import secret_content, secret_in_value, secret_name
+from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import take_snapshot
-from rltemplate.types import ConfigError
 
 HEX = "0123456789abcdef" * 2 + "01234567"
 SHA = "fedcba9876543210" * 2 + "fedcba98"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import git
 
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git import changes, snapshot
@@ -24,7 +25,6 @@ from rltemplate.run.git.snapshot import (
     take_snapshot,
 )
 from rltemplate.run.influence import file_matters
-from rltemplate.types import ConfigError
 
 CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
 LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"

@@ -19,9 +19,9 @@ import pytest
 from conftest import Configure
 from fed import run_facts
 
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import sinks
 from rltemplate.run.sinks.console import ConsoleSink
-from rltemplate.types import ConfigError
 
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
