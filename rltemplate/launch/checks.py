@@ -42,6 +42,11 @@ def check_plan(plan: Plan) -> None:
         for line in check_baseline(PROJECT, configs, plan.overrides):
             print(line, file=sys.stderr)
     notes = [n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps)]
+    notes += [
+        f"no recipe for {c.algo.name} on {c.env.id}: its values are those of conf/algo/{c.algo.name}.yaml"
+        for c in plan.configs
+        if c.recipe is None and c.experiment is None
+    ]
     cores = usable_cores()
     more = (c.num_threads for c in plan.configs if c.num_threads > cores)
     notes += [f"num_threads={each} on {cores} cores: threads wait for each other" for each in more]
