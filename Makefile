@@ -27,7 +27,7 @@ $(foreach .key,$(TYPED),$(if $(filter simple,$(flavor $(.key))),$(error Write $(
 # Variables of make and of this file could be changed by any other name.
 LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
 FOREIGN := $(filter-out ARGS PYTHON,$(filter .% $(LETTERS:=%),$(TYPED)))
-$(if $(FOREIGN),$(error Not known here: $(FOREIGN). An environment variable goes in front: NAME=value make ...))
+$(if $(FOREIGN),$(error Not known here: $(FOREIGN). Keys are in lower case, as in algo=sac; an environment variable goes in front: NAME=value make ...))
 KEYS := $(filter-out ARGS PYTHON,$(TYPED))
 
 SHELL := /bin/sh
@@ -65,10 +65,8 @@ TARGETS := help install train resume search evaluate film runs diff stats compar
     test test-changed test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
-ifneq ($(word 2,$(MAKECMDGOALS)),)
-UNKNOWN := $(filter-out $(TARGETS),$(MAKECMDGOALS))
-$(if $(UNKNOWN),$(error No such target: $(UNKNOWN). Overrides are written key=value, flags ARGS="..."))
-endif
+UNKNOWN := $(filter-out $(TARGETS) $(STAMP),$(MAKECMDGOALS))
+$(if $(UNKNOWN),$(error No such target: $(UNKNOWN). 'make help' lists them. Overrides are written key=value, flags ARGS="..."))
 
 # Status 1 of these programs is an answer (different, broken), below which make shall not write "Error 1". Under -q
 # make takes it over without a word, and runs what begins with +. A dry run would run that too.
