@@ -197,7 +197,7 @@ def test_what_cannot_be_meant_stops_before_anything_runs(ready: Checkout) -> Non
         "line break": ["train", "x=a\nb"],
         "Write seed=... instead of seed:=...": ["train", "seed:=3"],
         "No such target: sac": ["train", "sac"],
-        "No such target: trian. 'make help' lists them": ["trian", "seed=1"],
+        "No such target: comparee. 'make help' lists them": ["comparee", "seed=1"],
         "'test' takes no overrides, but got: k": ["test", "k=record"],
         "unmatched single quote": ["train", "ARGS=-k 'a"],
         "Not known here: SHELL. Keys are in lower case": ["train", f"SHELL={touch}"],
