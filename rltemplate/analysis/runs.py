@@ -83,7 +83,7 @@ class Run:
             "seed": config["seed"],
             "level": config["determinism"]["level"],
             "status": _status(record),
-            "steps": self.last_row.get("env_steps"),
+            "steps": self.last_row.get("env_steps") if record.env_steps is None else record.env_steps,
             "return": final.get("eval/return", final.get("episode/return")),
             "started": record.started_at,
             "duration": record.duration_s,

@@ -84,6 +84,7 @@ class RunRecord:
     hostname: str | None = None
     ended_at: str | None = None
     duration_s: float | None = None
+    env_steps: int | None = None  # at its end
     final_metrics: dict[str, float | None] = field(default_factory=dict)
     error: str | None = None
     trace: TraceFacts | None = None

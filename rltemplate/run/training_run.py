@@ -225,6 +225,7 @@ class TrainingRun:
         self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
         part.commit = git.commit
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
+        record.env_steps = None
         record.resumed = [*record.resumed, part]
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
@@ -243,6 +244,8 @@ class TrainingRun:
         record.status, record.ended_at = status, utc_now()
         record.error = None if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
         record.duration_s = self._earlier_s + time.monotonic() - self._began
+        if self.algorithm is not None:
+            record.env_steps = self.algorithm.env_steps
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
         if self._observers is not None and self._observers.trace is not None:

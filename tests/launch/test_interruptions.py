@@ -147,7 +147,9 @@ def test_interrupted_again_and_again(start: Start, straight: OfAlgorithm, tmp_pa
         assert (now["status"], len(now["resumed"])) == ("interrupted", number)
         # The work up to the signal is in a checkpoint, and not only up to the last that was due.
         last = list_checkpoints(run_dir)[-1]
-        assert load_checkpoint(last).state["run"]["chain"] == now["trace"]["digest"]
+        state = load_checkpoint(last).state
+        assert state["run"]["chain"] == now["trace"]["digest"]
+        assert state["env_steps"] == now["env_steps"]
     start(*words, status=0)
     assert_same(run_dir, straight("ppo"))
     assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 4
