@@ -54,7 +54,8 @@ class Run:
     @property
     def resumed_with(self) -> list[str]:
         """Parts of the run that were changed when it was resumed: code, libraries, keys."""
-        return [key for part in self.record.resumed for key in part.changed if key in _NOT_THE_MACHINE]
+        changed = (key for part in self.record.resumed for key in part.changed)
+        return [key for key in dict.fromkeys(changed) if key in _NOT_THE_MACHINE]
 
     @cached_property
     def last_row(self) -> dict[str, Any]:

@@ -283,7 +283,7 @@ def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new
 def _digest(file: Path) -> str | None:
     """Stands for the lines of a file that hold no secret. None: of a large file or one that is all secret."""
     with suppress(OSError):
-        if file.stat().st_size <= MAX_FILE_BYTES and file.is_file() and not secret_name(str(file)):
+        if file.stat().st_size <= MAX_FILE_BYTES and file.is_file() and not secret_name(file.name):
             content = file.read_bytes()
             if secret_content(content, file.name):
                 lines = (line for line in content.splitlines() if not secret_content(line, file.name))
