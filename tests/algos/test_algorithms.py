@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure, Programs, small
+from conftest import ROOT, SHRUNK, Configure, Programs, env_config, small
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.algorithms import ALGORITHMS, check_actions
 from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.envs.make import codec_of
 from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.learning.engine import Engine
 from rltemplate.run.checkpoint import Checkpoints
@@ -48,6 +50,14 @@ def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure,
     learned = [name for name in before if name.endswith("/params")]
     assert any(not torch.equal(before[name], after[name]) for name in learned)
     algorithm.close()
+
+
+def test_an_algorithm_for_discrete_actions_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = replace(ALGORITHMS["ppo"], needs_discrete=True)
+    monkeypatch.setitem(ALGORITHMS, "discrete", entry)
+    check_actions("discrete", codec_of(env_config("CartPole-v1")))
+    with pytest.raises(ConfigError, match="algo=discrete needs discrete actions, and Pendulum-v1 has Box"):
+        check_actions("discrete", codec_of(env_config("Pendulum-v1")))
 
 
 def flat_tensors(algorithm: Algorithm) -> dict[str, torch.Tensor]:
