@@ -97,7 +97,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
                 replace_file(target, lambda file, source=source: file.write(source.read_bytes()))  # type: ignore[misc]
             except OSError as error:
                 raise ConfigError(f"{target} cannot be written: {error.strerror}") from None
-            print(f"written: {target} ({target.stat().st_size / 1e6:.1f} MB)")
+            print(f"written: {target} ({target.stat().st_size / 1e6:.2f} MB)")
     return 0
 
 
