@@ -188,9 +188,11 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
             yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         if git.problem:
             yield f"{run.id} has no snapshot of its code ({git.problem})"
-        if git.skipped:
-            left_out = few([str(each["path"]) for each in git.skipped])
-            yield f"not in the snapshot of {run.id}, so compared by size and digest only: {left_out}"
+        compared = git.left_out()
+        if compared:
+            yield f"not in the snapshot of {run.id}, so compared by size and digest only: {few([*compared])}"
+        if nested := [path for each in git.skipped if (path := str(each["path"])) not in compared]:
+            yield f"not in the snapshot of {run.id}, so not compared: {few(nested)}"
 
 
 def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import xxhash
+
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.runs import Run, check_name, experiment_of, text_of
 from rltemplate.analysis.stats import Interval
@@ -23,6 +25,7 @@ _Parts = list[tuple[dict[str, str], list[Run]]]  # runs of each experiment, afte
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
 _LABEL_KEYS = 3
+CLOSE = 1.05  # numbers of steps that are compared without a caution differ by this factor at most
 
 
 @dataclass
@@ -150,7 +153,7 @@ class Experiment:
 
 def comparable(a: Experiment, b: Experiment) -> bool:
     """True if both have returns of the same kind after about as many steps."""
-    return a.score == b.score and max(a.steps, b.steps) <= 1.05 * min(a.steps, b.steps)
+    return a.score == b.score and max(a.steps, b.steps) <= CLOSE * min(a.steps, b.steps)
 
 
 def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experiment]:
@@ -205,7 +208,9 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     words = [*said, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
-        words.append(f"code {code or 'unknown'}")
+        left_out = run.record.git.left_out()  # by which alone they may differ
+        mark = f"+{xxhash.xxh3_64_hexdigest(str(left_out).encode())[:4]}" if left_out else ""
+        words.append(f"code {code or 'unknown'}{mark}")
     return words
 
 

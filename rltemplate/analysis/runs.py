@@ -53,7 +53,7 @@ class Run:
 
     @property
     def resumed_with(self) -> list[str]:
-        """Parts of the run that were changed when it was resumed: code, libraries, keys."""
+        """Changes with which the run was resumed: code, libraries or total_env_steps."""
         changed = (key for part in self.record.resumed for key in part.changed)
         return [key for key in dict.fromkeys(changed) if key in _NOT_THE_MACHINE]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -77,7 +78,7 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
         if any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
         elif odd := [name for name in _names(value) if not isinstance(name, str)]:
-            yield f"{key}: {odd[0]!r} is no text, as names have to be: write '{odd[0]}', in quotes"
+            yield f"{key}: names inside it must be text: put {json.dumps(odd[0], default=str)} in quotes"
         elif value not in spec.metadata.get("choices", [value]):
             names = ("null" if name is None else name for name in spec.metadata["choices"])
             yield f"{key}={value}: {choose(value, names)}"

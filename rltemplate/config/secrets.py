@@ -120,7 +120,7 @@ def secret_name(path: str) -> str | None:
 
 def secret_content(data: bytes, path: str = "") -> str | None:
     """Why the content `data` of a file holds a secret for certain, or could without being seen, else None."""
-    if _is_compressed(data):
+    if is_compressed(data):
         return "a compressed file, which is not searched for secrets; it is recorded once it is committed"
     if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
         spoken = path.rpartition("/")[2].encode(errors="replace") + alone[1]
@@ -130,7 +130,7 @@ def secret_content(data: bytes, path: str = "") -> str | None:
     return None if kind is None else f"likely secret: contains {kind}"
 
 
-def _is_compressed(data: bytes) -> bool:
+def is_compressed(data: bytes) -> bool:
     """True for compressed files; a zip file of stored members, such as weights, can be searched as it is."""
     if _COMPRESSED.match(data):
         return True

@@ -101,7 +101,7 @@ class Logger:
     def close(self, status: str, env_steps: int | None = None) -> None:
         """End the run with `status`. Every sink closes, even if another one fails.
 
-        `env_steps` and the time are those of the end, to which no row may reach; None: of the last row.
+        Sinks get `env_steps` and the time of the end, since the last row may be from earlier.
         """
         self.lines.close()
         self._sinks.reverse()

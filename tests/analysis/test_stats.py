@@ -203,6 +203,11 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
     monkeypatch.setattr(experiments, "PROJECT", project)
     found = [(each.by, [run.id for run in each.runs]) for each in found_in(runs)]
     assert found == [("code 1111111111", ["run-1", "run-2"]), ("code 3333333333", ["run-3"])]
+    for seed, digest in ((4, "x"), (5, "y")):  # the same tree, and beside it other files that it lacks
+        skipped = [{"path": "rltemplate/c.py", "bytes": 1, "digest": digest}]
+        write_run(runs, seed, git={"tree": trees[-1], "base_commit": "3" * 40, "skipped": skipped})
+    names = [each.name for each in found_in(runs)]
+    assert len({*names}) == len(names) == 4
 
 
 def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_every_key_refuses_a_value_of_another_type_and_some_a_value_out_of_range
 def test_a_key_that_is_no_text_is_refused_because_a_record_would_make_it_text() -> None:
     values = to_dict(compose())
     values["env"]["kwargs"] = {"bonus": [{"deep": {1: 5.0}}]}
-    with pytest.raises(ConfigError, match=r"env\.kwargs: 1 is no text, as names have to be: write '1'"):
+    with pytest.raises(ConfigError, match=r"env\.kwargs: names inside it must be text: put 1 in quotes"):
         from_dict(values)
 
 

@@ -94,7 +94,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     )
     words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "compile=false"]
     alone = start("train", *words, status=0, PYTHONPATH=str(tmp_path))
-    note = "note: no recipe for ppo on my_envs:mine/Walk-v0: its values are those of conf/algo/ppo.yaml\n"
+    note = "note: no recipe for ppo on my_envs:mine/Walk-v0: the default values of ppo are taken\n"
     assert alone.said == f"{note}auto: num_threads=1\nhello from seed 5\n"
     there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert there == {"here", "rltemplate", "my_envs.py"}

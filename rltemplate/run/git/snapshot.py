@@ -14,8 +14,9 @@ the base commit, so that git's remembered file times keep it fast.
 A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
 the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
 larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest. Of a
-changed file the version of the base commit is kept, as of a submodule. Sizes and digests of all these are in
-the record, so that other content is other code.
+changed file the version of the base commit is kept, as of a submodule. The record has sizes and digests of
+these, so that other content is other code: of a file over `MAX_FILE_BYTES` a digest of three parts, of a file
+with a secret a digest of its other lines, and none of a file named like a secret.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 import xxhash
 
-from rltemplate.config.secrets import secret_content, secret_name
+from rltemplate.config.secrets import is_compressed, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 
@@ -41,6 +42,7 @@ ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
+_PART_BYTES = 1_000_000
 
 
 @dataclass(slots=True)
@@ -62,10 +64,10 @@ class GitRecord:
     skipped: list[dict[str, Any]] = field(default_factory=list)
     problem: str | None = None
 
-    def left_out(self) -> dict[str, str]:
-        """What tells the content of each skipped file from any other, by path."""
+    def left_out(self) -> dict[str, tuple[int | None, str | None]]:
+        """Bytes and digest of each skipped file, by path; no digest: only its size is known."""
         files = (each for each in self.skipped if not str(each["path"]).endswith("/"))
-        return {str(each["path"]): f"{each.get('bytes')} {each.get('digest')}" for each in files}
+        return {str(each["path"]): (each.get("bytes"), each.get("digest")) for each in files}
 
 
 def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
@@ -281,14 +283,24 @@ def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new
 
 
 def _digest(file: Path) -> str | None:
-    """Stands for the lines of a file that hold no secret. None: of a large file or one that is all secret."""
-    with suppress(OSError):
-        if file.stat().st_size <= MAX_FILE_BYTES and file.is_file() and not secret_name(file.name):
-            content = file.read_bytes()
-            if secret_content(content, file.name):
-                lines = (line for line in content.splitlines() if not secret_content(line, file.name))
-                content = b"\n".join(lines)
-            return xxhash.xxh3_128_hexdigest(content)
+    """Stands for the content of a file without its secrets; None where all of it may be one."""
+    if secret_name(file.name):
+        return None
+    with suppress(OSError), file.open("rb") as opened:
+        size = file.stat().st_size
+        if size > MAX_FILE_BYTES:
+            digest = xxhash.xxh3_128()
+            for start in (0, size // 2, max(0, size - _PART_BYTES)):
+                opened.seek(start)
+                digest.update(opened.read(_PART_BYTES))
+            return digest.hexdigest()
+        content = opened.read()
+        if secret_content(content, file.name) and not is_compressed(content):
+            if size > _PART_BYTES:  # looking for secrets line by line would take seconds
+                return None
+            lines = (line for line in content.splitlines() if not secret_content(line, file.name))
+            content = b"\n".join(lines)
+        return xxhash.xxh3_128_hexdigest(content)
     return None
 
 

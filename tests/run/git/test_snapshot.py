@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -199,8 +199,10 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
     assert {"changed.py", "small.npz", "too_much.npz"} <= {*tree}
 
 
-def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(repo: Path) -> None:
-    """Equal trees are not equal code where a changed file stays out because of a token in it."""
+def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal trees are not equal code where a changed file stays out: for a token in it, or for its size."""
 
     def record(text: str, token: str = TOKEN) -> GitRecord:
         (repo / "train.py").write_text(f"{text}\n{token}\n")
@@ -215,6 +217,16 @@ def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(r
     assert check_changes("it", first, {}, again, accept=False) == {}
     with pytest.raises(ConfigError, match=r"it began with other code: train\.py"):
         check_changes("it", first, {}, other, accept=False)
+    # An older record knows the size alone.
+    older = replace(other, skipped=[{**each, "digest": None} for each in first.skipped])
+    assert changes.files_between(repo, older, first) == []
+    monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 100)
+    large = []
+    for content in (b"a" * 200, b"a" * 199 + b"b", b"a" * 200):
+        (repo / "weights.bin").write_bytes(content)
+        large.append(take_snapshot(repo))
+    assert changes.files_between(repo, large[0], large[1]) == ["weights.bin"]
+    assert changes.files_between(repo, large[0], large[2]) == []
 
 
 def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
