@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rltemplate.analysis.experiments import Experiment, comparable
+from rltemplate.analysis.experiments import Experiment, close
 from rltemplate.analysis.stats import STATISTICS, Interval
 
 _RESAMPLES = 2000
@@ -48,7 +48,7 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
         pairs = [
             (each, other)
             for env, each in mine.items()
-            if (other := others.get(env)) is not None and comparable(each, other)
+            if (other := others.get(env)) is not None and each.score == other.score and close(each, other)
         ]
         if len(pairs) >= _LEAST:
             parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]

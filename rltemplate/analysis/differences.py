@@ -120,12 +120,7 @@ class RunDiff:
 
 def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
     """Differences between two recorded runs; `project` lies in the repository that has their code."""
-    return compare_records(a, b, changed_files(a, b, project))
-
-
-def changed_files(a: Run, b: Run, project: Path = PROJECT) -> list[str] | None:
-    """Names of the files that differ in the code of two runs; None if the repository cannot tell."""
-    return changes.files_between(project, a.record.git, b.record.git)
+    return compare_records(a, b, changes.files_between(project, a.record.git, b.record.git))
 
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
@@ -184,7 +179,7 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
         git, status = run.record.git, run.record.status
         if status not in ("finished", PLANNED):
             yield f"{run.id} {'is still running' if status == 'running' else f'ended {status}'}"
-        if changed := run.resumed_with:
+        if changed := [*dict.fromkeys(key for part in run.record.resumed for key in part.changed)]:
             yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         if git.problem:
             yield f"{run.id} has no snapshot of its code ({git.problem})"

@@ -25,7 +25,8 @@ _Parts = list[tuple[dict[str, str], list[Run]]]  # runs of each experiment, afte
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
 _LABEL_KEYS = 3
-CLOSE = 1.05  # numbers of steps that are compared without a caution differ by this factor at most
+_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # of what changes when a run is resumed
+_CLOSE = 1.05  # numbers of steps that are compared without a caution differ by this factor at most
 
 
 @dataclass
@@ -120,7 +121,8 @@ class Experiment:
         if len(self.counted) < stats.FEW:
             yield stats.FEW_SEEDS
         for run in self.counted:
-            if changed := run.resumed_with:
+            resumed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
+            if changed := [key for key in resumed if key in _NOT_THE_MACHINE]:
                 yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         if changed := sorted(package for package, used in self._versions.items() if len(used) > 1):
             yield f"the runs have different versions of {few(changed)}"
@@ -151,9 +153,9 @@ class Experiment:
                 yield f"{run.id}: {why}"
 
 
-def comparable(a: Experiment, b: Experiment) -> bool:
-    """True if both have returns of the same kind after about as many steps."""
-    return a.score == b.score and max(a.steps, b.steps) <= CLOSE * min(a.steps, b.steps)
+def close(a: Experiment, b: Experiment) -> bool:
+    """True if both ran for about as many steps."""
+    return max(a.steps, b.steps) <= _CLOSE * min(a.steps, b.steps)
 
 
 def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experiment]:

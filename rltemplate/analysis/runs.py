@@ -29,7 +29,6 @@ NOTHING = "-"  # in a table, in the place of a value that a run does not have
 # The usual columns of a table; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 PLANNED = "planned"  # the status of a run that has not begun
-_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # of what changes when a run is resumed
 _TAIL_BYTES = 16_384  # more than the last row of `metrics.jsonl`
 
 
@@ -50,12 +49,6 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """All rows of `metrics.jsonl`. Raises ConfigError if it is damaged."""
         return read_metrics(self.dir)
-
-    @property
-    def resumed_with(self) -> list[str]:
-        """Changes with which the run was resumed: code, libraries or total_env_steps."""
-        changed = (key for part in self.record.resumed for key in part.changed)
-        return [key for key in dict.fromkeys(changed) if key in _NOT_THE_MACHINE]
 
     @cached_property
     def last_row(self) -> dict[str, Any]:

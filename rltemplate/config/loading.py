@@ -95,7 +95,8 @@ def _names(value: Any) -> Iterator[Any]:
     """The keys of dictionaries in a value, at any depth. JSON, as in a record, makes text of all of them."""
     if isinstance(value, Mapping):
         yield from value
-    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        value = [*value.values()]
+    for item in value if isinstance(value, list) else ():
         yield from _names(item)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from rltemplate.interfaces import ConfigError
 
+LIKELY = "likely secret"  # begins a reason that speaks of a secret in a file
 SECRET_NAMES = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml"),
     *(".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".mylogin.cnf", ".htpasswd", ".dockercfg"),
@@ -115,22 +116,22 @@ def secret_name(path: str) -> str | None:
         names = SECRET_NAMES if pure.suffix in SOURCE_SUFFIXES else SECRET_NAMES + BROAD_SECRET_NAMES
         spoken = (pure.name, _BACKUP.sub("", pure.name))
         match = next((each for each in names if any(fnmatchcase(name, each) for name in spoken)), None)
-    return None if match is None else f"likely secret: named like {match}"
+    return None if match is None else f"{LIKELY}: named like {match}"
 
 
 def secret_content(data: bytes, path: str = "") -> str | None:
     """Why the content `data` of a file holds a secret for certain, or could without being seen, else None."""
-    if is_compressed(data):
+    if _is_compressed(data):
         return "a compressed file, which is not searched for secrets; it is recorded once it is committed"
     if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
         spoken = path.rpartition("/")[2].encode(errors="replace") + alone[1]
         if not _OF_A_COMMIT.search(spoken) or _SPEAKS_OF_W_AND_B.search(spoken):
-            return "likely secret: contains what looks like a W&B key and nothing else"
+            return f"{LIKELY}: contains what looks like a W&B key and nothing else"
     kind = _token(data.replace(b"\0", b""))  # so that UTF-16 is read as well
-    return None if kind is None else f"likely secret: contains {kind}"
+    return None if kind is None else f"{LIKELY}: contains {kind}"
 
 
-def is_compressed(data: bytes) -> bool:
+def _is_compressed(data: bytes) -> bool:
     """True for compressed files; a zip file of stored members, such as weights, can be searched as it is."""
     if _COMPRESSED.match(data):
         return True

@@ -279,8 +279,8 @@ def _limits(run: Run, trace: Trace) -> Iterator[str]:
         yield f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run"
     if record.status != FINISHED:
         yield f"was {run.value('status')} after {trace.reach[0]:,} iterations; made again up to there"
-    if skipped := [f"{file['path']} ({file['reason']})" for file in record.git.skipped]:
-        yield f"not in the snapshot: {few(skipped)}; what needs that fails or differs"
+    if record.git.skipped:
+        yield f"not in the snapshot: {few(record.git.reasons())}; what needs that fails or differs"
     if record.determinism.level == "fast":
         yield "determinism=fast promises the same distribution of runs and not the same bits"
 

@@ -141,8 +141,8 @@ class TrainingRun:
         self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
         if self._git.problem is not None:
             logger.message(f"code not recorded: {self._git.problem}")
-        if skipped := [f"{each['path']} ({each['reason']})" for each in self._git.skipped]:
-            logger.message(f"not in the snapshot of the code: {few(skipped)}")
+        if self._git.skipped:
+            logger.message(f"not in the snapshot of the code: {few(self._git.reasons())}")
         for note in () if resumed is None else resumed.part.notes:
             logger.message(note)
         if config.compile:

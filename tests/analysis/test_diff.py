@@ -155,14 +155,14 @@ def test_a_key_given_to_both_runs_stays_its_own_and_one_that_new_code_added_is_p
 
 def test_what_else_is_to_be_known_is_noted() -> None:
     a = run("a", status="running", git={"skipped": [{"path": "big.bin"}, {"path": "sub/"}]})
-    b = run("b", status="failed", resumed=[{"changed": {"code": ["x.py"]}}], versions=None)
+    b = run("b", status="failed", resumed=[{"changed": {"code": ["x.py"], "cpu": []}}], versions=None)
     assert compare_records(a, b, ["README.md"]).notes == [
         "only files differ that cannot change a run: README.md",
         "a is still running",
         "not in the snapshot of a, so compared by size and digest only: big.bin",
         "not in the snapshot of a, so not compared: sub/",
         "b ended failed",
-        "b was resumed with other code than before",
+        "b was resumed with other code, cpu than before",
     ]
 
 

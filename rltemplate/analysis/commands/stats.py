@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rltemplate.analysis import stats
-from rltemplate.analysis.experiments import CLOSE, Experiment, find_experiments
+from rltemplate.analysis.experiments import Experiment, close, find_experiments
 from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.analysis.targets import show
@@ -89,6 +89,6 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
     if a.score != b.score:
         kinds = {"eval/return": "evaluations", "episode/return": "training episodes"}
         lines.append(f"  caution: returns of {kinds[a.score]} are compared with those of {kinds[b.score]}")
-    if max(a.steps, b.steps) > CLOSE * min(a.steps, b.steps):
+    if not close(a, b):
         lines.append(f"  caution: they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
     return lines

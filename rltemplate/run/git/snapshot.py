@@ -32,7 +32,7 @@ from typing import Any
 
 import xxhash
 
-from rltemplate.config.secrets import is_compressed, secret_content, secret_name
+from rltemplate.config.secrets import LIKELY, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 
@@ -64,6 +64,10 @@ class GitRecord:
     skipped: list[dict[str, Any]] = field(default_factory=list)
     problem: str | None = None
 
+    def reasons(self) -> list[str]:
+        """The skipped files, and why each is."""
+        return [f"{each['path']} ({each['reason']})" for each in self.skipped]
+
     def left_out(self) -> dict[str, tuple[int | None, str | None]]:
         """Bytes and digest of each skipped file, by path; no digest: only its size is known."""
         files = (each for each in self.skipped if not str(each["path"]).endswith("/"))
@@ -79,7 +83,7 @@ def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
     snapshot = GitRecord()
     try:
         with repository(project) as git:
-            read_work_tree(git, snapshot)
+            _read_work_tree(git, snapshot)
             if keep_ref is not None:
                 snapshot.commit = _commit(git, f"{snapshot.tree}", snapshot.base_commit)
                 git("update-ref", REF_PREFIX + keep_ref, snapshot.commit, "")
@@ -217,7 +221,7 @@ def remote_url(project: Path) -> str | None:
     return None
 
 
-def read_work_tree(git: Git, found: GitRecord) -> None:
+def _read_work_tree(git: Git, found: GitRecord) -> None:
     """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
     found.base_commit = git.find("HEAD^{commit}") or None
     found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
@@ -276,14 +280,14 @@ def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new
             total += size
             taken.append(path)
         else:
+            digest = _digest(git.file(path), reason)
             reason += "" if new else "; the version of the base commit is kept"
-            digest = _digest(git.file(path))
             skipped.append({"path": as_text(path), "reason": reason, "bytes": size, "digest": digest})
     return taken
 
 
-def _digest(file: Path) -> str | None:
-    """Stands for the content of a file without its secrets; None where all of it may be one."""
+def _digest(file: Path, reason: str) -> str | None:
+    """Stands for the content of a file without its secrets, left out for `reason`; None: all may be one."""
     if secret_name(file.name):
         return None
     with suppress(OSError), file.open("rb") as opened:
@@ -295,7 +299,7 @@ def _digest(file: Path) -> str | None:
                 digest.update(opened.read(_PART_BYTES))
             return digest.hexdigest()
         content = opened.read()
-        if secret_content(content, file.name) and not is_compressed(content):
+        if reason.startswith(LIKELY):
             if size > _PART_BYTES:  # looking for secrets line by line would take seconds
                 return None
             lines = (line for line in content.splitlines() if not secret_content(line, file.name))
