@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+from importlib import import_module
 
 import pytest
 from conftest import ROOT
@@ -48,17 +49,20 @@ def test_tables_proofs_and_kills_are_those_of_results() -> None:
 
 
 @of_this_project
-def test_the_page_of_results_is_made_from_the_runs() -> None:
-    table = runpy.run_path(str(RESULTS / "table.py"))
-    page = table["page_text"]()
+def test_the_page_of_results_is_made_from_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(RESULTS)
+    page = import_module("table_page").page_text()
     assert page == PAGES[ROOT / "docs" / "results.md"]
     (sentence,) = re.findall(r"^\* PPO: (.*)$", page, re.MULTILINE)
     assert sentence in PAGES[ROOT / "README.md"].replace("\n", " ")
 
 
 @of_this_project
-def test_a_row_of_the_table_is_bold_if_its_whole_interval_stands_there() -> None:
-    standing = runpy.run_path(str(RESULTS / "table.py"))["standing"]
+def test_a_row_of_the_table_is_bold_if_its_whole_interval_stands_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(RESULTS)
+    standing = import_module("table_page").standing
     ends = [10.0, 20.0, 30.0]
     for mean, expected in (
         ((35.0, 31.0, 39.0), "**above the top**"),
