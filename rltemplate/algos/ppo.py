@@ -10,7 +10,7 @@ details of proximal policy optimization"):
   clipped policy loss (8), optional value clipping (9)        PPO.loss
   end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
-  observation and reward scaling (c7, c8)                     PPO.train_iteration
+  observation and reward scaling and clipping (c6-c9)         PPO.train_iteration
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
 and all passes over it see one and the same normalisation, and the first ratio is 1. A run begins with a
 rollout that is not learned from. Without it, statistics that come after the first passes shift the policy as
@@ -209,8 +209,8 @@ class PPO(OnPolicyAlgorithm):
             order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
             data = Minibatch(*decisions, targets.advantage, targets.value)
             minibatches = shuffled(data, order, config.num_minibatches)
-            net, report = self.engine.scan(self.update, net, minibatches, coef)
-            metrics_seen.append(report.metrics)
+            net, metrics_of_pass = self.engine.scan(self.update, net, minibatches, coef)
+            metrics_seen.append(metrics_of_pass)
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
                 if kl > config.target_kl:

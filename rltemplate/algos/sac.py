@@ -84,6 +84,11 @@ class Report(NamedTuple):
     actor_metrics: tuple[Tensor, ...]  # ActorMetrics, stacked
     actor_gradient: tuple[Tensor, ...]  # (P,)
 
+    @property
+    def metrics(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Those of the critics, and those of each update of the policy."""
+        return self.critic_metrics, self.actor_metrics
+
 
 class SAC(OffPolicyAlgorithm):
     """The algorithm over N environments."""
@@ -167,7 +172,7 @@ class SAC(OffPolicyAlgorithm):
         td_target = td_target.detach()
         q = self.critic.call(critic, batch.obs, batch.action)  # (2, B)
         assert q.shape == (2, *td_target.shape)
-        loss = kernels.total((q - td_target).square().mean(1))
+        loss = (q - td_target).square().mean(1).sum()
         return loss, (CriticMetrics(loss_critic=loss, critic_q_mean=q.mean()), td_target)
 
     def actor_loss(
@@ -183,11 +188,11 @@ class SAC(OffPolicyAlgorithm):
 
     def alpha_loss(self, log_alpha: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
         """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
-        loss = -kernels.total(kernels.exp(log_alpha) * (log_prob + self.target_entropy))
+        loss = -(kernels.exp(log_alpha) * (log_prob + self.target_entropy)).sum()
         return loss, loss
 
-    def metrics(self, reports: Sequence[Report]) -> dict[str, Tensor]:
-        """Means over updates; of several updates of the policy in a row, first their mean."""
-        actor = [torch.stack(report.actor_metrics).mean(0) for report in reports if report.actor_metrics]
-        critic = [report.critic_metrics for report in reports]
+    def metrics(self, seen: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> dict[str, Tensor]:
+        """Means over updates."""
+        critic = [critic_metrics for critic_metrics, _ in seen]
+        actor = [metrics for _, actor_metrics in seen for metrics in actor_metrics]
         return mean_metrics(CriticMetrics, critic) | mean_metrics(ActorMetrics, actor)

@@ -42,30 +42,32 @@ class Engine:
         self.probe.results(function.__name__, results)
         return results
 
-    def scan(self, function: Function, state: Any, inputs: Any, *constants: Any) -> tuple[Any, Any]:
-        """Chain `report, state = function(state, row, *constants)`: the last state, and all reports.
+    def scan(self, function: Function, state: Any, inputs: Any, *constants: Any) -> tuple[Any, Tensor]:
+        """Chain `report, state = function(state, row, *constants)`: the last state, and all metrics.
 
         `inputs` is a NamedTuple of tensors, and the rows of their first axis are the inputs of one call each.
-        Each field of the report is stacked along a new first axis. All leaves of state, inputs and reports
-        are tensors, and those of the state keep their shapes and types.
+        The metrics are the tensors `report.metrics`, stacked along a new first axis; the rest of a report is
+        for the probe alone, since the gradients of all updates would fill the memory. All leaves of state,
+        inputs and reports are tensors, and those of the state keep their shapes and types.
 
         Compiled, all calls are one program: Python does nothing between two updates (docs/speed.md).
         """
         stepwise, num_rows = self.probe.stepwise, len(pytree.tree_leaves(inputs)[0])
         # A loop of one call gains nothing, and on a GPU each call is a graph, which Python only starts.
         if not self.compiles or num_rows == 1 or self._on_gpu:
-            reports = []
+            metrics = []
             for row in _rows(inputs):
                 report, state = self.run(function, state, row, *constants)
-                reports.append(report)
-            return state, pytree.tree_map(lambda *parts: torch.stack(parts), *reports)
+                metrics.append(report.metrics)
+            return state, torch.stack(metrics)
         if (function, stepwise) not in self._loops:
             self._loops[function, stepwise] = _on_cpu(_loop(function, stepwise))
-        state, stacked, states = self._loops[function, stepwise](state, inputs, *constants)
-        if stepwise:
-            for results in zip(_rows(stacked), _rows(states), strict=True):
-                self.probe.results(function.__name__, results)
-        return state, stacked
+        state, shown = self._loops[function, stepwise](state, inputs, *constants)
+        if not stepwise:
+            return state, shown
+        for results in _rows(shown):
+            self.probe.results(function.__name__, results)
+        return state, shown[0].metrics
 
     def run_part(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a part of an iteration, which is never compiled."""
@@ -100,30 +102,27 @@ class Engine:
 
 
 def _loop(function: Function, stepwise: bool) -> Function:
-    """`function` over the rows of its inputs: the last state, all reports, and if `stepwise` all states."""
+    """`function` over the rows of its inputs: the last state, all metrics or all results if `stepwise`."""
     # Torch 2.13 has no public name for it; its documentation imports it from here.
     from torch._higher_order_ops import scan
+
+    def shown_of(report: Any, new: Any) -> Any:
+        return (report, new) if stepwise else report.metrics
 
     def loop(state: Any, inputs: Any, *constants: Any) -> Any:
         start, of_state = pytree.tree_flatten(state)
         rows, of_row = pytree.tree_flatten(inputs)
-        # For the form of the report alone, in each program anew; the compiler leaves the numbers out.
-        example, _ = function(state, pytree.tree_unflatten([x[0] for x in rows], of_row), *constants)
-        of_report = pytree.tree_structure(example)
+        # For its form alone, in each program anew; the compiler leaves the numbers out.
+        example = shown_of(*function(state, pytree.tree_unflatten([x[0] for x in rows], of_row), *constants))
 
         def body(carry: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             given = pytree.tree_unflatten(carry, of_state), pytree.tree_unflatten(row, of_row)
             report, new = function(*given, *constants)
-            leaves = pytree.tree_leaves(new)
-            return _copies(leaves), _copies([*pytree.tree_leaves(report), *(leaves if stepwise else [])])
+            return _copies(pytree.tree_leaves(new)), _copies(pytree.tree_leaves(shown_of(report, new)))
 
         last, shown = scan(body, _copies(start), rows)
-        reports, states = shown[: of_report.num_leaves], shown[of_report.num_leaves :]
-        return (
-            pytree.tree_unflatten(last, of_state),
-            pytree.tree_unflatten(reports, of_report),
-            pytree.tree_unflatten(states, of_state) if stepwise else None,
-        )
+        of_shown = pytree.tree_structure(example)
+        return pytree.tree_unflatten(last, of_state), pytree.tree_unflatten(shown, of_shown)
 
     loop.__qualname__ = function.__qualname__
     loop.__code__ = loop.__code__.replace()  # the compiler counts programs by code object, which others share

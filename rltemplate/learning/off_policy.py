@@ -91,18 +91,21 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         raise NotImplementedError
 
     def update(self, learned: Any, inputs: Any, rates: Any) -> tuple[Any, Any]:
-        """One update: its report, a NamedTuple, and what was learned, as it was given."""
+        """One update: its report, a NamedTuple with `metrics`, and what was learned, as it was given.
+
+        The metrics are kept until the iteration ends; the rest of the report is for the trace alone.
+        """
         raise NotImplementedError
 
-    def metrics(self, reports: Sequence[Any]) -> dict[str, Tensor]:
-        """Metrics of an iteration by name, from the reports of its updates, perhaps none."""
+    def metrics(self, seen: Sequence[Any]) -> dict[str, Tensor]:
+        """Metrics of an iteration by name, from the `metrics` of its reports, perhaps none."""
         raise NotImplementedError
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
         """`steps_per_iteration` environment steps, each followed by its updates."""
         config, obs, rates = self.config, self.begin_iteration(), self.rates()
-        raw_obs, episodes, reports = list[Tensor](), list[Episode](), list[Any]()
+        raw_obs, episodes, metrics_seen = list[Tensor](), list[Episode](), list[Any]()
         for _ in range(max(1, config.steps_per_iteration // self.envs.num_envs)):
             action = self.explore(obs)
             step = self.envs.step(action.cpu().numpy())
@@ -115,11 +118,11 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             for inputs in self.due_inputs():
                 report, learned = self.engine.run(self.update, self.state.learned, inputs, rates)
                 self.state = self.state._replace(learned=learned)
-                reports.append(report)
+                metrics_seen.append(report.metrics)
         self.obs = obs
         if config.normalize_obs:
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
-        return IterationResult({"optim/learning_rate": rates.actor} | self.metrics(reports), episodes)
+        return IterationResult({"optim/learning_rate": rates.actor} | self.metrics(metrics_seen), episodes)
 
     # Collecting
 

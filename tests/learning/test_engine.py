@@ -68,7 +68,7 @@ class State(NamedTuple):
 
 
 class Report(NamedTuple):
-    error: Tensor  # (3,)
+    metrics: Tensor  # (3,)
     new: tuple[Tensor, ...]  # the memory of the state; the last loop returns another number of them
 
 
@@ -94,14 +94,14 @@ class Chain:
 
 
 def chained(engine: Engine, updates: int = 4) -> list[Any]:
-    """States and reports of three loops, of which each goes on from the one before with other numbers."""
+    """States and metrics of three loops, of which each goes on from the one before with other numbers."""
     chain, zeros, results = Chain(), torch.zeros(3), []
     state = State(zeros, zeros, torch.zeros(()))
     rows = Row(torch.linspace(-1.0, 1.0, 3 * updates).view(updates, 3), torch.arange(1.0, updates + 1.0))
     for number in (1.0, 2.0, 3.0):
         chain.factor = 0.5 if number < 3.0 else 0.25
-        state, report = engine.scan(chain.update, state, rows, torch.tensor(0.1 * number), 0.01 * number)
-        results.append((state, report))
+        state, metrics = engine.scan(chain.update, state, rows, torch.tensor(0.1 * number), 0.01 * number)
+        results.append((state, metrics))
     return results
 
 
@@ -114,9 +114,8 @@ def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
     assert programs() == 0
     torch.testing.assert_close(chained(Engine(compiles=True), updates), plain)
     assert programs() == 3  # of both factors, and of the start, whose leaves share memory
-    assert {type(report) for _, report in plain} == {Report}
     assert [tuple(state.steps.tolist() for state, _ in plain)] == [(updates, 2.0 * updates, 3.0 * updates)]
-    assert all(report.error.shape == (updates, 3) for _, report in plain)
+    assert all(metrics.shape == (updates, 3) for _, metrics in plain)
 
 
 def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
