@@ -12,6 +12,20 @@ from rltemplate.interfaces import ConfigError
 _MOST_STACKED = 16  # vectors of bytes on top of each other, such as those of an Atari's memory, are no image
 
 
+def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
+    """Raise `ConfigError` if the observation, or a part of it, is an image of bytes."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.values() if isinstance(space, spaces.Dict) else space:
+            refuse_images(env_id, part)
+    shape = space.shape or ()
+    large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
+    if large and space.dtype == np.uint8:
+        raise ConfigError(
+            f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; "
+            "use an environment with vector observations, such as the -ram variant where there is one"
+        )
+
+
 class Codec:
     """The only place that knows spaces.
 
@@ -23,13 +37,6 @@ class Codec:
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.env_id, self.obs_space, self.action_space = env_id, obs_space, action_space
-        shape = obs_space.shape or ()
-        large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
-        if isinstance(obs_space, spaces.Box) and obs_space.dtype == np.uint8 and large:
-            raise ConfigError(
-                f"{env_id} observes images {obs_space.shape}, and the networks are multi-layer perceptrons; "
-                "use an environment with vector observations, such as the -ram variant where there is one"
-            )
         if not isinstance(obs_space, spaces.Box | spaces.Discrete):
             raise ConfigError(
                 f"{env_id} has the observation space {type(obs_space).__name__}; supported: Box, Discrete "

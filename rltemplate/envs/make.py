@@ -17,7 +17,7 @@ from gymnasium import spaces
 from rltemplate.config.command_args import first_line, nearest
 from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
-from rltemplate.envs.codec import Codec
+from rltemplate.envs.codec import Codec, refuse_images
 from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import ConfigError, RunError
 
@@ -55,8 +55,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
         env = gym.make(
             config.id,
             max_episode_steps=config.max_episode_steps,
-            render_mode=render_mode,
             disable_env_checker=True,
+            **{"render_mode": render_mode} if render_mode else {},  # some constructors do not take it
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
@@ -71,6 +71,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
         for name, arguments in getattr(config, key).items():
             env = _wrapped(env, f"env.{key}.{name}", name, arguments)
+    refuse_images(config.id, env.observation_space)
     if not isinstance(env.observation_space, spaces.Box | spaces.Discrete):
         env = gym.wrappers.FlattenObservation(env)
     denormals.keep()

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -31,8 +31,20 @@ from rltemplate.interfaces import RunError
 class _Episode:
     from_seed: bool
     generator: str | None  # its state before the reset; None where the seed decides, or where there is none
-    actions: list[Any]  # arrays or numbers of NumPy
     outcome: str = ""  # digest of its last step, once it has ended
+    length: int = 0
+    packed: list[np.ndarray] = field(default_factory=list)  # at most one array, of the first actions
+    newest: list[np.ndarray] = field(default_factory=list)  # the actions after these
+
+    def add(self, action: Any) -> None:
+        self.newest.append(np.array(action))  # a copy: some environments change it in place
+        self.length += 1
+
+    def actions(self) -> list[np.ndarray]:
+        """All actions as at most one array; packed once, since an episode may be long and is often asked."""
+        if self.newest:
+            self.packed, self.newest = [np.concatenate([*self.packed, np.array(self.newest)])], []
+        return self.packed
 
 
 class ActionRecorder:
@@ -49,7 +61,6 @@ class ActionRecorder:
         self._check_obs = validity.obs_check(env.observation_space)
         self._seed: int | None = None  # the last one given
         self._episodes: deque[_Episode] = deque(maxlen=2)  # the last one is running
-        self._actions: list[Any] = []  # of the running episode
         self._last: tuple[Any, ...] = ()  # observation, reward, terminated, truncated
 
     def reset(self, seed: int | None = None) -> Any:
@@ -68,14 +79,14 @@ class ActionRecorder:
         except Exception as error:
             self._explain(error, "reset")
             raise
-        self._actions = []
-        self._episodes.append(_Episode(seed is not None, generator, self._actions))
+        self._episodes.append(_Episode(seed is not None, generator))
         self._last = (obs, 0.0, False, False)
         return checked
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
         """Observation, reward, terminated and truncated."""
-        self._actions.append(np.array(action))  # some environments change it in place
+        running = self._episodes[-1]
+        running.add(action)
         try:
             obs, reward, terminated, truncated, self._info = self.env.step(action)
             denormals.keep()  # many load their libraries where they first need them
@@ -84,7 +95,7 @@ class ActionRecorder:
             terminated = validity.checked_flag("terminated", terminated)
             truncated = validity.checked_flag("truncated", truncated)
         except Exception as error:
-            self._explain(error, f"step {len(self._actions)} of its episode")
+            self._explain(error, f"step {running.length} of its episode")
             raise
         self._last = (obs, reward, terminated, truncated)
         return checked, reward, terminated, truncated
@@ -114,12 +125,13 @@ class ActionRecorder:
             return None
         first, running = self._episodes[0], self._episodes[-1]
         running.outcome = self._outcome()
+        arrays = [array for each in self._episodes for array in each.actions()]
         return {
             "seed": self._seed,
             "from_seed": first.from_seed,
             "generator": first.generator,
-            "actions": np.array([action for each in self._episodes for action in each.actions]),
-            "lengths": [len(each.actions) for each in self._episodes],
+            "actions": np.concatenate(arrays) if arrays else np.array([]),
+            "lengths": [each.length for each in self._episodes],
             "outcomes": [each.outcome for each in self._episodes],
         }
 
@@ -150,8 +162,9 @@ class ActionRecorder:
                 if self._last[2] or self._last[3]:  # stepping on after an early end may raise anything
                     return False, 0, 0.0
                 episode_return += self.step(action.copy())[1]
-            same = same and len(self._actions) == length and self._outcome() == outcome
-        return same, len(self._actions), episode_return
+            running = self._episodes[-1]
+            same = same and running.length == length and self._outcome() == outcome
+        return same, running.length, episode_return
 
     def _outcome(self) -> str:
         obs, reward, terminated, truncated = self._last

@@ -10,7 +10,7 @@ import pytest
 from conftest import env_config
 from gymnasium import spaces
 
-from rltemplate.envs.codec import Codec
+from rltemplate.envs.codec import Codec, refuse_images
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import make_env
 from rltemplate.interfaces import ConfigError, Episode
@@ -73,9 +73,30 @@ def test_a_space_that_does_not_fit_is_refused_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^Some-v0 has the observation space Dict; .* flattens[^\n]*$"):
         codec(spaces.Dict({"a": BOX}))
     for shape in (84, 84), (8, 8, 3):
-        with pytest.raises(ConfigError, match="observes images"):
-            codec(spaces.Box(0, 255, shape, np.uint8))
-    assert codec(spaces.Box(0, 255, (4, 128), np.uint8)).obs_size == 512  # a stack of an Atari's memory
+        image = spaces.Box(0, 255, shape, np.uint8)
+        for space in image, spaces.Dict({"a": BOX, "b": spaces.Tuple([BOX, image])}):
+            with pytest.raises(ConfigError, match="Some-v0 observes images"):
+                refuse_images("Some-v0", space)
+    memory = spaces.Box(0, 255, (4, 128), np.uint8)  # a stack of an Atari's
+    refuse_images("Some-v0", spaces.Dict({"a": BOX, "b": memory}))
+    assert codec(memory).obs_size == 512
+
+
+class Looks(gym.Env[Any, Any]):
+    """Its constructor takes no `render_mode`, and it observes an image in a Dict."""
+
+    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (8, 8, 3), np.uint8)})
+    action_space = spaces.Discrete(2)
+
+
+def test_a_constructor_without_render_mode_is_called_and_images_in_a_dict_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        gym.registry, "Looks-v0", gym.envs.registration.EnvSpec("Looks-v0", f"{__name__}:Looks")
+    )
+    with pytest.raises(ConfigError, match=r"Looks-v0 observes images \(8, 8, 3\)"):
+        make_env(env_config("Looks-v0"))
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:

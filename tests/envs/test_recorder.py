@@ -190,6 +190,18 @@ def test_an_environment_that_samples_its_spaces_repeats_itself_from_the_seed() -
     assert played(1) == played(1) != played(2)
 
 
+def test_a_recording_is_the_same_however_often_one_is_taken() -> None:
+    envs, often = running(num=1, steps=0), running(num=1, steps=0)
+    for step in range(300):
+        play(envs, step, 1)
+        play(often, step, 1)
+        seen = often.state_dict()["states"][0]
+        assert sum(seen["lengths"]) == len(seen["actions"])
+    last = envs.state_dict()["states"][0]
+    assert (seen["lengths"], seen["outcomes"]) == (last["lengths"], last["outcomes"])
+    assert torch.equal(seen["actions"], last["actions"])
+
+
 def test_only_two_episodes_are_kept() -> None:
     kept = running(num=1, steps=400).state_dict()["states"][0]
     assert len(kept["lengths"]) == 2
