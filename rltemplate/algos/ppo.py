@@ -200,7 +200,8 @@ class PPO(OnPolicyAlgorithm):
         config, net = self.config, self.state.net
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
         targets: Targets = self.engine.run_part(self.targets, net.params, rollout, reward)
-        explained = 1.0 - targets.advantage.var() / ((targets.advantage + targets.value).var() + 1e-8)
+        returns = targets.advantage + targets.value
+        explained = 1.0 - targets.advantage.var() / returns.var().clamp(min=1e-30)
         decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
         metrics_seen: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
         for epoch in range(config.update_epochs):
@@ -220,7 +221,10 @@ class PPO(OnPolicyAlgorithm):
         # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
         first_seen = Metrics(*table[0]).policy_first_ratio_max_error
         metrics = metrics._replace(policy_first_ratio_max_error=torch.maximum(first_error, first_seen))
-        return net, named(metrics) | {"value/explained_variance": explained}
+        further = {"value/explained_variance": explained}
+        if config.target_kl is not None:
+            further["optim/epochs"] = torch.tensor(float(len(metrics_seen)), device=self.device)
+        return net, named(metrics) | further
 
     def log_ratio(self, flat: Tensor, rollout: Rollout) -> Tensor:
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""

@@ -146,7 +146,7 @@ class ReferencePPO:
         size = total // config.num_minibatches
         advantage, value = self.targets(obs, reward, outcomes)
         ret = advantage + value
-        explained = 1.0 - float((ret - value).var() / (ret.var() + 1e-8))
+        explained = 1.0 - float((ret - value).var() / ret.var())
         updates: list[dict[str, float]] = []
         for epoch in range(config.update_epochs):
             if config.recompute_advantage and epoch:
@@ -162,7 +162,8 @@ class ReferencePPO:
             if config.target_kl is not None and (log_ratio.exp() - 1.0 - log_ratio).mean() > config.target_kl:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
-        return {**metrics, "value/explained_variance": explained}
+        metrics["value/explained_variance"] = explained
+        return metrics if config.target_kl is None else {**metrics, "optim/epochs": float(epoch + 1)}
 
     def update(
         self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, ret: Tensor, old_value: Tensor
