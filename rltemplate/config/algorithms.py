@@ -154,13 +154,18 @@ class OffPolicyConfig(AlgoConfig):
         return self.learning_starts + round(5_000 / self.updates_per_step)
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
-        """A run that ends before its first update learns nothing."""
+        """A run that ends before its first update; updates before there are statistics."""
         iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
         last = -(-total_env_steps // iteration) * iteration  # a run ends with its iteration
         if self.learning_starts >= last:
             yield (
                 f"algo.learning_starts={self.learning_starts} is not below "
                 f"total_env_steps={total_env_steps}: this run collects random actions and learns nothing"
+            )
+        if self.normalize_obs and self.learning_starts < iteration:
+            yield (
+                f"algo.normalize_obs=true: observations are scaled from the second iteration on, and updates "
+                f"begin in the first one; algo.learning_starts={iteration} or more avoids it"
             )
 
 

@@ -1,4 +1,7 @@
-"""Running statistics as values: what is learned from is scaled by those that were frozen before."""
+"""Running statistics as values.
+
+Observations are scaled by the statistics of earlier iterations, rewards by those that include them.
+"""
 
 from __future__ import annotations
 
