@@ -15,8 +15,8 @@ from typing import Any
 
 from rltemplate import leave
 from rltemplate.config.command_args import choose, parse, program, readable, usage
-from rltemplate.interfaces import ConfigError, RunError
-from rltemplate.launch.subprocesses import REFUSED, Interrupted
+from rltemplate.interfaces import REFUSED, ConfigError, RunError
+from rltemplate.launch.subprocesses import Interrupted
 
 COMMANDS = {
     "train": "launch.command",
@@ -43,12 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
-        status = REFUSED
-    except RunError as error:  # such as of an environment that returns NaN
-        print(f"error: {readable(str(error))}", file=sys.stderr)
-        status = 1
+        status = REFUSED if isinstance(error, ConfigError) else 1
     except Interrupted as stopped:
         print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
         status = 128 + stopped.number

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -67,6 +68,27 @@ class RunError(RuntimeError):
     An environment returned NaN, a worker process died, the disk is full. The message is one or two lines for
     the user, printed without a traceback; the exit status is 1.
     """
+
+
+@contextlib.contextmanager
+def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
+    """Raise trouble of the system in the block as an error for the user: `trouble`, and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{trouble}: {error.strerror}") from error
+
+
+REFUSED = 2  # exit status of a process that was asked for what cannot be had
+
+
+def exit_status(work: Callable[[], int | None]) -> int:
+    """The exit status of a process that does `work`; what stops it is told in a line or two."""
+    try:
+        return work() or 0
+    except (ConfigError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED if isinstance(error, ConfigError) else 1
 
 
 class Episode(NamedTuple):

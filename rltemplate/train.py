@@ -29,7 +29,7 @@ from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
-from rltemplate.interfaces import Algorithm, ConfigError, RunError, stop_signals
+from rltemplate.interfaces import Algorithm, ConfigError, exit_status, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
@@ -37,7 +37,6 @@ from rltemplate.run.job import PROJECT, Job
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.training_run import TrainingRun, check_level, settled
 
-FINISHED, FAILED, REFUSED = 0, 1, 2
 # A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition
 # within this time is the same request, unless Ctrl-C was pressed twice.
 _SAME_REQUEST_S = 2.0
@@ -99,7 +98,7 @@ def run(job: Job) -> int:
         observers.finish()
     # Close: the order is in TrainingRun.__exit__.
     if observers.complete:
-        return FINISHED
+        return 0
     return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)
 
 
@@ -125,11 +124,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
     gc.freeze()  # a full collection in mid-training need not look at what was imported
-    try:
-        return run(Job.from_environment())
-    except (ConfigError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED if isinstance(error, ConfigError) else FAILED
+    return exit_status(lambda: run(Job.from_environment()))
 
 
 def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algorithm, Envs]:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
+from rltemplate.run.git import snapshot
+from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
@@ -242,6 +245,13 @@ def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
     with pytest.raises(RunError, match="No space left on device; nothing was begun"):
         run(job_in(tmp_path / "new" / "run", configure))
     assert not (tmp_path / "new").exists()
+    # Before the run has a ref of its own, that of its sweep is not taken for it.
+    withdrawn, of_sweep = list[str | None](), GitRecord(ref="refs/runs/sweep", commit="1" * 40)
+    monkeypatch.setattr("rltemplate.run.training_run.to_yaml", full)
+    monkeypatch.setattr(snapshot, "withdraw_run", lambda _, git: withdrawn.append(git.ref))
+    with pytest.raises(RunError, match="nothing was begun"):
+        run(replace(job_in(tmp_path / "new" / "run", configure), snapshot=json.dumps(asdict(of_sweep))))
+    assert withdrawn == [None]
 
 
 def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(

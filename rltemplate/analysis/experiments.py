@@ -124,22 +124,16 @@ class Experiment:
             resumed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
             if changed := [key for key in resumed if key in _NOT_THE_MACHINE]:
                 yield f"{run.id} was resumed with other {', '.join(changed)} than before"
-        if changed := sorted(package for package, used in self._versions.items() if len(used) > 1):
+        versions = [run.record.versions for run in self.counted]
+        packages = sorted(filter(package_matters, {name for each in versions for name in each}))
+        if changed := [
+            name for name in packages if len({each[name] for each in versions if name in each}) > 1
+        ]:
             yield f"the runs have different versions of {few(changed)}"
         if len({run.value("steps") for run in self.counted}) > 1:
             yield "the seeds ended at different steps"
         if self.score != "eval/return":
             yield "no evaluations, so these are returns of training episodes, with exploration"
-
-    @property
-    def _versions(self) -> dict[str, set[str]]:
-        """The versions of each package that may change results."""
-        found: dict[str, set[str]] = {}
-        for run in self.counted:
-            for package, version in run.record.versions.items():
-                if package_matters(package):
-                    found.setdefault(package, set()).add(version)
-        return found
 
     def left_out(self) -> Iterator[str]:
         """A line about each run that is in no statistic."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,17 +86,11 @@ def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> s
 
 def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
     """The published results of an algorithm at about as many steps; of a learning curve the nearest point."""
-
-    def distance(row: Reference) -> float:
-        ratio = row.steps / max(env_steps, 1)
-        return max(ratio, 1.0 / ratio)
-
     rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
+    near = [row for row in rows if 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
     nearest: dict[tuple[str, ...], Reference] = {}
-    for row in sorted(rows, key=distance):
-        if distance(row) <= _NEAR:
-            repository = row.source.partition("@")[0]
-            nearest.setdefault((repository, row.method, row.env_version), row)
+    for row in sorted(near, key=lambda row: abs(math.log(row.steps / env_steps))):
+        nearest.setdefault((row.source.partition("@")[0], row.method, row.env_version), row)
     return [*nearest.values()]
 
 
@@ -103,13 +98,9 @@ def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
 def references() -> tuple[Reference, ...]:
     """All rows of the table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
-        return tuple(
-            Reference(
-                *(row["env"], row["env_version"], row["algo"], row["method"], int(row["steps"])),
-                *(float(row["return_mean"]), row["n_seeds"], row["source"], row["note"]),
-            )
-            for row in csv.DictReader(file)
-        )
+        rows: Iterator[dict[str, Any]] = csv.DictReader(file)
+        number = {"steps": int, "return_mean": float}
+        return tuple(Reference(**{k: number.get(k, str)(row[k]) for k in Reference._fields}) for row in rows)
 
 
 def show(value: float) -> str:

@@ -5,24 +5,16 @@ A run is recorded with values: resuming, reproducing and comparing it repeat wha
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-import yaml
-
-from rltemplate.config.schema import AUTO, ComposedConfig, Config, Device, EnvConfig, Level, Products
+from rltemplate.config.schema import Config, Device, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
-from rltemplate.interfaces import ConfigError
 
-# The keys that take `auto`, each with what else it takes and its plainest value. They decide only how fast a
-# run is and, but for the workers, its last bits.
-AUTO_KEYS: dict[str, tuple[str, Any]] = {
-    "num_threads": ("a whole number", 1),
-    "compile": ("true or false", False),
-    "env.num_workers": ("a whole number", 0),
-}
+# The keys that take `auto`, each with its plainest value. They decide only how fast a run is and, but for the
+# workers, its last bits.
+AUTO_KEYS: dict[str, Any] = {"num_threads": 1, "compile": False, "env.num_workers": 0}
 # Multiplications in a layer from which a second thread pays: SAC's 256 rows of 256 to 256 units gain a third,
 # PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: on a larger machine
 # further cores are for further seeds, which a sweep runs beside each other, or for num_threads=4 on trial.
@@ -33,25 +25,6 @@ def may_compile(config: Config) -> bool:
     """True unless compiled updates, which round otherwise than the policy that acts, break the level."""
     level, products = config.determinism.level, config.determinism.products
     return products is Products.plain and level not in (Level.invariant, Level.profile)
-
-
-def without_auto(composed: ComposedConfig) -> Config:
-    """The configuration with the plainest values in the place of `auto`."""
-    values, env = (
-        {spec.name: getattr(node, spec.name) for spec in fields(node)} for node in (composed, composed.env)
-    )
-    for key, (expected, plain) in AUTO_KEYS.items():
-        part, name = (env, key.removeprefix("env.")) if key.startswith("env.") else (values, key)
-        if isinstance(
-            part[name], str
-        ):  # such as 4 from ${oc.env:CPUS}, of which OmegaConf knows no type here
-            with suppress(yaml.YAMLError):
-                part[name] = yaml.safe_load(part[name])
-        if part[name] == AUTO:
-            part[name] = plain
-        elif type(part[name]) is not type(plain):
-            raise ConfigError(f"{key}={part[name]}: expected auto, or {expected}")
-    return Config(**values | {"env": EnvConfig(**env)})
 
 
 def resolved(config: Config, auto: set[str], jobs: int) -> Config:

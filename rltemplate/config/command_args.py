@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
@@ -163,10 +163,8 @@ def file(text: str) -> Path:
 
 def make_folder(key: str, folder: Path) -> None:
     """Make the folder that the word `key=folder` names, unless it is there; `ConfigError` if that fails."""
-    try:
+    with in_a_line(f"{key}={folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{key}={folder}: cannot be made, {error.strerror}") from error
 
 
 def choose(wrong: str, allowed: Iterable[Any], where: str = "") -> str:

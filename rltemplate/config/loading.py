@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved, without_auto
+from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
 from rltemplate.config.command_args import choose
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
 from rltemplate.interfaces import ConfigError
@@ -35,15 +35,19 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
     Values `auto` become those for one of `jobs` runs beside each other.
     """
+    auto = auto_keys(composed)
     with _in_one_line():
         if missing := sorted(OmegaConf.missing_keys(composed)):
             raise ConfigError(f"no value for {missing[0]}: set it on the command line or in a file of conf/")
+        if OmegaConf.get_type(composed) is ComposedConfig:
+            for key in auto:
+                OmegaConf.update(composed, key, AUTO_KEYS[key])
+            values: Any = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+            composed = _typed(values)
         config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
-    if isinstance(config, ComposedConfig):
-        config = without_auto(config)
     check(config)
-    return resolved(config, auto_keys(composed), jobs)
+    return resolved(config, auto, jobs)
 
 
 def auto_keys(composed: DictConfig) -> set[str]:
@@ -107,6 +111,9 @@ def _in_one_line() -> Iterator[None]:
         yield
     except OmegaConfBaseException as error:
         first = str(error.msg if error.msg is not None else error).splitlines()[0]
+        if error.full_key in AUTO_KEYS:
+            kind = "true or false" if AUTO_KEYS[error.full_key] is False else "a whole number"
+            first = f"expected auto, or {kind}"
         raise ConfigError(f"{error.full_key}: {first}" if error.full_key else first) from error
 
 

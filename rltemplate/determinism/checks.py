@@ -5,8 +5,8 @@ A check that fails stops the run and says what to use instead: a level is never 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rltemplate.determinism import golden
+from rltemplate.determinism import golden, kernels
 from rltemplate.determinism.levels import PROMISES
+from rltemplate.determinism.switches import resolve_device
 from rltemplate.interfaces import ConfigError, ForwardPass
 
 if TYPE_CHECKING:
-    from rltemplate.config.schema import DeterminismConfig
+    from rltemplate.config.schema import Config, DeterminismConfig
+
+Passes = Mapping[str, ForwardPass]  # of the run's algorithm
 
 # Numbers of rows around those at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
@@ -31,42 +34,31 @@ _RACES = 100
 _RACES_WITHOUT = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A run that is about to begin."""
-
-    switches: DeterminismConfig
-    passes: Mapping[str, ForwardPass]
-    device: torch.device
-    products: str  # the way of matrix products in force
-    physics: bool  # the environment uses MuJoCo
-
-
-def check_repeats(trial: Trial) -> dict[str, Any]:
+def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
     """Equal inputs give equal bits, several times over: networks, back to their inputs, and indexing.
 
     The gradient of indexing is where torch's fast kernels add in the order in which threads arrive.
     """
-    generator = torch.Generator().manual_seed(0)
-    index = torch.randint(50, (50_000,), generator=generator).to(trial.device)
-    weight = torch.randn(50_000, generator=generator).to(trial.device)
+    generator, device = torch.Generator().manual_seed(0), resolve_device(config.device.name)
+    index = torch.randint(50, (50_000,), generator=generator).to(device)
+    weight = torch.randn(50_000, generator=generator).to(device)
 
     def indexed() -> list[Tensor]:
-        table = torch.zeros(50, device=trial.device, requires_grad=True)
+        table = torch.zeros(50, device=device, requires_grad=True)
         return list(torch.autograd.grad((table[index] * weight).sum(), table))
 
     races = _RACES if torch.are_deterministic_algorithms_enabled() else _RACES_WITHOUT
     tries: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {"a gradient of indexing": (races, indexed)}
-    for name, each in trial.passes.items():
-        rows = torch.randn(max(each.batches), each.size, generator=generator).to(trial.device)
+    for name, each in passes.items():
+        rows = torch.randn(max(each.batches), each.size, generator=generator).to(device)
         tries[f"the {name} network"] = _REPETITIONS, partial(_forward_and_backward, each, rows)
     for name, (times, again) in tries.items():
         first = again()
         for _ in range(times - 1):
             if any(not torch.equal(a, b) for a, b in zip(first, again(), strict=True)):
                 raise ConfigError(
-                    f"determinism={trial.switches.level.name}: {name} gives different bits for equal inputs "
-                    "on this machine; use num_threads=1, or determinism=fast"
+                    f"determinism={config.determinism.level.name}: {name} gives different bits for equal "
+                    "inputs on this machine; use num_threads=1, or determinism=fast"
                 )
     return {"tried": {name: times for name, (times, _) in tries.items()}, "holds": True}
 
@@ -78,19 +70,20 @@ def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
         return [out.detach(), *torch.autograd.grad(out.sum(), leaf)]
 
 
-def check_rows(trial: Trial) -> dict[str, Any]:
+def check_rows(config: Config, passes: Passes) -> dict[str, Any]:
     """A row's forward pass depends on that row alone: not on the rows beside it, nor on the threads."""
-    for name, each in trial.passes.items():
-        where = differing_rows(each, trial.device)
+    device, products = resolve_device(config.device.name), config.determinism.products.name
+    for name, each in passes.items():
+        where = differing_rows(each, device)
         if where is not None:
-            other = {"strict": "padded", "padded": "blas"}.get(trial.products)
-            usable = other is not None and trial.device.type == "cpu"
+            other = {"strict": "padded", "padded": "blas"}.get(products)
+            usable = other is not None and device.type == "cpu"
             instead = f"determinism.products={other}" if usable else "determinism=repeat"
             raise ConfigError(
-                f"determinism: with products={trial.products} the {name} network gives a row other bits in a "
+                f"determinism: with products={products} the {name} network gives a row other bits in a "
                 f"batch of {where}; use {instead}"
             )
-    return {"networks": list(trial.passes), "threads": list(_THREADS), "holds": True}
+    return {"networks": list(passes), "threads": list(_THREADS), "holds": True}
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
@@ -112,19 +105,20 @@ def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
 
 
 # By name; each gives what it found, or raises `ConfigError`.
-CHECKS: dict[str, Callable[[Trial], dict[str, Any]]] = {
-    "golden": lambda trial: golden.check(trial.switches, trial.physics),
+CHECKS: dict[str, Callable[[Config, Passes], dict[str, Any]]] = {
+    # The first environment has been made by now.
+    "golden": lambda config, _: golden.check(config.determinism, physics="mujoco" in sys.modules),
     "repeats": check_repeats,
     "rows": check_rows,
 }
 
 
-def promised(trial: Trial) -> list[str]:
+def promised(switches: DeterminismConfig) -> list[str]:
     """Names of the checks that belong to what the level's name or one of its switches promises."""
     by_switch = {
-        "golden": trial.switches.profile is not None,
-        "repeats": trial.switches.deterministic_algorithms,
-        "rows": trial.products != "plain",
+        "golden": switches.profile is not None,
+        "repeats": switches.deterministic_algorithms,
+        "rows": kernels.chosen.products != "plain",
     }
-    level = PROMISES[trial.switches.level.name]
+    level = PROMISES[switches.level.name]
     return [name for name in CHECKS if name in level or by_switch[name]]

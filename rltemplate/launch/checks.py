@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltemplate.config.algorithms import check_actions, check_buffer
-from rltemplate.config.cli.preflight import Plan
+from rltemplate.config.cli.preflight import Plan, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_cores, usable_memory
@@ -54,19 +54,14 @@ def check_plan(plan: Plan) -> None:
         print(line, file=sys.stderr)
 
 
-def with_baseline_id(plan: Plan) -> Plan:
-    """The plan with the id of the run that `baseline=last` or `baseline=best` names now."""
+def planned(words: Sequence[str]) -> Plan:
+    """The plan of a command, with the id of the run that `baseline=last` or `baseline=best` names now."""
+    plan = preflight(words)
     name = next((config.baseline for config in plan.configs if config.baseline in ("last", "best")), None)
     if name is None:
         return plan
     found = find_run(name, Path(plan.configs[0].runs_dir), "baseline").name
-
-    def settled(words: Sequence[str]) -> list[str]:
-        return [f"baseline={found}", *(word for word in words if not word.startswith("baseline="))]
-
-    configs = [replace(config, baseline=found) for config in plan.configs]
-    overrides = [settled(words) for words in plan.overrides]
-    return replace(plan, argv=settled(plan.argv), configs=configs, overrides=overrides)
+    return preflight([f"baseline={found}", *(word for word in words if not word.startswith("baseline="))])
 
 
 def check_environments(configs: Sequence[Config]) -> None:

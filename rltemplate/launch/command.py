@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rltemplate.config.command_args import program, rest
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import in_a_line
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.run.job import Job, new_job
 
@@ -32,11 +32,10 @@ class Args:
 def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns at the end of a sweep only."""
     # `make resume` needs none of this, and Hydra takes a quarter of a second.
-    from rltemplate.config.cli.preflight import preflight
-    from rltemplate.launch.checks import HERE, check_plan, with_baseline_id
+    from rltemplate.launch.checks import HERE, check_plan, planned
 
     command = program("train", *args.overrides)
-    plan = with_baseline_id(preflight(args.overrides))
+    plan = planned(args.overrides)
     check_plan(plan)
     if plan.sweep:
         from rltemplate.launch.sweep import run_sweep
@@ -68,7 +67,5 @@ def become(job: Job) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     words, environment = worker_command(), worker_environment(job, os.environ)
-    try:
-        os.execve(words[0], words, environment)
-    except OSError as error:  # such as an override that is longer than the 128 KiB of Linux
-        raise ConfigError(f"the process of the run could not be started: {error.strerror}") from error
+    with in_a_line("the process of the run could not be started"):
+        os.execve(words[0], words, environment)  # fails for an override that is longer than Linux's 128 KiB

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from rltemplate.interfaces import ConfigError, stop_signals
 
-REFUSED = 2  # exit status of a child that was asked for what cannot be had
-
 _GRACE_S = 8.0  # for a child that ends because the user wants to go
 _PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
 _POLL_EVERY_S = 0.02

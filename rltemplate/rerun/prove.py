@@ -27,9 +27,9 @@ from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import REFUSED, ConfigError, exit_status
 from rltemplate.launch.process import worker_command, worker_environment
-from rltemplate.launch.subprocesses import REFUSED, Children, Interrupted, complaint, last_words, lines_of
+from rltemplate.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
@@ -234,7 +234,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     """
     from rltemplate.determinism import checks, switches
     from rltemplate.envs.global_rng import seed_global_rng
-    from rltemplate.run.training_run import settled, trial
+    from rltemplate.run.training_run import settled
     from rltemplate.train import build_algorithm
 
     config = from_dict(settled(job).config)
@@ -244,10 +244,10 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         switches.confirm(settings)
-        tried = trial(config, algorithm)
+        passes = algorithm.forward_passes()
         for name in names:
             try:
-                found[name] = checks.CHECKS[name](tried)
+                found[name] = checks.CHECKS[name](config, passes)
             except ConfigError as error:
                 found[name] = {"holds": False, "problem": str(error)}
     finally:
@@ -256,8 +256,4 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        print(json.dumps(try_checks(Job.from_environment(), sys.argv[1:])))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+    sys.exit(exit_status(lambda: print(json.dumps(try_checks(Job.from_environment(), sys.argv[1:])))))

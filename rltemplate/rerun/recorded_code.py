@@ -134,10 +134,9 @@ def check_versions(record: RunRecord) -> list[str]:
             fine = one.key in ("cpu", "libc") or _release(one.key, one.a) == _release(one.key, one.b)
             (notes if fine or not one.affects_results else changed).append(f"{one.key} {one.change}")
     if changed:
-        raise ConfigError(
-            f"{record.id}: other versions than it had: {few(changed)}\nafter `git worktree add FOLDER "
-            f"{record.git.ref}`, make reproduce in FOLDER installs the recorded ones"
-        )
+        ref = record.git.ref
+        how = f"\nafter `git worktree add FOLDER {ref}`, make reproduce in FOLDER installs the recorded ones"
+        raise ConfigError(f"{record.id}: other versions than it had: {few(changed)}{how if ref else ''}")
     return notes
 
 

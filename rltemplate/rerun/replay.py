@@ -28,8 +28,7 @@ from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import ConfigError
-from rltemplate.launch.subprocesses import REFUSED
+from rltemplate.interfaces import ConfigError, exit_status
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore
@@ -180,15 +179,6 @@ def replay(job: Job, request: Request) -> None:
         algorithm.close()
 
 
-def main(request: str) -> int:
-    """The process; returns the exit status."""
-    try:
-        replay(Job.from_environment(), Request(**json.loads(request)))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    wanted = Request(**json.loads(sys.argv[1]))
+    sys.exit(exit_status(lambda: replay(Job.from_environment(), wanted)))

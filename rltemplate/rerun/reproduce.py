@@ -25,8 +25,8 @@ from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
 from rltemplate.config.command_args import few, flag, nearest, new_folder, word
 from rltemplate.config.loading import complete
-from rltemplate.interfaces import ConfigError
-from rltemplate.launch.subprocesses import REFUSED, Children, last_words
+from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
+from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
@@ -216,12 +216,10 @@ def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> s
 
 def _keep(run_dir: Path, folder: Path) -> None:
     """Move the run's folder, with the output of its process, to `folder`."""
-    try:
+    with in_a_line(f"keep={folder} cannot be written"):
         shutil.copy(run_dir.with_name(LOG), run_dir)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(run_dir, folder, dirs_exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"keep={folder}: cannot be written, {error.strerror}") from error
 
 
 def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Path:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run.paths import LOCK
 
 
@@ -25,10 +25,8 @@ def lock(folder: Path) -> Callable[[], None]:
     inherit it, and it works on network file systems that know locks. Raises ConfigError in a line if another
     process has it or nothing can be written.
     """
-    try:
+    with in_a_line(f"{folder} cannot be written"):
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)

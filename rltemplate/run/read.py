@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rltemplate.config.command_args import nearest
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.record import FINISHED, RunRecord
 
@@ -117,12 +117,10 @@ def read_metrics(run_dir: Path, until: float = math.inf) -> list[Row]:
     be read.
     """
     name = f"{run_dir.name}: {paths.METRICS}"
-    try:
+    with in_a_line(f"{name} cannot be read"):
+        if not (run_dir / paths.METRICS).exists():
+            return []
         lines = (run_dir / paths.METRICS).read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be read, {error.strerror}") from None
     parsed, rows = list(map(parse_row, lines)), []
     while parsed and until < math.inf and (parsed[-1] is None or (parsed[-1]["env_steps"] or 0) > until):
         parsed.pop()

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,11 +15,11 @@ from typing import Any
 from rltemplate.config.command_args import few, make_folder
 from rltemplate.config.loading import from_dict, to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
-from rltemplate.determinism import checks, kernels, switches
+from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
-from rltemplate.interfaces import Algorithm, ConfigError, RunError
+from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
@@ -57,25 +56,14 @@ def settled(job: Job) -> Job:
     return dataclasses.replace(job, config=to_dict(named))
 
 
-def trial(config: Config, algorithm: Algorithm) -> checks.Trial:
-    """The algorithm of a configuration as the checks of a level take it."""
-    return checks.Trial(
-        switches=config.determinism,
-        passes=algorithm.forward_passes(),
-        device=switches.resolve_device(config.device.name),
-        products=kernels.chosen.products,
-        physics="mujoco" in sys.modules,  # the first environment has been made by now
-    )
-
-
 def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorithm) -> DeterminismFacts:
     """Try all that the level of a run promises; `ConfigError` if it does not hold here and now.
 
     `settings` are those that were applied, and are read back from the libraries.
     """
     switches.confirm(settings)
-    tried = trial(config, algorithm)
-    found = {name: checks.CHECKS[name](tried) for name in checks.promised(tried)}
+    passes = algorithm.forward_passes()
+    found = {name: checks.CHECKS[name](config, passes) for name in checks.promised(config.determinism)}
     return DeterminismFacts(level=config.determinism.level.name, settings=dict(settings), checks=found)
 
 
@@ -110,7 +98,9 @@ class TrainingRun:
         if self._job.resume:
             self._unlock = lock(self._path)
         text = self._job.snapshot
-        self._git = snapshot.take_snapshot(PROJECT) if text is None else GitRecord(**json.loads(text))
+        # Of a sweep's snapshot the ref is the sweep's own, and stays whatever becomes of this run.
+        shared = None if text is None else json.loads(text) | {"ref": None, "commit": None}
+        self._git = snapshot.take_snapshot(PROJECT) if shared is None else GitRecord(**shared)
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
 
@@ -232,11 +222,9 @@ class TrainingRun:
         # A part that was killed had no time to record how long it took.
         there = 0.0 if checkpoint is None else checkpoint.state["run"]["logger"]["wall_time_s"]
         self._earlier_s = max(record.duration_s or 0.0, there)
-        try:
+        with in_a_line(f"{self._path} cannot be written, and can go on later", RunError):
             cut_back(self._path, self.config, continuation)
             record.write(self._path)
-        except OSError as error:
-            raise RunError(f"{self._path} cannot be written: {error.strerror}; it can go on later") from error
         return record
 
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:

@@ -12,9 +12,8 @@ import pytest
 from conftest import RecordedRun, run_train, small, write_run
 
 from rltemplate.analysis import baseline
-from rltemplate.config.cli.preflight import preflight
 from rltemplate.interfaces import ConfigError
-from rltemplate.launch.checks import with_baseline_id
+from rltemplate.launch.checks import planned
 from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.read import raw_config
@@ -82,12 +81,11 @@ def test_a_sweep_over_one_key_is_fine_and_over_two_is_not(check: Check) -> None:
 def test_last_is_the_run_that_was_the_last_when_the_command_was_given(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_run(runs, 1, env="CartPole")
-    settled = with_baseline_id(preflight(["baseline=last", f"runs_dir={runs}", "seed=1,2"]))
+    plan = planned(["baseline=last", f"runs_dir={runs}", "seed=1,2"])
     write_run(runs, 2, env="CartPole")
-    assert [config.baseline for config in settled.configs] == ["run-1"]
-    for words in (settled.argv, *settled.overrides):
+    assert [config.baseline for config in plan.configs] == ["run-1"]
+    for words in (plan.argv, *plan.overrides):
         assert [word for word in words if word.startswith("baseline=")] == ["baseline=run-1"]
-    assert with_baseline_id(settled) is settled
 
 
 def test_two_changes_start_nothing(recorded_run: RecordedRun, tmp_path: Path) -> None:

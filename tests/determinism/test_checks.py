@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism import kernels
-from rltemplate.determinism.checks import Trial, check_repeats, check_rows
+from rltemplate.determinism.checks import check_repeats, check_rows
 from rltemplate.interfaces import ConfigError, ForwardPass
 from rltemplate.learning.networks import mlp
 from rltemplate.train import build_algorithm
@@ -34,17 +34,17 @@ def plain_afterwards() -> Iterator[None]:
 def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     configure: Configure, algo: str, products: str, instead: str
 ) -> None:
-    algorithm, _ = build_algorithm(configure(*small(algo, "algo.hidden_sizes=[256,256]", env="Pendulum")))
-    level = configure("determinism=invariant").determinism
-    trial = Trial(level, algorithm.forward_passes(), torch.device("cpu"), products, physics=False)
+    words = "determinism=invariant", f"determinism.products={products}", "algo.hidden_sizes=[256,256]"
+    config = configure(*small(algo, *words, env="Pendulum"))
+    algorithm, _ = build_algorithm(config)
     kernels.use(products)
-    assert set(check_rows(trial)["networks"]) == set(trial.passes)
+    assert set(check_rows(config, algorithm.forward_passes())["networks"]) == {*algorithm.forward_passes()}
     kernels.use("plain")
     if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
         with pytest.raises(
             ConfigError, match=rf"gives a row other bits in a batch of \d+ rows on .*; use .*{instead}$"
         ):
-            check_rows(trial)
+            check_rows(config, algorithm.forward_passes())
     algorithm.close()
 
 
@@ -68,13 +68,12 @@ def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
     def drifting(x: Tensor) -> Tensor:
         return x + next(calls) * 1e-6
 
-    def tried(network: Network) -> Trial:
-        passes = {"policy": ForwardPass(network, 3, (4,))}
-        return Trial(configure().determinism, passes, torch.device("cpu"), "plain", physics=False)
+    def passes(network: Network) -> dict[str, ForwardPass]:
+        return {"policy": ForwardPass(network, 3, (4,))}
 
     with pytest.raises(ConfigError, match="the policy network gives different bits for equal inputs"):
-        check_repeats(tried(drifting))
-    assert check_repeats(tried(lambda x: x * 2))["holds"]
+        check_repeats(configure(), passes(drifting))
+    assert check_repeats(configure(), passes(lambda x: x * 2))["holds"]
 
 
 def numbers(*shape: int, double: bool = False) -> Tensor:

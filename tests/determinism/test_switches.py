@@ -35,7 +35,7 @@ try:
     x = torch.randn(300_003, generator=torch.Generator().manual_seed(3))
     seen["sum"] = float(x.sum())  # each thread has a part of its own
     seen["compiler"] = "torch._inductor" in sys.modules
-    checks.check_repeats(checks.Trial(level, {}, torch.device("cpu"), "plain", False))
+    checks.check_repeats(config, {})
 except ConfigError as error:
     seen["refused"] = str(error)
 print(json.dumps(seen))

@@ -7,6 +7,7 @@ happens in this process, with the real trace, the real comparison and the real r
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.interfaces import exit_status
 from rltemplate.launch.subprocesses import Children
 from rltemplate.rerun import replay
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import report
-from rltemplate.run.job import JOB_VARIABLE
+from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm
@@ -98,10 +100,11 @@ def test_what_was_planted_is_named(
         _: object, command: Sequence[str], environment: Mapping[str, str], log: Path, **__: object
     ) -> int:
         assert command[-2] == replay.__name__
+        request = replay.Request(**json.loads(command[-1]))
         with planted_fault(fault if log.parent.name == "b" else "") as patch, log.open("w") as file:
             patch.setenv(JOB_VARIABLE, environment[JOB_VARIABLE])
             with contextlib.redirect_stderr(file):
-                return replay.main(command[-1])
+                return exit_status(lambda: replay.replay(Job.from_environment(), request))
 
     monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
     monkeypatch.setattr(Children, "run", run)

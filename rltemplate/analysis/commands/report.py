@@ -26,7 +26,7 @@ from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.runs import SHOWN, cell, load_runs
 from rltemplate.config.command_args import file, folder, make_folder, one_of, word
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
 from rltemplate.run.read import find_run_dirs
@@ -94,10 +94,8 @@ def _searches(run_dirs: Sequence[Path]) -> list[Path]:
 
 def _write(args: Args, out: Path) -> None:
     report = make_report(find_run_dirs(args.runs), args.runs, out.parent)
-    try:
+    with in_a_line(f"out={out} cannot be written"):
         replace_text(out, [report.html])
-    except OSError as error:
-        raise ConfigError(f"out={out}: cannot be written, {error.strerror}") from None
     for problem in report.problems:
         print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
     print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)", flush=True)

@@ -288,9 +288,9 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
         if choices.get(group) not in option_names(group, more):  # an optional file that is not there
             choices[group] = None
         composed[group] = choices[group]
-    config = to_config(composed, jobs)
+    auto, config = auto_keys(composed), to_config(composed, jobs)
     refuse_secrets(to_dict(config))
-    return Composed(config, choices, auto_keys(composed))
+    return Composed(config, choices, auto)
 
 
 def config_of(words: Sequence[str]) -> Config:

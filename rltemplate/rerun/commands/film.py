@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import choose, file, one_of, whole, word
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
@@ -92,11 +92,9 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
             written[out.with_suffix(".gif")] = film.with_suffix(".gif")
             animate(film, film.with_suffix(".gif"), width=320 * args.grid[1])
         for target, source in written.items():
-            try:
+            with in_a_line(f"{target} cannot be written"):
                 target.parent.mkdir(exist_ok=True)
                 replace_file(target, lambda file, source=source: file.write(source.read_bytes()))  # type: ignore[misc]
-            except OSError as error:
-                raise ConfigError(f"{target} cannot be written: {error.strerror}") from None
             print(f"written: {target} ({target.stat().st_size / 1e6:.2f} MB)")
     return 0
 

@@ -15,7 +15,6 @@ from rltemplate.run.sinks.sink import RecordingSink, Row
 
 # Ends the names of event files of this sink; other files in the folder belong to the user.
 _SUFFIX = ".run"
-_VIDEO = "video"
 _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 
 
@@ -33,9 +32,7 @@ class TensorBoardSink(RecordingSink):
         from torch.utils.tensorboard.summary import hparams
 
         folder = self.facts.run_dir / TENSORBOARD
-        self._films: dict[int, tuple[float, bytes]] = {}
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
-            self._films |= _films_in(earlier)
             earlier.unlink()
         # With `purge_step` a TensorBoard that is open drops the earlier rows, which it gets again.
         self._writer = SummaryWriter(folder, purge_step=0, filename_suffix=_SUFFIX)
@@ -68,14 +65,11 @@ class TensorBoardSink(RecordingSink):
 
         from rltemplate.run.video.film import animate
 
-        when, film = self._films.get(env_steps, (0.0, b""))
-        if when < path.stat().st_mtime:
-            with tempfile.TemporaryDirectory() as folder:
-                animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
-                when, film = time.time(), gif.read_bytes()
-        image = Summary.Image(encoded_image_string=film)
-        summary = Summary(value=[Summary.Value(tag=_VIDEO, image=image)])
-        self._writer.file_writer.add_summary(summary, env_steps, when)
+        with tempfile.TemporaryDirectory() as folder:
+            animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
+            image = Summary.Image(encoded_image_string=gif.read_bytes())
+        summary = Summary(value=[Summary.Value(tag="video", image=image)])
+        self._writer.file_writer.add_summary(summary, env_steps, path.stat().st_mtime)
         self._writer.flush()
 
     def close(self, status: str, final_metrics: Row) -> None:
@@ -84,15 +78,3 @@ class TensorBoardSink(RecordingSink):
 
             self._writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
             self._writer.close()
-
-
-def _films_in(path: Path) -> dict[int, tuple[float, bytes]]:
-    """The GIFs in an event file by environment steps, and when each was made; a GIF takes half a second."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    found = {}
-    for event in LegacyEventFileLoader(str(path)).Load():
-        for value in event.summary.value:
-            if value.tag == _VIDEO:
-                found[event.step] = event.wall_time, value.image.encoded_image_string
-    return found
