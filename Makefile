@@ -191,5 +191,5 @@ lock: $(STAMP)
 
 # Removes caches and build outputs; never runs/ or .venv.
 clean:
-	@$(NO_OVERRIDES)rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov MUJOCO_LOG.TXT
+	@$(NO_OVERRIDES)rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov MUJOCO_LOG.TXT
 	@find . \( -path ./.venv -o -path ./runs -o -path ./.git \) -prune -o -type d -name __pycache__ -exec rm -rf {} +

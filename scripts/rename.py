@@ -128,6 +128,8 @@ def begin(root: Path, old: str, new: str, keep: bool) -> None:
             (root / name).unlink(missing_ok=True)
     if keep:
         return
+    settings = root / "pyproject.toml"
+    settings.write_text(settings.read_text("utf-8").replace('"bench", "results", ', ""), encoding="utf-8")
     for page in [root / "mkdocs.yml", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
 
         def there(link: re.Match[str], folder: Path = page.parent) -> str:

@@ -51,6 +51,8 @@ SHRUNK = {
     name: ["env.num_envs=2", *" ".join(FEW_STEPS.get(kind, "") for kind in entry.config.mro()).split()]
     for name, entry in ALGORITHMS.items()
 }
+# An environment for each algorithm, with continuous actions where it takes these.
+TRIED_IN = {name: "CartPole" if entry.needs_discrete else "Pendulum" for name, entry in ALGORITHMS.items()}
 
 
 def plain(words: Sequence[str]) -> list[str]:
@@ -64,7 +66,7 @@ def small(algo: str, *words: str, env: str | None = None) -> list[str]:
     """Words for a small run of an algorithm; of those about `algo.` only the ones that it has."""
     keys = {f"algo.{spec.name}" for spec in dataclasses.fields(ALGORITHMS[algo].config)}
     known = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
-    env = env or ("CartPole" if algo == "ppo" else "Pendulum")
+    env = env or ("CartPole" if algo == "ppo" else TRIED_IN[algo])
     return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *plain(known), *known]
 
 

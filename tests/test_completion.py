@@ -50,7 +50,7 @@ def typed(shell: str, text: str, ends: str) -> str:
 @pytest.mark.parametrize(
     ("text", "ends"),
     [
-        ("make train algo=s\t", "algo=sac"),
+        ("make train algo=sa\t", "algo=sac"),
         ("make train seed=1 env=Walk\t", "env=Walker2d"),
         ("make train hydra/launcher=sl\t", "hydra/launcher=slurm"),
         ("make evaluate epi\t", "episodes="),

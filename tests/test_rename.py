@@ -105,6 +105,8 @@ def test_a_fork_begins_with_pages_of_its_own_and_builds_its_site(tmp_path: Path,
         f"To {OLD}, the template that this project was made from."
     ]
     assert "Added" not in (fork / "CHANGELOG.md").read_text()
+    checked = tomllib.loads((fork / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    assert [name for name in checked if not (fork / name).exists()] == []
     pages = {path: path.read_text() for path in [fork / "mkdocs.yml", *(fork / "docs").rglob("*.md")]}
     gone = re.compile(r"\]\(\S*results/|: stories/|\(stories/|make bench|of the template -->")
     assert any(gone.search(text) for text in pages.values()) == keep

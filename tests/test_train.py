@@ -42,7 +42,7 @@ OBSERVED += ["video_every=128", "checkpoint_every=64"]
 UNOBSERVED = ["logger=none", "log_every=0", "eval_every=0", "video_every=0", "checkpoint_every=100000"]
 STEP = "gymnasium.envs.classic_control.CartPoleEnv.step"
 EVERYWHERE = {"episode/return", "episode/length", "eval/return", "eval/length"}
-EVERYWHERE |= {"loss/policy", "optim/learning_rate"}
+EVERYWHERE |= {"optim/learning_rate"}
 
 
 def learned(run_dir: Path, number: int = -1) -> list[str]:

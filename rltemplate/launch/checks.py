@@ -21,14 +21,15 @@ from rltemplate.run.read import find_run
 if TYPE_CHECKING:
     from rltemplate.envs.codec import Codec
 
-HERE = "here"  # debug=here: the run stays in the process of the command
+HERE = "debug=here"  # the run stays in the process of the command
 
 
 def check_plan(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print doubts about it."""
-    if plan.sweep and any(f"debug={HERE}" in words for words in plan.overrides):
-        raise ConfigError(f"debug={HERE}: is for a single run; leave out lists of values")
-    if plan.choices.get("debug") != HERE and any(config.logger.sinks for config in plan.configs):
+    here = any(HERE in words for words in plan.overrides)
+    if plan.sweep and here:
+        raise ConfigError(f"{HERE}: is for a single run; leave out lists of values")
+    if not here and any(config.logger.sinks for config in plan.configs):
         from rltemplate.run.sinks import brought_sinks
 
         for config in plan.configs:
@@ -89,12 +90,9 @@ def _is_known(plan: Plan) -> bool:
     """
     if plan.sweep:
         return False
-    config, choices, overrides = plan.configs[0], plan.choices, plan.overrides[0]
-    if choices.get("debug") == HERE:
-        return True  # libraries are loaded after their environment variables are set
-    tried = ("env.kwargs", "env.max_", "algo.buffer_size")
+    config, overrides = plan.configs[0], plan.overrides[0]
+    tried = ("recipe=", "experiment=", "env.kwargs", "env.max_", "algo.buffer_size")
     touched = any(word.lstrip("+").startswith(tried) for word in overrides)
     touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
-    return (
-        config.recipe == f"{choices['algo']}-{choices['env']}" and config.experiment is None and not touched
-    )
+    # With debug=here libraries are loaded after their environment variables are set.
+    return HERE in overrides or (config.recipe is not None and not touched)

@@ -46,9 +46,8 @@ def main(args: Args) -> int:
 
         run_hydra(plan.argv)
         return 0
-    config, env_name = plan.configs[0], plan.choices["env"]
-    job = new_job(config, command, env_name=env_name, overrides=plan.overrides[0], journal=True)
-    if plan.choices.get("debug") == HERE:
+    job = new_job(plan.configs[0], command, plan.overrides[0], journal=True)
+    if HERE in plan.overrides[0]:
         environment = worker_environment(job, os.environ)
         os.environ.clear()
         os.environ.update(environment)

@@ -176,8 +176,7 @@ class _Search:
         if (run_dir / paths.RECORD).is_file():
             return run_dir, resume_job(run_dir, program())
         plan = preflight([*self._args.words, *words], self._workers)
-        env_name = plan.choices["env"]
-        job = new_job(plan.configs[0], program(), env_name=env_name, overrides=plan.overrides[0])
+        job = new_job(plan.configs[0], program(), plan.overrides[0])
         trial.set_user_attr("run_dir", job.run_dir)
         return Path(job.run_dir), job
 

@@ -92,15 +92,14 @@ def run_job(words: Sequence[str], overrides: list[str], number: int, console: bo
 def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None:
     """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
     record = SweepRecord.read(folder)
-    config, choices, auto = compose_job(words, record.jobs_beside)
-    env_name = choices["env"]
+    config, auto = compose_job(words, record.jobs_beside)
     values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
     # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
     values |= {key: AUTO for key in auto if affects_results(key)}
     for key in BOOKKEEPING_KEYS:
         del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"
-    run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", env_name)
+    run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", entry.overrides)
     there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
     run_dir = run_dir if there is None else there.parent
     entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
@@ -108,7 +107,7 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     if there is not None:
         job = resume_job(run_dir, command, accept=record.accept)
         return job and replace(job, sweep=sweep, journal=False)
-    job = new_job(config, command, env_name=env_name, overrides=entry.overrides, sweep=sweep)
+    job = new_job(config, command, entry.overrides, sweep=sweep)
     return replace(job, run_id=run_dir.name, run_dir=str(run_dir))
 
 

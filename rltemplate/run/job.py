@@ -13,6 +13,7 @@ from rltemplate.config.loading import check, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
+from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
 
@@ -61,23 +62,21 @@ class Job:
         return cls(**values)
 
 
-def run_folder(config: Config, run_id: str, env_name: str) -> Path:
+def run_folder(config: Config, run_id: str, overrides: Sequence[str]) -> Path:
     """Absolute folder of a run: `run_dir` as it is, else `<runs_dir>/<algo>-<env>/<run_id>`."""
     if config.run_dir is not None:
         return Path(config.run_dir).expanduser().absolute()
-    group = paths.safe_name(f"{config.algo.name}-{env_name}")
+    group = paths.safe_name(f"{config.algo.name}-{env_name(to_dict(config), overrides)}")
     return Path(config.runs_dir).expanduser().absolute() / group / run_id
 
 
-def new_job(
-    config: Config, command: Sequence[str], *, env_name: str, overrides: Sequence[str], **further: Any
-) -> Job:
+def new_job(config: Config, command: Sequence[str], overrides: Sequence[str], **further: Any) -> Job:
     """The job of a new run; `further` are other fields of `Job`."""
     run_id = paths.new_id(f"seed{config.seed}")
     return Job(
         config=to_dict(config),
         run_id=run_id,
-        run_dir=str(run_folder(config, run_id, env_name)),
+        run_dir=str(run_folder(config, run_id, overrides)),
         command=list(command),
         overrides=list(overrides),
         **further,

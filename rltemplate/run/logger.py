@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ class Logger:
 
     def observe(self, result: IterationResult) -> None:
         """Keep the metrics of an iteration. Reads no value, so that the device is not waited for."""
+        for name, value in result.metrics.items():
+            if getattr(value, "shape", None) != ():
+                raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
         self._kept.append(result.metrics)
         self._episodes.extend(result.episodes)
         if len(self._kept) >= _READ_AT:
@@ -118,9 +122,6 @@ class Logger:
 
         kept = [entry for metrics in self._kept for entry in metrics.items()]
         self._kept = []
-        for name, value in kept:
-            if value.ndim:
-                raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}")
         # A metric may have stayed on the CPU while the others are on a GPU.
         device = next((value.device for _, value in kept if value.device.type != "cpu"), torch.device("cpu"))
         values = [value.to(device, torch.float64) for _, value in kept]
@@ -138,7 +139,9 @@ class Logger:
                 if sink not in self._sinks:  # it has failed at a message about another one
                     continue
                 self._sinks.remove(sink)
-                self.message(f"{type(sink).__name__} is switched off: {type(error).__name__}: {error}")
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                at = "" if isinstance(error, OSError) else f" in {last.filename}, line {last.lineno}"
+                self.message(f"{type(sink).__name__} is switched off: {type(error).__name__}{at}: {error}")
                 with contextlib.suppress(Exception):
                     sink.close("failed", {})
         return answers

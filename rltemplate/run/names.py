@@ -6,9 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, DecimalException
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
+import yaml
+
+from rltemplate.config.loading import CONF
 from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 
 _MOST_LETTERS = 100  # W&B takes 128
@@ -16,14 +20,20 @@ _PLACE = ("algo", "env", "seed")
 
 
 def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
-    """The name given to `env=`; else the recipe's without the algorithm, else the id."""
-    recipe, algo = config.get("recipe"), config["algo"]["name"]
+    """The name given to `env=`; else that of the file in conf/env/ with this environment, else the id."""
     if typed := [word.removeprefix("env=") for word in overrides if word.startswith("env=")]:
         return typed[-1]
-    foreign = any(word.startswith("recipe=") for word in overrides)
-    if isinstance(recipe, str) and recipe.startswith(f"{algo}-") and not foreign:
-        return recipe.removeprefix(f"{algo}-")
-    return str(config["env"]["id"])
+    env = config["env"]
+    return next(
+        (name for name, *made in _in_files() if made == [env["id"], env.get("kwargs", {})]), env["id"]
+    )
+
+
+@cache
+def _in_files() -> list[tuple[str, Any, Any]]:
+    """Name, id and arguments of each environment in conf/env/."""
+    read = ((path.stem, yaml.safe_load(path.read_text("utf-8"))) for path in CONF.glob("env/[!_]*.yaml"))
+    return [(name, values.get("id"), values.get("kwargs", {})) for name, values in read]
 
 
 def given(overrides: Sequence[str]) -> dict[str, str]:
@@ -49,9 +59,11 @@ def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str
     """Differences from the recipe, as `lr=3e-4` and `debug=fast`; `name=` where the user gave a name."""
     if config.get("name"):
         return [f"name={config['name']}"]
+    words = given(overrides)
+    if "total_env_steps" in words:  # which a resume may have raised
+        words["total_env_steps"] = str(config["total_env_steps"])
     return [
-        f"{key.rpartition('.')[2].replace('learning_rate', 'lr')}={value}"
-        for key, value in given(overrides).items()
+        f"{key.rpartition('.')[2].replace('learning_rate', 'lr')}={value}" for key, value in words.items()
     ]
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, Configure, Programs, env_config, small
+from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, env_config, small
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -28,7 +28,6 @@ from rltemplate.train import build_algorithm, load_policy
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
 ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space
-CONTINUOUS = "Pendulum"
 
 
 @pytest.mark.parametrize("env", ENVS)
@@ -36,15 +35,16 @@ CONTINUOUS = "Pendulum"
 def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure, algo: str, env: str) -> None:
     config = configure(f"algo={algo}", env, *SHRUNK[algo])
     actions = gym.make(config.env.id, **config.env.kwargs).action_space
-    if ALGORITHMS[algo].needs_bounded_box and isinstance(actions, spaces.Discrete):
-        with pytest.raises(ConfigError, match="use algo=ppo"):
+    entry, discrete = ALGORITHMS[algo], isinstance(actions, spaces.Discrete)
+    if (entry.needs_bounded_box and discrete) or (entry.needs_discrete and not discrete):
+        with pytest.raises(ConfigError, match=f"algo={algo} needs "):
             build_algorithm(config)
         return
     algorithm, _ = build_algorithm(config)
     before = flat_tensors(algorithm)
     result = algorithm.train_iteration()
     after = flat_tensors(algorithm)
-    assert {"optim/learning_rate", "loss/policy"} <= set(result.metrics)
+    assert "optim/learning_rate" in result.metrics
     assert all(metric.dim() == 0 and not metric.requires_grad for metric in result.metrics.values())
     assert all(bool(torch.isfinite(metric)) for metric in result.metrics.values())
     learned = [name for name in before if name.endswith("/params")]
@@ -71,7 +71,7 @@ def test_the_seed_decides_everything_and_acting_changes_nothing(configure: Confi
     """Another seed does, or the comparison could not fail."""
     runs = []
     for seed, acts in ((3, False), (3, True), (4, False)):
-        words = [f"algo={algo}", f"env={CONTINUOUS}", *SHRUNK[algo], f"seed={seed}"]
+        words = [f"algo={algo}", f"env={TRIED_IN[algo]}", *SHRUNK[algo], f"seed={seed}"]
         algorithm, envs = build_algorithm(configure(*words))
         algorithm.train_iteration()
         if acts:
@@ -91,7 +91,7 @@ def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones
 ) -> None:
     states, items, start = [], [], {}
     for number, compiles in enumerate(("false", "true", "true")):
-        config = configure(*small(algo, f"compile={compiles}", env=CONTINUOUS))
+        config = configure(*small(algo, f"compile={compiles}", env=TRIED_IN[algo]))
         algorithm, _ = build_algorithm(config)
         start = flat_tensors(algorithm)
         (tmp_path / str(number)).mkdir()
@@ -127,10 +127,10 @@ def test_nothing_waits_for_a_value_while_it_learns(
         return function(*arguments)
 
     monkeypatch.setattr(Engine, "run", recorded)
-    algorithm, _ = build_algorithm(configure(*small(algo, "algo.policy_delay=2", env=CONTINUOUS)))
+    algorithm, _ = build_algorithm(configure(*small(algo, "algo.policy_delay=2", env=TRIED_IN[algo])))
     algorithm.train_iteration()
     algorithm.close()
-    assert {function.__name__ for function, _ in calls} == {"policy_step", "update"}
+    assert {function.__name__ for function, _ in calls} >= {"policy_step", "update"}
     for function, arguments in calls:
         unreadable = tree_map_only(torch.Tensor, lambda x: x.to("meta"), arguments)
         results = tree_leaves(function(*unreadable))
@@ -142,7 +142,7 @@ def test_nothing_waits_for_a_value_while_it_learns(
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: Path, algo: str) -> None:
     """Observation statistics are part of the policy; without them the actions must differ."""
-    config = configure(*small(algo, "algo.normalize_obs=true", env=CONTINUOUS))
+    config = configure(*small(algo, "algo.normalize_obs=true", env=TRIED_IN[algo]))
     algorithm, envs = build_algorithm(config)
     for _ in range(3):
         algorithm.train_iteration()

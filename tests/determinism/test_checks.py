@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Configure, rows, run_train, small
+from conftest import TRIED_IN, Configure, rows, run_train, small
 from torch import Tensor, nn
 
 from rltemplate.config.algorithms import ALGORITHMS
@@ -35,7 +35,7 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     configure: Configure, algo: str, products: str, instead: str
 ) -> None:
     words = "determinism=invariant", f"determinism.products={products}", "algo.hidden_sizes=[256,256]"
-    config = configure(*small(algo, *words, env="Pendulum"))
+    config = configure(*small(algo, *words, env=TRIED_IN[algo]))
     algorithm, _ = build_algorithm(config)
     kernels.use(products)
     assert set(check_rows(config, algorithm.forward_passes())["networks"]) == {*algorithm.forward_passes()}

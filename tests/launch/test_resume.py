@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, small
+from conftest import TRIED_IN, Configure, small
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict
@@ -59,7 +59,7 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     configure: Configure, tmp_path: Path, algo: str, num_envs: int, workers: int, later: int
 ) -> None:
     """Also with another number of worker processes."""
-    words = small(algo, *SETTINGS, f"env.num_envs={num_envs}", env="Pendulum")
+    words = small(algo, *SETTINGS, f"env.num_envs={num_envs}", env=TRIED_IN[algo])
     following, checkpoint = interrupted(configure(*words, f"env.num_workers={workers}"), tmp_path)
     config = configure(*words, f"env.num_workers={later}")
     again, _ = build_algorithm(config)
@@ -104,7 +104,7 @@ UNUSED = {("foreign",), ("run",), ("streams", "init"), ("streams", "warmup")}
 )
 def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: Path, algo: str) -> None:
     """One by one: with another value in its place, what is learned next differs, or it is refused."""
-    config = configure(*small(algo, *SETTINGS, env="Pendulum"))
+    config = configure(*small(algo, *SETTINGS, env=TRIED_IN[algo]))
     _, path = interrupted(config, tmp_path)
     whole = load_checkpoint(path)
 

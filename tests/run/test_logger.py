@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import signal
 import time
@@ -102,24 +103,32 @@ def test_a_logger_resumes_where_another_one_stood(tmp_path: Path, monkeypatch: p
 
 def test_a_value_that_is_no_number_is_refused_by_its_name(tmp_path: Path) -> None:
     logger = Logger([], LineFile(tmp_path / "m.jsonl"))
-    logger.observe(IterationResult({"loss/policy": torch.zeros(3)}))
-    with pytest.raises(ValueError, match=r"loss/policy.*\(3,\)"):
-        logger.log(1, {})
+    no_number: Any = (torch.zeros(3), r"tensor\(\[0\., 0\., 0\.\]\)"), (0.1, "0.1")
+    for value, shown in no_number:
+        with pytest.raises(ValueError, match=f"'loss/policy' must be .* a single number, got {shown}"):
+            logger.observe(IterationResult({"loss/policy": value}))
     for _ in range(1500):  # more than wait in memory
         logger.observe(result(m=1.0))
     logger.log(2, {})
     assert logger.final_metrics["m"] == 1.0
 
 
-def test_a_failing_sink_is_reported_once_and_switched_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(OSError("no luck"), "OSError: no luck"), (KeyError("x"), r"KeyError in .*\.py, line \d+: 'x'")],
+)
+def test_a_failing_sink_is_reported_once_and_switched_off(
+    tmp_path: Path, error: Exception, shown: str
+) -> None:
     console, bad, other = Mock(), Mock(), Mock()
-    bad.write.side_effect = OSError("no luck")
+    bad.write.side_effect = error
     logger = Logger([console, bad, other], LineFile(tmp_path / "m.jsonl"))
     for step in range(3):
         logger.log(step, {"m": 1.0})
     logger.video(Path("v.mp4"), 5)
     logger.close("finished", 7)
-    console.note.assert_called_once_with("Mock is switched off: OSError: no luck")
+    (((said,), _),) = console.note.call_args_list
+    assert re.fullmatch(f"Mock is switched off: {shown}", said)
     bad.close.assert_called_once_with("failed", {})
     for sink in (console, other):
         status, final = sink.close.call_args.args

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rltemplate.run.git.snapshot import remote_url
-from rltemplate.run.names import differences, experiment_name, run_name
+from rltemplate.run.names import differences, env_name, experiment_name, run_name
 
 CONFIG: dict[str, Any] = {
     "algo": {"name": "ppo"},
@@ -34,6 +34,17 @@ OBSERVED = ["algo=ppo", "env=Hopper", "seed=3", "trace=off", "logger=wandb", "no
 def test_a_name_has_the_words_that_may_change_results(words: list[str], name: str) -> None:
     assert run_name(CONFIG, [*OBSERVED, *words]) == name
     assert experiment_name(CONFIG, [*OBSERVED, *words]) == name.replace("-s3", "")
+
+
+def test_an_environment_has_one_name_typed_or_not() -> None:
+    names = {
+        "CartPole": {"id": "CartPole-v1", "kwargs": {}},
+        "LunarLander": {"id": "LunarLander-v3", "kwargs": {}},
+        "LunarLanderContinuous": {"id": "LunarLander-v3", "kwargs": {"continuous": True}},
+        "FrozenLake-v1": {"id": "FrozenLake-v1", "kwargs": {}},
+    }
+    assert [env_name({"env": env}, ["seed=1"]) for env in names.values()] == [*names]
+    assert env_name({"env": names["CartPole"]}, ["env=Other"]) == "Other"
 
 
 def test_a_name_of_the_user_stands_for_all_words() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, small
+from conftest import TRIED_IN, Configure, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
 from rltemplate.analysis.traces import first_difference, open_trace
@@ -16,13 +16,13 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.run.trace import Trace, digest, entries
 from rltemplate.train import build_algorithm
 
-ENVS = {"ppo": "Hopper"}  # others on Pendulum
+ENVS = {"ppo": "Hopper"}  # others in conftest.TRIED_IN
 
 
 def traced(configure: Configure, algo: str, folder: Path, fault: str = "") -> Path:
     """The folder of a trace of five iterations."""
     folder.mkdir()
-    env = ENVS.get(algo, "Pendulum")
+    env = ENVS.get(algo, TRIED_IN[algo])
     config = configure(*small(algo, "algo.normalize_obs=true", env=env))
     algorithm, _ = build_algorithm(config)
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     configure: Configure, tmp_path: Path, algo: str
 ) -> None:
     """One entry is flipped between two iterations: its digest differs and no other one."""
-    words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, "Pendulum"))
+    words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, TRIED_IN[algo]))
     algorithm, _ = build_algorithm(configure(*words))
     algorithm.probe = trace = Trace(tmp_path, "step", algo)
     for _ in range(2):

@@ -168,7 +168,7 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     if is_dataclass(kind):
         return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
     if kind is None or get_origin(kind) is dict:
-        return f"expected names with values, as in {key}.name=value" if kind else ""
+        return f"expected names with values, as in {key}.name=value, or {{}} for none" if kind else ""
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
 
 
@@ -209,7 +209,11 @@ def _read(word: str, parser: OverridesParser) -> Override:
     if not key.strip() or value is None or "~" in sign:
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
     # A sign is not needed: arguments of the environment are added, and every other key is there.
-    added = re.match(r"(env\.(kwargs|wrappers|training_wrappers)|logger\.sinks)\b", key)
+    added = re.match(r"(env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks)\b", key)
+    if added and ":" in key:
+        raise ConfigError(
+            f"{word}: a name with a colon stands in braces, as in '{added[1]}={{NAME:{{x:1}}}}'"
+        )
     kept = "++" if added else sign if key.startswith("hydra") else ""
     # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
     value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.auto import about_auto
@@ -62,6 +62,7 @@ _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
 _N_JOBS = "hydra.launcher.n_jobs"
+_EMPTIED = re.compile(r"\+\+(env\.(?:kwargs|wrappers|training_wrappers))=\{\}")
 # Groups of which the name that was applied is a value of the configuration.
 _NAMED = ("recipe", "experiment")
 
@@ -76,7 +77,6 @@ class Plan:
     # One of those that differ in their seed alone; none if nothing is going to run (--help, --cfg).
     configs: list[Config] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
-    choices: dict[str, Any] = field(default_factory=dict)  # of a single run, by group
     words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
     resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
@@ -147,7 +147,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             _check_folder(config)
             own = _of_the_run(plain)
             lines = _about_auto([single], [own])
-            return Plan(argv=plain, configs=[config], overrides=[own], choices=single.choices, auto=lines)
+            return Plan(argv=plain, configs=[config], overrides=[own], auto=lines)
         if shows:
             raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
         jobs = _jobs(overrides)
@@ -266,17 +266,16 @@ def has_console(launcher: DictConfig) -> bool:
 
 
 class Composed(NamedTuple):
-    """A configuration, Hydra's choices for it by group, and the keys whose value was `auto`."""
+    """A configuration, and the keys whose value was `auto`."""
 
     config: Config
-    choices: dict[str, Any]
     auto: set[str]
 
 
 def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
     """The configuration of the job that Hydra would start with these overrides, one of `jobs` beside it."""
     composed = _compose(words)
-    choices = dict(composed.hydra.runtime.choices)
+    choices = composed.hydra.runtime.choices
     more = [Path(path.removeprefix("file://")) for path in composed.hydra.searchpath]
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
@@ -285,12 +284,17 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
             raise ConfigError(
                 f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
             )
-        if choices.get(group) not in option_names(group, more):  # an optional file that is not there
-            choices[group] = None
-        composed[group] = choices[group]
+        chosen = choices.get(group)  # perhaps an optional file that is not there
+        composed[group] = chosen if chosen in option_names(group, more) else None
+    for key in (found[1] for each in words if (found := _EMPTIED.fullmatch(each))):
+        OmegaConf.update(composed, key, {}, merge=False)  # Hydra joins {} with the values of files
+    if composed.algo.name != choices["algo"]:
+        raise ConfigError(
+            f"conf/algo/{choices['algo']}.yaml: name is {composed.algo.name}, must be {choices['algo']}"
+        )
     auto, config = auto_keys(composed), to_config(composed, jobs)
     refuse_secrets(to_dict(config))
-    return Composed(config, choices, auto)
+    return Composed(config, auto)
 
 
 def config_of(words: Sequence[str]) -> Config:
@@ -327,10 +331,11 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         )
     if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
         file, problem, key = in_file.groups()
+        file = file.replace("/_", "/")  # the schema of an algorithm is merged with its file
         file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
         if problem.startswith("Key "):
             problem = wrong_key(key, algorithm)
-        if key in _NAMED and "Cannot convert" in problem:
+        if (key in _NAMED and "Cannot convert" in problem) or key == "algo.algo":
             return f"{file}: its first line has to be '# @package _global_'"
         return f"{file}: {key}: {problem}"
     return first_line(error)

@@ -82,7 +82,9 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for checkpoint in checkpoints:
             for path, episode_return in _record(run_dir, checkpoint, seeds, args.size, Path(folder)):
-                clips.append(Clip(path, f"{steps_of(checkpoint):,} steps   return {episode_return:,.1f}"))
+                clips.append(
+                    Clip(path, f"after {steps_of(checkpoint):,} steps   return {episode_return:,.1f}")
+                )
                 count = f"{len(clips)} of {len(checkpoints) * episodes}"
                 print(f"episode {count}: {clips[-1].caption}", file=sys.stderr)
         film = Path(folder) / "film.mp4"
