@@ -172,7 +172,7 @@ class SAC(OffPolicyAlgorithm):
         td_target = td_target.detach()
         q = self.critic.call(critic, batch.obs, batch.action)  # (2, B)
         assert q.shape == (2, *td_target.shape)
-        loss = (q - td_target).square().mean(1).sum()
+        loss = kernels.total((q - td_target).square().mean(1))
         return loss, (CriticMetrics(loss_critic=loss, critic_q_mean=q.mean()), td_target)
 
     def actor_loss(
@@ -188,7 +188,7 @@ class SAC(OffPolicyAlgorithm):
 
     def alpha_loss(self, log_alpha: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
         """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
-        loss = -(kernels.exp(log_alpha) * (log_prob + self.target_entropy)).sum()
+        loss = -kernels.total(kernels.exp(log_alpha) * (log_prob + self.target_entropy))
         return loss, loss
 
     def metrics(self, seen: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> dict[str, Tensor]:
