@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from typing import Any
 
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism.levels import prepared
@@ -30,11 +29,11 @@ def worker_command() -> list[str]:
     return [sys.executable, "-P", "-m", WORKER]
 
 
-def start_worker(job: Job, base: Mapping[str, str], log: Path | None, **further: Any) -> Popen[bytes]:
+def start_worker(job: Job, base: Mapping[str, str], log: Path | None) -> Popen[bytes]:
     """Start the process of a run, whose output goes to `log`; None: to this process's own."""
     words, environment = worker_command(), worker_environment(job, base)
     with nullcontext() if log is None else log.open("ab") as out:
-        return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=out, **further)
+        return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=out)
 
 
 def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:

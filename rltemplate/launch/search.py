@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,10 +22,10 @@ from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import one_of, program, rest, whole, word
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError, stop_signals
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import check_plan
-from rltemplate.launch.process import start_worker
-from rltemplate.launch.subprocesses import last_words
+from rltemplate.launch.process import worker_command, worker_environment
+from rltemplate.launch.subprocesses import Children, Interrupted, last_words
 from rltemplate.launch.sweep_job import digest
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
@@ -36,8 +35,6 @@ from rltemplate.run.read import read_metrics
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
-
-_POLL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +105,6 @@ def _is_rule(rule: Any) -> bool:
     return numbers and low < high and log in (False, low > 0)
 
 
-class _CutShort(Exception):
-    """A signal has ended the run of a trial."""
-
-
 class _Search:
     def __init__(self, args: Args, space: dict[str, dict[str, Any]], folder: Path, workers: int) -> None:
         import optuna
@@ -131,26 +124,28 @@ class _Search:
         drawn = len(self._study.get_trials(deepcopy=False))
         self._study.sampler = optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
         self._one_at_a_time = threading.Lock()
-        self._heard: list[int] = []
+        self._children = Children()
 
     def run(self) -> int:
-        """Run trials until there are enough or a signal came; the exit status."""
+        """Run trials until there are enough; the exit status. Raises `Interrupted` after a signal."""
         print(f"search in {self._folder}, {self._workers} trials at once")
         for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
             self._study.tell(cut.number, state=self._states.FAIL)
             self._study.enqueue_trial(cut.params, user_attrs=cut.user_attrs)
-        with stop_signals(lambda number, _: self._heard.append(number)):
+        with self._children.listening():
             self._study.optimize(
                 self._try,
                 n_trials=max(0, self._args.trials - len(self._ended())),
                 n_jobs=self._workers,
-                catch=(ConfigError, _CutShort),
+                catch=(ConfigError, Interrupted),
                 callbacks=[self._told],
             )
         self._write(self._importances())
-        if self._heard:
-            print("interrupted; the same command goes on with the search", file=sys.stderr)
-            return 128 + self._heard[0]
+        try:
+            self._children.check()
+        except Interrupted as stopped:
+            stopped.notes.append("the same command goes on with the search")
+            raise
         return self._conclude()
 
     def _ended(self) -> list[FrozenTrial]:
@@ -184,34 +179,31 @@ class _Search:
         """Make the run of a trial and report its evaluations, until it has ended or is pruned."""
         import optuna
 
-        log = self._folder / f"trial_{trial.number}.log"
-        process = start_worker(job, os.environ, log, start_new_session=True)
+        log, metrics = self._folder / f"trial_{trial.number}.log", Path(job.run_dir) / paths.METRICS
+        size, reported, pruned = 0, -1, False
+
+        def hopeless() -> bool:
+            nonlocal size, reported, pruned
+            if metrics.exists() and (now := metrics.stat().st_size) != size:
+                size = now
+                for step, value in _evaluations(metrics.parent):
+                    if step > reported and not pruned:
+                        trial.report(value, step)
+                        reported, pruned = step, trial.should_prune()
+            return pruned
+
         print(f"trial {trial.number}: {about}", flush=True)
-        size, reported = 0, -1
-        metrics = Path(job.run_dir) / paths.METRICS
+        environment = worker_environment(job, os.environ)
         try:
-            while not self._heard:
-                ended = process.poll() is not None
-                if metrics.exists() and (now := metrics.stat().st_size) != size:
-                    size = now
-                    for step, value in _evaluations(metrics.parent):
-                        if step > reported:
-                            trial.report(value, step)
-                            reported = step
-                            if trial.should_prune():
-                                raise optuna.TrialPruned
-                if ended:
-                    break
-                time.sleep(_POLL_EVERY_S)
-        finally:
-            process.terminate()
-            process.wait()
-        if self._heard:
+            status = self._children.run(worker_command(), environment, log, enough=hopeless)
+        except Interrupted:
             self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
             self._study.stop()
-            raise _CutShort
-        if process.returncode:
-            raise ConfigError(last_words(log, process.returncode))
+            raise
+        if hopeless():
+            raise optuna.TrialPruned
+        if status:
+            raise ConfigError(last_words(log, status))
 
     def _told(self, _: Study, trial: FrozenTrial) -> None:
         """Print how a trial has ended."""

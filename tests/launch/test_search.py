@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import optuna.importance
 import pytest
-from conftest import Start, plain
+from conftest import Start, plain, until
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
+from rltemplate.launch.subprocesses import Interrupted
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config
 
@@ -66,6 +70,29 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     assert used == {each["params"]["algo.learning_rate"] for each in pruned}
     again = start("search", *WORDS, status=0)
     assert "best of 7 trials: return 1,000.0" in again.said
+
+
+def test_a_second_signal_ends_a_search_whose_run_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    hang = "import pathlib, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    hang += "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    hang += f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    monkeypatch.setattr(search, "worker_command", lambda: [sys.executable, "-c", hang])
+
+    def press_twice() -> None:
+        until(ready.exists)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    pressing = threading.Thread(target=press_twice)
+    pressing.start()
+    with pytest.raises(Interrupted) as stopped:
+        main(parse([*WORDS, f"runs_dir={tmp_path / 'runs'}"], Args))
+    pressing.join()
+    assert stopped.value.notes == ["the same command goes on with the search"]
 
 
 def test_how_much_keys_matter_is_computed_once_at_the_end(
