@@ -16,9 +16,10 @@ def test_folders_are_named_after_what_the_user_chose(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_folder(configure(), "id", "ALE/Pong-v5") == tmp_path / "runs" / "ppo-ALE-Pong-v5" / "id"
-    assert run_folder(configure("runs_dir=/x"), "id", "Hopper") == Path("/x/ppo-Hopper/id")
-    assert run_folder(configure("run_dir=a/b"), "id", "Hopper") == tmp_path / "a" / "b"
+    typed = ["seed=1", "env=ALE/Pong-v5"]
+    assert run_folder(configure(), "id", typed) == tmp_path / "runs" / "ppo-ALE-Pong-v5" / "id"
+    assert run_folder(configure("runs_dir=/x", "env=Hopper"), "id", []) == Path("/x/ppo-Hopper/id")
+    assert run_folder(configure("run_dir=a/b"), "id", []) == tmp_path / "a" / "b"
 
 
 @pytest.mark.long
