@@ -33,8 +33,9 @@ from rltemplate.interfaces import Algorithm, ConfigError, exit_status, stop_sign
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
-from rltemplate.run.job import PROJECT, Job
+from rltemplate.run.job import Job
 from rltemplate.run.lines import to_stderr
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.training_run import TrainingRun, check_level, settled
 
 # A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition

@@ -250,6 +250,7 @@ def write_run(
         "schema": 1,
         "id": run_dir.name,
         "status": "finished",
+        "overrides": [f"env={env}"],
         "started_at": f"2026-01-01T00:{seed % 60:02d}:00.000Z",
         "duration_s": 60.0,
         "final_metrics": {"eval/return": returns[-1]} if returns else {},

@@ -73,7 +73,7 @@ def test_observers_change_no_bit_of_training(fork: Path, tmp_path: Path, algo: s
 def test_a_run_folder_holds_what_it_promises(recorded_run: RecordedRun) -> None:
     project, run_dir = recorded_run
     assert run_dir.parent.name == "ppo-CartPole"
-    config = complete(raw_config(run_dir / paths.CONFIG))[0]
+    config = complete(raw_config(run_dir))[0]
     assert (config.total_env_steps, config.recipe, config.env.id) == (192, "ppo-CartPole", "CartPole-v1")
 
     ended = record(run_dir)

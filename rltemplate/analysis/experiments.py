@@ -16,8 +16,8 @@ from rltemplate.analysis.stats import Interval
 from rltemplate.config.command_args import few
 from rltemplate.run.git.changes import code_digest
 from rltemplate.run.influence import file_matters, package_matters
-from rltemplate.run.job import PROJECT
 from rltemplate.run.names import differences
+from rltemplate.run.paths import PROJECT
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")

@@ -33,9 +33,9 @@ def word(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str | Non
     return dataclasses.field(default=default, metadata={"kind": kind, "key": key})
 
 
-def flag(name: str = "--json") -> Any:
-    """A field that is True if the flag is given."""
-    return dataclasses.field(default=False, metadata={"flag": name})
+def json_flag() -> Any:
+    """A field that is True if the flag --json is given."""
+    return dataclasses.field(default=False, metadata={"flag": "--json"})
 
 
 def rest(*, options: bool = False) -> Any:
@@ -173,9 +173,10 @@ def choose(wrong: str, allowed: Iterable[Any], where: str = "") -> str:
     return f"{nearest(wrong, names)}allowed: {few(names, ENOUGH, where)}"
 
 
-def nearest(wrong: str, allowed: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
-    """The hint at the name most like `wrong`, or nothing; `meant` has what some of the names stand for."""
-    names = {name.lower().strip("-="): (meant or {}).get(name, name) for name in allowed}
+def nearest(wrong: str, allowed: Iterable[str]) -> str:
+    """The hint at the name most like `wrong`, or nothing; of a mapping at the value of the name."""
+    meant = allowed if isinstance(allowed, Mapping) else {name: name for name in allowed}
+    names = {name.lower().strip("-="): value for name, value in meant.items()}
     near = difflib.get_close_matches(wrong[:100].lower().strip("-="), names, n=1, cutoff=0.5)
     return f"did you mean {names[near[0]]}? " if near else ""
 

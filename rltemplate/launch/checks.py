@@ -15,7 +15,7 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_cores, usable_memory
 from rltemplate.interfaces import ConfigError
-from rltemplate.run.job import PROJECT
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from subprocess import DEVNULL, Popen
 
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism.levels import prepared
-from rltemplate.run.job import JOB_VARIABLE, PROJECT, Job
+from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.paths import PROJECT
 
 WORKER = "rltemplate.train"
 # For the processes of a sweep's launcher: the file for signals, the command's environment, and the folder in

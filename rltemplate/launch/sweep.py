@@ -29,8 +29,8 @@ from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot
-from rltemplate.run.job import PROJECT
 from rltemplate.run.lines import lock, to_stderr
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, SweepRecord, utc_now
 
 

@@ -124,7 +124,7 @@ class SweepTable:
             self._read[number] = job.status
             with contextlib.suppress(ConfigError):  # of a disk that is away
                 if number not in self._steps:
-                    self._steps[number] = raw_config(run_dir / paths.CONFIG)["total_env_steps"]
+                    self._steps[number] = raw_config(run_dir)["total_env_steps"]
 
     def _part(self, job: SweepJob) -> float:
         """The part of a job that is done, from 0 to 1."""

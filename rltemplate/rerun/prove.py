@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import flag, make_folder, program, rest, whole, word
+from rltemplate.config.command_args import json_flag, make_folder, program, rest, whole, word
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
@@ -52,7 +52,7 @@ class Args:
 
     words: list[str] = rest(options=True)
     times: int = word(whole(2, 1000), 5)
-    json: bool = flag()
+    json: bool = json_flag()
 
 
 def main(args: Args) -> int:

@@ -28,7 +28,8 @@ from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.influence import package_matters
-from rltemplate.run.job import JOB_VARIABLE, PROJECT
+from rltemplate.run.job import JOB_VARIABLE
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 
 # These lead to another interpreter or to another run.

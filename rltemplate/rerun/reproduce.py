@@ -23,7 +23,7 @@ from pathlib import Path
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
-from rltemplate.config.command_args import few, flag, nearest, new_folder, word
+from rltemplate.config.command_args import few, json_flag, nearest, new_folder, word
 from rltemplate.config.loading import complete
 from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
@@ -31,7 +31,7 @@ from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.command import repository
-from rltemplate.run.job import PROJECT
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
 
@@ -53,7 +53,7 @@ class Args:
     run: str = word()
     keep: Path | None = word(new_folder, None)
     runs_dir: Path = word(Path, Path("runs"))
-    json: bool = flag()
+    json: bool = json_flag()
 
 
 def main(args: Args) -> int:

@@ -33,7 +33,7 @@ from rltemplate.rerun.ulp import compare_arrays
 from rltemplate.rerun.zoom_report import Zoom, place_name
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
-from rltemplate.run.job import PROJECT
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
@@ -91,7 +91,7 @@ class _Work:
             name, log, start = folder.name, folder / "output.txt", None
             print(f"zoom: {name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
             folder.mkdir(parents=True)
-            config = raw_config(run_dir / paths.CONFIG)
+            config = raw_config(run_dir)
             if code.commit is None:  # the present code may have other keys
                 config = to_dict(complete(config)[0])
             if self.start is not None:

@@ -45,7 +45,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     Raises ConfigError if the run must not resume. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
-    record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir / paths.CONFIG))
+    record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()

@@ -17,7 +17,6 @@ from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
 
-PROJECT = paths.PROJECT
 JOB_VARIABLE = "RLTEMPLATE_JOB"
 
 
@@ -94,7 +93,7 @@ def resume_job(
 
     Raises ConfigError for all that can be known before anything starts. Changes nothing.
     """
-    record, config = RunRecord.read(run_dir), complete(raw_config(run_dir / paths.CONFIG))[0]
+    record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")

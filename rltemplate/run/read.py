@@ -51,8 +51,9 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     raise ConfigError(f"{key}={text[:100]}: {problem}")
 
 
-def raw_config(path: Path) -> dict[str, Any]:
-    """The values of a recorded `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
+def raw_config(run_dir: Path) -> dict[str, Any]:
+    """The values of a run's `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
+    path = run_dir / paths.CONFIG
     try:
         # libyaml, which PyYAML's wheels have, is ten times as fast.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -24,10 +24,11 @@ from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.job import PROJECT, Job
+from rltemplate.run.job import Job
 from rltemplate.run.lines import LineFile, lock, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import (
     FAILED,
     FINISHED,

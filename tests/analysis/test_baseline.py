@@ -33,7 +33,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
         monkeypatch.setattr(changes, "files_between", lambda *_: [] if files is None else files)
         configs = []
         for change in jobs:
-            config = raw_config(run_dir / paths.CONFIG)
+            config = raw_config(run_dir)
             config |= {"baseline": "run-1", "runs_dir": str(tmp_path / "runs")}
             config["algo"]["gamma"] = change.get("algo.gamma", config["algo"]["gamma"])
             configs.append(config | {k: v for k, v in change.items() if "." not in k})

@@ -73,7 +73,7 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
 
 
 def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
-    write_run(tmp_path, 1, tag="-a", overrides=["debug=fast", "trace=off"])
+    write_run(tmp_path, 1, tag="-a", overrides=["env=Thing", "debug=fast", "trace=off"])
     for number, tag in enumerate(("-b", "-c")):  # of these two the words say the same
         config = {"algo": {"gamma": 0.9 - number / 10}, "name": "two"}
         write_run(tmp_path, 2, tag=tag, config=config)
@@ -212,7 +212,7 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
         figures.write(report.charts, folder)
         write_curves(report.experiments, folder / "curves.csv")
     files = sorted(path.name for path in folders[0].iterdir())
-    name = "001--x-Thing-v0"
+    name = "001--x-Thing"
     assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "curves.csv"} <= set(files)
     assert all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in files)
     with (folders[0] / "curves.csv").open(newline="") as file:

@@ -127,10 +127,10 @@ def test_a_text_is_resolved_once_at_most(tmp_path: Path, monkeypatch: pytest.Mon
         config = from_dict(values)
         assert to_dict(config) == values
         path.write_text(to_yaml(config), encoding="utf-8")
-        assert complete(raw_config(path))[0] == config
+        assert complete(raw_config(tmp_path))[0] == config
     path.write_text(to_yaml(compose()).replace("seed: 1", "seed: ${oc.env:SECRET}"), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^seed: (?!.*71)"):  # nor is the variable's value shown
-        complete(raw_config(path))[0]
+        complete(raw_config(tmp_path))[0]
 
 
 def test_an_experiment_comes_on_top_of_the_recipe_of_the_pair() -> None:

@@ -66,7 +66,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     found = json.loads((folder / paths.SEARCH).read_text())
     pruned = [each for each in found["trials"] if each["state"] == "PRUNED"]
     assert (len(pruned), len(found["trials"])) == (2, 7)
-    used = {raw_config(run / paths.CONFIG)["algo"]["learning_rate"] for run in cut.parent.iterdir()}
+    used = {raw_config(run)["algo"]["learning_rate"] for run in cut.parent.iterdir()}
     assert used == {each["params"]["algo.learning_rate"] for each in pruned}
     again = start("search", *WORDS, status=0)
     assert "best of 7 trials: return 1,000.0" in again.said

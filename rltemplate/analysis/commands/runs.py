@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
-from rltemplate.config.command_args import flag, rest, whole, word
+from rltemplate.config.command_args import json_flag, rest, whole, word
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 
@@ -48,7 +48,7 @@ class Args:
     show: str = word(default="")
     last: int | None = word(whole(1), None)
     runs_dir: Path = word(Path, Path("runs"))
-    json: bool = flag()
+    json: bool = json_flag()
     filters: list[str] = rest()
 
 

@@ -153,7 +153,7 @@ def wrong_key(key: str, algorithm: str) -> str:
                 spoken |= dict.fromkeys(aliases.split(), name)
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
-        said = f"no such key; {nearest(last if last in spoken else key, spoken, spoken)}"
+        said = f"no such key; {nearest(last if last in spoken else key, spoken)}"
     where = f"conf/{parent.partition('.')[0]}/" if prefix else "conf/config.yaml"
     return f"{said}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
 

@@ -126,7 +126,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     for text in () if shows else flags:
         if text not in _MULTIRUN:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
-            hint = ("=" not in text and nearest(text, names, names)) or "as in seed=3"
+            hint = ("=" not in text and nearest(text, names)) or "as in seed=3"
             raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
     chosen = [name for name in words.sweep.split(",") if name]
     resume = _RESUME in chosen

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import flag, new_folder, one_of, word
+from rltemplate.config.command_args import json_flag, new_folder, one_of, word
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import find_run
 
@@ -28,7 +28,7 @@ class Args:
     zoom: str = word(one_of("true", "false", "start"), "false")
     keep: Path | None = word(new_folder, None)
     runs_dir: Path = word(Path, Path("runs"))
-    json: bool = flag()
+    json: bool = json_flag()
 
 
 def main(args: Args) -> int:

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from rltemplate.config.command_args import flag, whole, word
+from rltemplate.config.command_args import json_flag, whole, word
 from rltemplate.rerun.policy_file import run_or_policy
 
 
@@ -20,7 +20,7 @@ class Args:
     episodes: int = word(whole(1), 10)
     seed: int = word(whole(0), 0)
     runs_dir: Path = word(Path, Path("runs"))
-    json: bool = flag()
+    json: bool = json_flag()
 
 
 def main(args: Args) -> int:
