@@ -47,7 +47,7 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
         if known:
             written = {name: (run_dir / paths.RECORD).stat().st_mtime for name, run_dir in known.items()}
             newest = f"the newest is {max(written, key=written.__getitem__)}"
-        problem = f"no such run under {runs_dir}; {nearest(wanted, known).strip() or newest}"
+        problem = f"no such run under {runs_dir}; {nearest(wanted, known.keys()).strip() or newest}"
     raise ConfigError(f"{key}={text[:100]}: {problem}")
 
 

@@ -40,7 +40,7 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     assert np.abs(two[5][:, :width].astype(int) - one[5]).mean() < 3
     assert np.abs(two[5][:, width:].astype(int) - two[0][:, width:]).mean() > 0.1
     assert main(["film", run, "checkpoint=all", f"out={single}"]) == 0
-    steps = [line.split(": ")[1].split(" ")[0] for line in capsys.readouterr().err.splitlines()]
+    steps = [line.split(": after ")[1].split(" ")[0] for line in capsys.readouterr().err.splitlines()]
     assert steps == ["64", "128", "192"]
     with Image.open(both.with_suffix(".gif")) as gif:
         assert (gif.width, getattr(gif, "n_frames", 1) > 3, gif.info["loop"]) == (640, True, 0)

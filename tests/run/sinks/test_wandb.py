@@ -237,8 +237,8 @@ def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, ser
     upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
     given = {name: value for each in upserts for name, value in each.items() if value is not None}
     assert (given["displayName"], given["groupName"]) == (
-        "ppo-CartPole-v1-s1-lr1e-3",
-        "ppo-CartPole-v1-lr1e-3",
+        "ppo-CartPole-s1-lr1e-3",
+        "ppo-CartPole-lr1e-3",
     )
     assert (given["jobType"], given["notes"]) == ("train", "why")
     assert given["tags"] == ["ppo", "CartPole-v1", "repeat", "sweep-7", "a"]
