@@ -26,9 +26,6 @@ from rltemplate.run.read import find_run_dirs
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "table"
 POLICIES = ROOT / "results" / "policies"
-PAGE = ROOT / "docs" / "results.md"
-IMAGES = ROOT / "docs" / "images"
-FEWEST_ENVIRONMENTS = 5  # for scores over all environments
 ENVS = ["CartPole", "Acrobot", "Pendulum", "LunarLander", "LunarLanderContinuous", "BipedalWalker"]
 ENVS += ["InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher", "Swimmer"]
 ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid"]

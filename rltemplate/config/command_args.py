@@ -1,6 +1,6 @@
 """`key=value` words of the commands that compose no configuration.
 
-A command is a module with a dataclass `Args`, whose fields are made by `word`, `flag` and `rest`, and a
+A command is a module with a dataclass `Args`, whose fields are made by `word`, `json_flag` and `rest`, and a
 function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated, and
 `run=007` is the text 007.
 """

@@ -35,19 +35,31 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
     Values `auto` become those for one of `jobs` runs beside each other.
     """
-    auto = auto_keys(composed)
     with _in_one_line():
+        auto = auto_keys(composed)
         if missing := sorted(OmegaConf.missing_keys(composed)):
             raise ConfigError(f"no value for {missing[0]}: set it on the command line or in a file of conf/")
         if OmegaConf.get_type(composed) is ComposedConfig:
-            for key in auto:
-                OmegaConf.update(composed, key, AUTO_KEYS[key])
-            values: Any = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-            composed = _typed(values)
+            composed = _without_auto(composed)
         config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     check(config)
     return resolved(config, auto, jobs)
+
+
+def _without_auto(composed: DictConfig) -> DictConfig:
+    """A copy with the plainest values in the place of `auto`, and all values with their types."""
+    plain = composed.copy()
+    for key in auto_keys(composed):
+        OmegaConf.update(plain, key, AUTO_KEYS[key])
+    values: Any = OmegaConf.to_container(plain, resolve=True, enum_to_str=True)
+    try:
+        return _typed(values)
+    except ConfigError as error:
+        if (key := str(error).partition(":")[0]) not in AUTO_KEYS:
+            raise
+        kind = "true or false" if AUTO_KEYS[key] is False else "a whole number"
+        raise ConfigError(f"{key}={OmegaConf.select(plain, key)}: expected auto, or {kind}") from error
 
 
 def auto_keys(composed: DictConfig) -> set[str]:
@@ -111,9 +123,6 @@ def _in_one_line() -> Iterator[None]:
         yield
     except OmegaConfBaseException as error:
         first = str(error.msg if error.msg is not None else error).splitlines()[0]
-        if error.full_key in AUTO_KEYS:
-            kind = "true or false" if AUTO_KEYS[error.full_key] is False else "a whole number"
-            first = f"expected auto, or {kind}"
         raise ConfigError(f"{error.full_key}: {first}" if error.full_key else first) from error
 
 

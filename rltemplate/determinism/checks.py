@@ -73,6 +73,7 @@ def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
 def check_rows(config: Config, passes: Passes) -> dict[str, Any]:
     """A row's forward pass depends on that row alone: not on the rows beside it, nor on the threads."""
     device, products = resolve_device(config.device.name), config.determinism.products.name
+    products = kernels.chosen.products if products == "auto" else products
     for name, each in passes.items():
         where = differing_rows(each, device)
         if where is not None:

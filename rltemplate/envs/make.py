@@ -46,6 +46,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     Wrappers stand around the time limit, and `training` ones around these. Spaces of several parts, such as
     Dict, are flattened last.
     """
+    if "render_mode" in config.kwargs:
+        raise ConfigError("env.kwargs.render_mode: is set where an environment is drawn; leave it out")
     try:
         module, _, name = config.id.rpartition(":")
         if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
@@ -56,7 +58,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
             config.id,
             max_episode_steps=config.max_episode_steps,
             disable_env_checker=True,
-            **{"render_mode": render_mode} if render_mode else {},  # some constructors do not take it
+            # Some constructors do not take it.
+            **{"render_mode": render_mode} if render_mode or "render_mode" in gym.spec(name).kwargs else {},
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:

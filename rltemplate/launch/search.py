@@ -6,6 +6,7 @@ runs. Optuna's study is an SQLite file in the folder of the search.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -127,7 +128,7 @@ class _Search:
         self._children = Children()
 
     def run(self) -> int:
-        """Run trials until there are enough; the exit status. Raises `Interrupted` after a signal."""
+        """Run trials until there are enough or a signal came; the exit status."""
         print(f"search in {self._folder}, {self._workers} trials at once")
         for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
             self._study.tell(cut.number, state=self._states.FAIL)
@@ -144,8 +145,8 @@ class _Search:
         try:
             self._children.check()
         except Interrupted as stopped:
-            stopped.notes.append("the same command goes on with the search")
-            raise
+            print("interrupted; the same command goes on with the search", file=sys.stderr)
+            return 128 + stopped.number
         return self._conclude()
 
     def _ended(self) -> list[FrozenTrial]:
@@ -195,7 +196,8 @@ class _Search:
         print(f"trial {trial.number}: {about}", flush=True)
         environment = worker_environment(job, os.environ)
         try:
-            status = self._children.run(worker_command(), environment, log, enough=hopeless)
+            # A run may take its time to end its iteration and write a checkpoint.
+            status = self._children.run(worker_command(), environment, log, enough=hopeless, grace_s=math.inf)
         except Interrupted:
             self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
             self._study.stop()

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rltemplate.interfaces import ConfigError, stop_signals
 
-_GRACE_S = 8.0  # for a child that ends because the user wants to go
 _PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
@@ -36,7 +35,7 @@ class Interrupted(Exception):
 
 
 class Children:
-    """Child processes, one after the other; a signal ends the running child and the work."""
+    """Child processes; a signal ends those that run, and the work."""
 
     def __init__(self) -> None:
         self._heard: list[int] = []
@@ -65,11 +64,12 @@ class Children:
         out: Path | None = None,
         cwd: Path | None = None,
         enough: Callable[[], bool] = lambda: False,
+        grace_s: float = 8.0,
     ) -> int:
         """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
         Its output goes to `log`, and its standard output to `out` where that is given. The first signal asks
-        it to end, another one kills it; then this raises `Interrupted`.
+        it to end, within `grace_s` seconds, and another one kills it; then this raises `Interrupted`.
         """
         self.check()
         with log.open("wb") as errors, (out or log).open("ab") as output:
@@ -88,7 +88,7 @@ class Children:
                 if asked == math.inf and (self._heard or enough()):
                     process.terminate()
                     asked = time.monotonic()
-                if time.monotonic() - asked > (_GRACE_S if self._heard else _PATIENCE_S):
+                if time.monotonic() - asked > (grace_s if self._heard else _PATIENCE_S):
                     break
                 time.sleep(_POLL_EVERY_S)
         finally:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 _PACKAGE = __name__.partition(".")[0]
 
-_IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf", ".png", ".svg")
+_IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf")
 # The process of a run loads none of these; versions are compared as they are installed.
 _IDLE_PATHS = (
     *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),

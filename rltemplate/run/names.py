@@ -17,6 +17,7 @@ from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 
 _MOST_LETTERS = 100  # W&B takes 128
 _PLACE = ("algo", "env", "seed")
+_MADE_WITH = ("kwargs", "wrappers", "training_wrappers")
 
 
 def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
@@ -24,16 +25,24 @@ def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
     if typed := [word.removeprefix("env=") for word in overrides if word.startswith("env=")]:
         return typed[-1]
     env = config["env"]
-    return next(
-        (name for name, *made in _in_files() if made == [env["id"], env.get("kwargs", {})]), env["id"]
-    )
+    fitting = [
+        (sum(map(len, made)), name)
+        for name, env_id, *made in _in_files()
+        if env_id == env["id"]
+        and all(part.items() <= env.get(key, {}).items() for key, part in zip(_MADE_WITH, made, strict=True))
+    ]
+    return max(fitting)[1] if fitting else str(env["id"])
 
 
 @cache
-def _in_files() -> list[tuple[str, Any, Any]]:
-    """Name, id and arguments of each environment in conf/env/."""
-    read = ((path.stem, yaml.safe_load(path.read_text("utf-8"))) for path in CONF.glob("env/[!_]*.yaml"))
-    return [(name, values.get("id"), values.get("kwargs", {})) for name, values in read]
+def _in_files() -> list[tuple[Any, ...]]:
+    """Name and id of each environment in conf/env/, and what it is made with."""
+    found: list[tuple[Any, ...]] = []
+    for path in CONF.glob("env/[!_]*.yaml"):
+        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):  # a file that is not finished
+            values = yaml.safe_load(path.read_text("utf-8"))
+            found.append((path.stem, values.get("id"), *(values.get(key) or {} for key in _MADE_WITH)))
+    return found
 
 
 def given(overrides: Sequence[str]) -> dict[str, str]:

@@ -223,7 +223,7 @@ class TrainingRun:
         # A part that was killed had no time to record how long it took.
         there = 0.0 if checkpoint is None else checkpoint.state["run"]["logger"]["wall_time_s"]
         self._earlier_s = max(record.duration_s or 0.0, there)
-        with in_a_line(f"{self._path} cannot be written, and can go on later", RunError):
+        with in_a_line(f"the run can go on later, but {self._path} cannot be written now", RunError):
             cut_back(self._path, self.config, continuation)
             record.write(self._path)
         return record

@@ -167,8 +167,8 @@ def test_what_else_is_to_be_known_is_noted() -> None:
 
 
 def test_which_files_and_packages_can_change_a_run() -> None:
-    computing = "rltemplate/algos/ppo.py rltemplate/analysis.py my_env.py confusing/env.py pyproject.toml"
-    idle = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.png Makefile"
+    computing = "rltemplate/algos/ppo.py rltemplate/analysis.py my_env.py maps/env.png pyproject.toml"
+    idle = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile"
     assert all(map(file_matters, computing.split()))
     assert not any(map(file_matters, idle.split()))
     assert all(map(package_matters, ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")))

@@ -60,12 +60,12 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train num_threads=0 seed=1,2", "num_threads=0: must be at least 1"),
     (
         "train num_threads=x seed=1,2",
-        "num_threads: expected auto, or a whole number",
+        "num_threads=x: expected auto, or a whole number",
     ),
     ("train env.num_workers=-1 num_threads=1 seed=1,2", "env.num_workers=-1: must be at least 0"),
     (
         "train env.num_workers=some seed=1,2",
-        "env.num_workers: expected auto, or a whole number",
+        "env.num_workers=some: expected auto, or a whole number",
     ),
     (f"film {RUN} grid=2", "grid=2: expected rows x columns, such as 2x2, each from 1 to 6"),
     (f"film {RUN} checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, all, 64, 128, 192"),

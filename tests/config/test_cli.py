@@ -128,6 +128,8 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
     assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
     (config,) = preflight(["env=LunarLanderContinuous", f"{sign}env.kwargs={{}}"]).configs
     assert config.env.kwargs == {}  # and not joined with those of the file
+    with pytest.raises(ConfigError, match=r"^env.kwargs.gravity=-5: env.kwargs=\{\} leaves out all"):
+        preflight(["env=LunarLander", f"{sign}env.kwargs={{ }}", "env.kwargs.gravity=-5"])
 
 
 def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Pa
         assert len(done.stderr.splitlines()) <= 2
     values = (copy / "conf" / "algo" / "ppo.yaml").read_text()
     for text, expected in {
-        values.replace("name: ppo", "name: sac"): "conf/algo/ppo.yaml: name is sac, must be ppo",
+        values.replace("name: ppo", "name: sac"): "algo=ppo: its file says name: sac, must be ppo",
         values.replace(head, ""): "conf/algo/ppo.yaml: its first line has to be '# @package _global_'",
     }.items():
         assert text != values

@@ -45,6 +45,8 @@ def test_an_environment_has_one_name_typed_or_not() -> None:
     }
     assert [env_name({"env": env}, ["seed=1"]) for env in names.values()] == [*names]
     assert env_name({"env": names["CartPole"]}, ["env=Other"]) == "Other"
+    more = {"id": "LunarLander-v3", "kwargs": {"continuous": True, "gravity": -5}, "wrappers": {"A": None}}
+    assert env_name({"env": more}, []) == "LunarLanderContinuous"
 
 
 def test_a_name_of_the_user_stands_for_all_words() -> None:

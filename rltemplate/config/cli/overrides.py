@@ -168,7 +168,8 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     if is_dataclass(kind):
         return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
     if kind is None or get_origin(kind) is dict:
-        return f"expected names with values, as in {key}.name=value, or {{}} for none" if kind else ""
+        none = ", or {} for none" * key.startswith("env.")
+        return f"expected names with values, as in {key}.name=value{none}" if kind else ""
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
 
 

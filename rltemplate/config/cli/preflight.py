@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
     SEARCHPATH,
@@ -62,7 +63,7 @@ _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
 _N_JOBS = "hydra.launcher.n_jobs"
-_EMPTIED = re.compile(r"\+\+(env\.(?:kwargs|wrappers|training_wrappers))=\{\}")
+_EMPTIED = re.compile(r"\+\+(env\.(?:kwargs|wrappers|training_wrappers))=\{\s*\}")
 # Groups of which the name that was applied is a value of the configuration.
 _NAMED = ("recipe", "experiment")
 
@@ -287,14 +288,15 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
         chosen = choices.get(group)  # perhaps an optional file that is not there
         composed[group] = chosen if chosen in option_names(group, more) else None
     for key in (found[1] for each in words if (found := _EMPTIED.fullmatch(each))):
+        if more_of_it := [each for each in words if each.startswith(f"++{key}.")]:
+            raise ConfigError(f"{more_of_it[0].lstrip('+')}: {key}={{}} leaves out all; give one of the two")
         OmegaConf.update(composed, key, {}, merge=False)  # Hydra joins {} with the values of files
-    if composed.algo.name != choices["algo"]:
-        raise ConfigError(
-            f"conf/algo/{choices['algo']}.yaml: name is {composed.algo.name}, must be {choices['algo']}"
-        )
-    auto, config = auto_keys(composed), to_config(composed, jobs)
+    name, chosen = OmegaConf.select(composed, "algo.name"), choices["algo"]
+    if name not in (None, chosen) and chosen in ALGORITHMS:
+        raise ConfigError(f"algo={chosen}: its file says name: {name}, must be {chosen}")
+    config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
-    return Composed(config, auto)
+    return Composed(config, auto_keys(composed))
 
 
 def config_of(words: Sequence[str]) -> Config:
