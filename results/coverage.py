@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rltemplate.analysis import stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-SEEDS = (3, 5, 10, 20, 50)
+SEEDS = ((3,), (5,), (10,), (20,), (50,))
+PAIRS = ((3, 3), (5, 5), (10, 10), (20, 20), (3, 20), (5, 20))  # seeds of two experiments
 _POPULATION = 400_000  # runs that stand for all there could be
 
 
@@ -33,22 +34,31 @@ POPULATIONS: dict[str, Draw] = {
 }
 
 
-def coverage(population: str, statistic: str, seeds: int, repetitions: int) -> tuple[float, float]:
+def coverage(
+    population: str, statistic: str, sizes: tuple[int, ...], repetitions: int
+) -> tuple[float, float]:
     """The share of the intervals of `stats` that hold the truth, and that of the percentile bootstrap.
 
-    The standard error of a share near 0.95 is 0.007 with 1,000 repetitions.
+    With two sizes the interval is that of a difference, and the truth is zero. The standard error of a
+    share near 0.95 is 0.007 with 1,000 repetitions.
     """
     rng = np.random.default_rng(0)
     draw, of = POPULATIONS[population], stats.STATISTICS[statistic]
-    truth = float(of(draw(rng, (_POPULATION,))))
+    truth = float(of(draw(rng, (_POPULATION,)))) if len(sizes) == 1 else 0.0
     held = np.zeros(2)
     for i in range(repetitions):
-        runs = draw(rng, (seeds,))
+        groups = [draw(rng, (size,)).tolist() for size in sizes]
+        ours = stats.interval(groups[0], statistic, groups[1] if len(groups) > 1 else None)
         drawn = np.random.default_rng(i)
-        plain = bootstrap((runs,), of, n_resamples=1000, method="percentile", rng=drawn).confidence_interval
-        for method, (low, high) in enumerate((stats.interval(list(runs), statistic)[1:], plain)):
+        plain = bootstrap(groups, _difference(of), n_resamples=1000, method="percentile", rng=drawn)
+        for method, (low, high) in enumerate((ours[1:], plain.confidence_interval)):
             held[method] += low <= truth <= high
     return float(held[0] / repetitions), float(held[1] / repetitions)
+
+
+def _difference(of: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """The statistic of the first group, less that of the second one where there is one."""
+    return lambda *groups, axis: of(groups[0], axis=axis) - sum(of(group, axis=axis) for group in groups[1:])
 
 
 def _per_cent(share: float) -> str:
@@ -61,13 +71,18 @@ def main(repetitions: int) -> None:
     print(f"Per cent of {repetitions:,} drawn sets of scores, ours / the percentile bootstrap; italics are")
     print("outside 93 to 97. The truth is the statistic of the whole population. Made by")
     print("`python results/coverage.py`.\n")
-    print(f"| scores | statistic | {' | '.join(f'{n} seeds' for n in SEEDS)} |")
-    print(f"| --- | --- | {' | '.join('---' for _ in SEEDS)} |")
+    _table([f"{n} seeds" for (n,) in SEEDS], SEEDS, repetitions)
+    print("\nThe same for the difference of two experiments whose scores come from one population:\n")
+    _table([f"{n} and {m} seeds" for n, m in PAIRS], PAIRS, repetitions)
+
+
+def _table(heads: list[str], sizes: Sequence[tuple[int, ...]], repetitions: int) -> None:
+    print(f"| scores | statistic | {' | '.join(heads)} |")
+    print(f"| --- | --- | {' | '.join('---' for _ in heads)} |")
     for population in POPULATIONS:
         for statistic in stats.STATISTICS:
-            cells = [
-                " / ".join(map(_per_cent, coverage(population, statistic, n, repetitions))) for n in SEEDS
-            ]
+            shares = (coverage(population, statistic, size, repetitions) for size in sizes)
+            cells = [" / ".join(map(_per_cent, pair)) for pair in shares]
             print(f"| {population} | {statistic} | {' | '.join(cells)} |", flush=True)
 
 
