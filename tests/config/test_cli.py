@@ -128,6 +128,10 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
     assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
     (config,) = preflight(["env=LunarLanderContinuous", f"{sign}env.kwargs={{}}"]).configs
     assert config.env.kwargs == {}  # and not joined with those of the file
+    with pytest.raises(
+        ConfigError, match=r"^env.kwargs=\{\}: Hydra does not show its effect; leave out .* or --cfg$"
+    ):
+        preflight(["env.kwargs={}", "--cfg", "job"])
     with pytest.raises(ConfigError, match=r"^env.kwargs.gravity=-5: env.kwargs=\{\} leaves out all"):
         preflight(["env=LunarLander", f"{sign}env.kwargs={{ }}", "env.kwargs.gravity=-5"])
 

@@ -144,6 +144,11 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
             config = (single := compose_job(plain, beside)).config
             if shows:
+                if emptied := next(filter(_EMPTIED.fullmatch, plain), ""):
+                    word = emptied.lstrip("+")
+                    raise ConfigError(
+                        f"{word}: Hydra does not show its effect; leave out {word} or {flags[0]}"
+                    )
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
             own = _of_the_run(plain)
