@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from rltemplate import leave
-from rltemplate.config.command_args import choose, parse, program, readable, usage
-from rltemplate.interfaces import REFUSED, ConfigError, RunError
+from rltemplate.config.command_args import choose, exit_status, parse, program, usage
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
 
 COMMANDS = {
@@ -41,11 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     status = 0  # also of a command whose reader has read enough, as in `runs | head`
     try:
-        status = _run(sys.argv[1:] if argv is None else argv)
+        status = exit_status(lambda: _run(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-    except (ConfigError, RunError) as error:
-        print(f"error: {readable(str(error))}", file=sys.stderr)
-        status = REFUSED if isinstance(error, ConfigError) else 1
     except Interrupted as stopped:
         print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
         status = 128 + stopped.number

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -80,15 +79,6 @@ def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[Non
 
 
 REFUSED = 2  # exit status of a process that was asked for what cannot be had
-
-
-def exit_status(work: Callable[[], int | None]) -> int:
-    """The exit status of a process that does `work`; what stops it is told in a line or two."""
-    try:
-        return work() or 0
-    except (ConfigError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED if isinstance(error, ConfigError) else 1
 
 
 class Episode(NamedTuple):

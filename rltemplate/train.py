@@ -22,6 +22,7 @@ from types import FrameType
 from rltemplate.analysis.journal import write_run
 from rltemplate.analysis.targets import short_standing
 from rltemplate.config.algorithms import ALGORITHMS, check_buffer
+from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete, from_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
@@ -29,7 +30,7 @@ from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
-from rltemplate.interfaces import Algorithm, ConfigError, exit_status, stop_signals
+from rltemplate.interfaces import Algorithm, ConfigError, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.interfaces import REFUSED, ConfigError, RunError, in_a_line
 
 # Turns the text of a value into the value; raises `ConfigError` with what is expected.
 Kind = Callable[[str], Any]
@@ -195,6 +195,15 @@ def readable(message: str) -> str:
     long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
     message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
+
+
+def exit_status(work: Callable[[], int | None]) -> int:
+    """The exit status of a process that does `work`; what stops it is told in a line or two."""
+    try:
+        return work() or 0
+    except (ConfigError, RunError) as error:
+        print(f"error: {readable(str(error))}", file=sys.stderr)
+        return REFUSED if isinstance(error, ConfigError) else 1
 
 
 def first_line(error: BaseException) -> str:

@@ -47,19 +47,20 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     Dict, are flattened last.
     """
     if "render_mode" in config.kwargs:
-        raise ConfigError("env.kwargs.render_mode: is set where an environment is drawn; leave it out")
+        raise ConfigError("env.kwargs.render_mode: videos and films choose it; leave it out")
     try:
         module, _, name = config.id.rpartition(":")
         if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
             importlib.import_module(module)
-        if "mujoco" in str(gym.spec(name).entry_point):
+        spec = gym.spec(name)
+        if "mujoco" in str(spec.entry_point):
             _quiet_mujoco()
         env = gym.make(
             config.id,
             max_episode_steps=config.max_episode_steps,
             disable_env_checker=True,
             # Some constructors do not take it.
-            **{"render_mode": render_mode} if render_mode or "render_mode" in gym.spec(name).kwargs else {},
+            **{"render_mode": render_mode} if render_mode or "render_mode" in spec.kwargs else {},
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:

@@ -32,13 +32,12 @@ class _Episode:
     from_seed: bool
     generator: str | None  # its state before the reset; None where the seed decides, or where there is none
     outcome: str = ""  # digest of its last step, once it has ended
-    length: int = 0
     packed: list[np.ndarray] = field(default_factory=list)  # at most one array, of the first actions
     newest: list[np.ndarray] = field(default_factory=list)  # the actions after these
 
-    def add(self, action: Any) -> None:
-        self.newest.append(np.array(action))  # a copy: some environments change it in place
-        self.length += 1
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.packed)) + len(self.newest)
 
     def actions(self) -> list[np.ndarray]:
         """All actions as at most one array; packed once, since an episode may be long and is often asked."""
@@ -86,7 +85,7 @@ class ActionRecorder:
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
         """Observation, reward, terminated and truncated."""
         running = self._episodes[-1]
-        running.add(action)
+        running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
             obs, reward, terminated, truncated, self._info = self.env.step(action)
             denormals.keep()  # many load their libraries where they first need them

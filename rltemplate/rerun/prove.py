@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import json_flag, make_folder, program, rest, whole, word
+from rltemplate.config.command_args import exit_status, json_flag, make_folder, program, rest, whole, word
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import REFUSED, ConfigError, exit_status
+from rltemplate.interfaces import REFUSED, ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult

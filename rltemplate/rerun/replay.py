@@ -25,10 +25,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from rltemplate.analysis.traces import ITERATION
+from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import ConfigError, exit_status
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore

@@ -95,6 +95,8 @@ def test_a_constructor_without_render_mode_is_called_and_images_in_a_dict_are_re
     monkeypatch.setitem(
         gym.registry, "Looks-v0", gym.envs.registration.EnvSpec("Looks-v0", f"{__name__}:Looks")
     )
+    with pytest.raises(ConfigError, match=r"env.kwargs.render_mode: .* leave it out"):
+        make_env(env_config("Looks-v0", kwargs={"render_mode": "human"}))
     with pytest.raises(ConfigError, match=r"Looks-v0 observes images \(8, 8, 3\)"):
         make_env(env_config("Looks-v0"))
 

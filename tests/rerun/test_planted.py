@@ -17,11 +17,11 @@ import yaml
 from conftest import Configure, small
 
 from rltemplate.analysis.compare import compare_runs
+from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import exit_status
 from rltemplate.launch.subprocesses import Children
 from rltemplate.rerun import replay
 from rltemplate.rerun.zoom import zoom_in

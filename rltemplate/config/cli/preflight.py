@@ -145,9 +145,9 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             config = (single := compose_job(plain, beside)).config
             if shows:
                 if emptied := next(filter(_EMPTIED.fullmatch, plain), ""):
-                    word = emptied.lstrip("+")
+                    typed_as = emptied.lstrip("+")
                     raise ConfigError(
-                        f"{word}: Hydra does not show its effect; leave out {word} or {flags[0]}"
+                        f"{typed_as}: Hydra does not show its effect; leave out this or {flags[0]}"
                     )
                 return Plan(argv=[*plain, *flags])
             _check_folder(config)
