@@ -48,10 +48,11 @@ class SweepTable:
         self._drawn: list[str] = []
         self._asked_at = float("-inf")
         self._began = self._shown_at = time.monotonic()
-        for job in self._news():  # of an earlier start
-            if job.status != FINISHED:
-                del self._jobs[job.job]
-        self._done_before = self._done()
+        self._news()  # of an earlier start
+        self._read_rows()
+        self._before = {number: self._row_part(number) for number in self._jobs}
+        self._jobs = {number: job for number, job in self._jobs.items() if job.status == FINISHED}
+        self._before = self._parts()
         beside = f"{record.jobs_beside} at once, " * (record.jobs_beside > 1)
         say(f"{beside}output in {folder}/job_<number>.log")
 
@@ -128,20 +129,24 @@ class SweepTable:
 
     def _part(self, job: SweepJob) -> float:
         """The part of a job that is done, from 0 to 1."""
-        if job.status not in (RUNNING, *_WAITING):
-            return 1.0
-        done, steps = self._rows.get(job.job, {}).get("env_steps", 0), self._steps.get(job.job)
+        return self._row_part(job.job) if job.status in (RUNNING, *_WAITING) else 1.0
+
+    def _row_part(self, number: int) -> float:
+        """The part of its steps that the run of a job has made."""
+        done, steps = self._rows.get(number, {}).get("env_steps", 0), self._steps.get(number)
         return min(1.0, done / steps) if steps else 0.0
 
-    def _done(self) -> float:
-        return sum(self._part(job) for job in self._jobs.values())
+    def _parts(self) -> dict[int, float]:
+        """The part of each job that is done, here or in an earlier start."""
+        return self._before | {number: self._part(job) for number, job in self._jobs.items()}
 
     def _summary(self) -> str:
         counts = Counter(job.status for job in self._jobs.values())
         said = ", ".join(f"{number} {status}" for status, number in counts.items())
-        done, total, left = self._done(), self._record.num_jobs, None
-        if done > self._done_before + _ENOUGH * total:
-            left = (total - done) * (time.monotonic() - self._began) / (done - self._done_before)
+        done, total, left = sum(self._parts().values()), self._record.num_jobs, None
+        here = done - sum(self._before.values())  # since this start
+        if here > _ENOUGH * total:
+            left = (total - done) * (time.monotonic() - self._began) / here
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
 
     def _line(self, job: SweepJob, width: int) -> str:

@@ -78,6 +78,22 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     assert capsys.readouterr().out == "\x1b[3F\x1b[J"
 
 
+def test_the_time_left_of_a_resumed_sweep_counts_the_steps_made_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, *[60.0] * 9])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    SweepJob(job=0, overrides=["seed=0"], status="finished").write(tmp_path)
+    for number in (1, 2):
+        begin(tmp_path, number, "interrupted")  # both after half of their steps
+    record = SweepRecord(id="s", words=["algo=ppo", "seed=0,1,2"], num_jobs=3, **FACTS)
+    table = SweepTable(tmp_path, record)
+    begin(tmp_path, 1)
+    (tmp_path / "ppo-Thing" / "run-1" / paths.METRICS).write_text('{"env_steps": 150}\n')
+    table.update()  # a quarter of a job in a minute, and three quarters are left
+    assert "3 jobs: 1 finished, 1 running, left 0:03:00\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("table", [False], indirect=True)
 def test_another_console_has_a_line_for_each_change(
     table: SweepTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
