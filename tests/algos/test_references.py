@@ -20,7 +20,7 @@ from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
-from rltemplate.run.trace import entries
+from rltemplate.run.trace import digest, entries
 from rltemplate.train import build_algorithm
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
@@ -81,7 +81,7 @@ def varied(config: Config, case: str) -> Config:
     return dataclasses.replace(config, env=env, algo=algo)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def in_float64() -> Iterator[None]:
     """Both compute in float64, where rounding is far below every mistake; for this, torch's default type."""
     gym.register("Noisy-v0", entry_point="references.surroundings:Noisy")
@@ -104,8 +104,8 @@ def learned(algorithm: PPO | SAC) -> dict[str, Any]:
     return {path: value for path, value in found.items() if not f"{path}/".startswith(left)}
 
 
-def agree(config: Config, iterations: int) -> None:
-    """Both go so many iterations, and agree after each."""
+def agree(config: Config) -> str:
+    """Both go three iterations and agree after each; a digest of what they have learned."""
     algorithm, envs = build_algorithm(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
@@ -117,7 +117,7 @@ def agree(config: Config, iterations: int) -> None:
         assert isinstance(algorithm, SAC)
         actor, critic, *_ = algorithm.state.learned
         reference = ReferenceSAC(algorithm.config, *given, actor.params, critic.params)
-    for _ in range(iterations):
+    for _ in range(3):
         metrics = dict(algorithm.train_iteration().metrics)
         # How far acting and learning are apart: rounding, and nothing of the algorithm.
         if "policy/first_ratio_max_error" in metrics:
@@ -128,16 +128,23 @@ def agree(config: Config, iterations: int) -> None:
     obs = torch.randn(9, envs.codec.obs_size, generator=torch.Generator().manual_seed(0)) * 4.0
     assert_same({"action": algorithm.act(obs.numpy())}, {"action": reference.act(obs)})
     algorithm.close()
+    return str({path: digest(value) for path, value in learned(algorithm).items()})
+
+
+@pytest.fixture(scope="module")
+def of_base(base: dict[str, Config], in_float64: None) -> dict[str, str]:
+    """What each algorithm learns from the values of the base."""
+    return {algo: agree(config) for algo, config in base.items()}
 
 
 @pytest.mark.parametrize("case", PPO_CASES.split())
-def test_ppo(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["ppo"], case), 3)
+def test_ppo(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
+    assert (agree(varied(base["ppo"], case)) == of_base["ppo"]) == (case == "base")
 
 
 @pytest.mark.parametrize("case", SAC_CASES.split())
-def test_sac(base: dict[str, Config], case: str) -> None:
-    agree(varied(base["sac"], case), 3)
+def test_sac(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
+    assert (agree(varied(base["sac"], case)) == of_base["sac"]) == (case == "base")
 
 
 @pytest.mark.parametrize(("algo", "cases"), [("ppo", PPO_CASES.split()), ("sac", SAC_CASES.split())])
