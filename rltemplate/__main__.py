@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         status = exit_status(lambda: _run(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except Interrupted as stopped:
-        print("; ".join(["interrupted, so there is no answer", *stopped.notes]), file=sys.stderr)
+        print("interrupted, so there is no answer", file=sys.stderr)
         status = 128 + stopped.number
     except KeyboardInterrupt:
         status = 130

@@ -75,7 +75,7 @@ def _by_name(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
     found: dict[str, list[Experiment]] = {}
     for each in experiments:
         if each.counted:
-            found.setdefault(f"{each.algo} {each.whole or 'default'}", []).append(each)
+            found.setdefault(f"{each.algo} {each.by or 'default'}", []).append(each)
     return found
 
 

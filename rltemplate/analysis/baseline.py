@@ -24,18 +24,16 @@ from rltemplate.run.record import RunRecord
 def check_baseline(
     project: Path, configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Lines about the changes of a command's jobs against their baseline; none without a baseline.
+    """Lines about the changes of a command's jobs against their baseline.
 
     `configs` are the resolved configurations of jobs in which each value of a sweep occurs, `overrides` the
     words of the command line for each, `project` lies in the repository whose work tree is their code.
     Raises ConfigError if there is no such run, and, unless `baseline_check` is `warn`, if the jobs differ
     from it in more than one thing.
     """
-    name = configs[0].get("baseline")
-    if any(config.get("baseline") != name for config in configs):
+    name = configs[0]["baseline"]
+    if any(config["baseline"] != name for config in configs):
         raise ConfigError(f"baseline={name}: all jobs of a sweep have one baseline")
-    if name is None:
-        return []
     baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
     # Only torch knows the GPUs, and it takes seconds to ask.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
+from rltemplate.analysis.differences import CODE, Difference, diff_runs, listed
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
@@ -39,8 +39,8 @@ class Comparison:
     """Result of `compare_runs`.
 
     `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
-    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences`,
-    `not_recorded` and `notes` are those of `make diff`.
+    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences` and
+    `notes` are those of `make diff`.
     """
 
     verdict: str
@@ -50,7 +50,6 @@ class Comparison:
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
-    not_recorded: list[str]
     notes: list[str]
 
 
@@ -90,7 +89,6 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         divergence=at,
         look_at=advice,
         differences=found.differences,
-        not_recorded=found.not_recorded,
         notes=notes + found.notes,
     )
 
@@ -113,7 +111,7 @@ def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code
         yield f"The code differs: {show_code} shows what was changed."
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
         yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
-    yield "zoom=true names the operation that made the difference; docs/comparing.md lists causes by item."
+    yield "docs/comparing.md lists causes by item."
 
 
 def headline(comparison: Comparison) -> str:
@@ -129,8 +127,7 @@ def headline(comparison: Comparison) -> str:
 def _place(at: Divergence, detail: str) -> str:
     if at.event == RESET:
         return f"before the first iteration, {at.event}"
-    begin = at.env_steps_before + 1
-    span = f"from {begin:,}" if at.env_steps_after is None else f"{begin:,} to {at.env_steps_after:,}"
+    span = f"{at.env_steps_before + 1:,} to {at.env_steps_after:,}"
     iteration = f"in iteration {at.iteration:,} (environment steps {span})"
     if at.event == traces.ITERATION:
         return iteration if detail != traces.STEP_DETAIL else f"{iteration}, at its end"
@@ -160,13 +157,7 @@ def report(comparison: Comparison) -> str:
         named = (("equal", at.equal_before), ("first", [first]), ("also", at.further))
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
-    if found:
-        lines += ["", f"what else differs ({len(found)})"]
-    else:
-        equal = [section for section in SECTIONS if section not in comparison.not_recorded]
-        lines += ["", f"nothing else differs: {', '.join(equal)} are equal"]
+    lines += ["", f"what else differs ({len(found)})" if found else "nothing else differs"]
     for section in dict.fromkeys(one.section for one in found):
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
-    if comparison.not_recorded:
-        lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])

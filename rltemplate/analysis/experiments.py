@@ -16,7 +16,6 @@ from rltemplate.analysis.stats import Interval
 from rltemplate.config.command_args import few
 from rltemplate.run.git.changes import code_digest
 from rltemplate.run.influence import file_matters, package_matters
-from rltemplate.run.names import differences
 from rltemplate.run.paths import PROJECT
 
 Points = list[tuple[int, float]]  # environment steps and value
@@ -24,7 +23,6 @@ T = TypeVar("T")
 _Parts = list[tuple[dict[str, str], list[Run]]]  # runs of each experiment, after the values they share
 
 _MOST_INTERVALS = 100  # along a curve; each is a bootstrap
-_LABEL_KEYS = 3
 _NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # of what changes when a run is resumed
 _CLOSE = 1.05  # numbers of steps that are compared without a caution differ by this factor at most
 
@@ -33,13 +31,12 @@ _CLOSE = 1.05  # numbers of steps that are compared without a caution differ by 
 class Experiment:
     """All runs of one configuration and code, in the order of their starts.
 
-    `by` names the differences from the recipe, the first ones if there are many; `whole` names all of them.
+    `by` names the differences from the recipe.
     """
 
     number: int
     runs: list[Run]
     by: str | None
-    whole: str | None
 
     @property
     def algo(self) -> str:
@@ -172,30 +169,18 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     parts = [(dict(values), part) for (values, _), part in found.items()]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
-        Experiment(number, part, *labels)
-        for number, ((_, part), labels) in enumerate(zip(parts, _labels(parts, by), strict=True), start=1)
+        Experiment(number, part, ", ".join(_words(values, part[0], parts, by)) or None)
+        for number, (values, part) in enumerate(parts, start=1)
     ]
-
-
-def _labels(parts: _Parts, by: str | None) -> Iterator[tuple[str | None, str | None]]:
-    """A short and a whole label of each experiment; both whole where another has the same first words."""
-    words = [_words(values, runs[0], parts, by) for values, runs in parts]
-    first = [
-        (runs[0].env, runs[0].value("algo"), each[:_LABEL_KEYS])
-        for (_, runs), each in zip(parts, words, strict=True)
-    ]
-    for each, whole in zip(first, words, strict=True):
-        short = _shortened(whole) if first.count(each) == 1 else whole
-        yield ", ".join(short) or None, ", ".join(whole) or None
 
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
     said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
-    said += [text for text in _said(run) if text not in said]
-    kind = run.value("algo"), run.env, _said(run)
+    said += [text for text in run.changes if text not in said]
+    kind = run.value("algo"), run.env, run.changes
     known = [(known, part[0]) for known, part in parts]
-    others = [each for each, first in known if (first.value("algo"), first.env, _said(first)) == kind]
+    others = [each for each, first in known if (first.value("algo"), first.env, first.changes) == kind]
     words = []
     for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
@@ -208,15 +193,6 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
         mark = f"+{xxhash.xxh3_64_hexdigest(str(left_out).encode())[:4]}" if left_out else ""
         words.append(f"code {code or 'unknown'}{mark}")
     return words
-
-
-def _shortened(words: list[str]) -> list[str]:
-    more = [f"and {len(words) - _LABEL_KEYS} more"] if len(words) > _LABEL_KEYS else []
-    return words[:_LABEL_KEYS] + more
-
-
-def _said(run: Run) -> list[str]:
-    return differences(run.config, run.record.overrides)
 
 
 def points(run: Run, metric: str) -> Points:

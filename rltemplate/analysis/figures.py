@@ -7,6 +7,7 @@ blindness tell apart.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
@@ -101,8 +102,10 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     for (env, score), here in kinds.items():
         shown = here[-len(COLORS) :]
         if len(shown) > 1:
+            labels = (textwrap.shorten(each.by or "default", 80, placeholder=" ...") for each in shown)
             names = [
-                f"{each.number}. {each.algo} {each.by or 'default'} (n={len(each.counted)})" for each in shown
+                f"{each.number}. {each.algo} {label} (n={len(each.counted)})"
+                for each, label in zip(shown, labels, strict=True)
             ]
             lines = [_middle(*line) for line in zip(shown, COLORS, names, strict=False)]
             caption = f"{env}: {score} of {len(shown)} of {len(here)} experiments, IQM over seeds"

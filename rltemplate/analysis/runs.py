@@ -67,6 +67,11 @@ class Run:
         return names.env_name(self.config, self.record.overrides)
 
     @cached_property
+    def changes(self) -> list[str]:
+        """The differences from the recipe, as words."""
+        return names.differences(self.config, self.record.overrides)
+
+    @cached_property
     def columns(self) -> dict[str, Any]:
         record, config = self.record, self.config
         final = record.final_metrics
@@ -158,13 +163,15 @@ def load_run(run_dir: Path) -> Run:
     return run
 
 
-def load_runs(run_dirs: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these folders, and one line for each that cannot be read."""
+def load_runs(run_dirs: Iterable[Path], with_rows: bool = False) -> tuple[list[Run], list[str]]:
+    """The runs in these folders, and one line for each that cannot be read, or whose rows cannot."""
     runs: list[Run] = []
     problems: list[str] = []
     for run_dir in run_dirs:
         try:
-            runs.append(load_run(run_dir))
+            run = load_run(run_dir)
+            _ = run.rows if with_rows else None
+            runs.append(run)
         except ConfigError as error:
             problems.append(str(error))
     return runs, problems

@@ -28,23 +28,21 @@ OTHER_CHAIN = "chain"  # the digest of everything before, though everything befo
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
 ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
-Names = dict[str, list[str]]  # of the items of each event
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first difference between two traces.
 
-    `line` counts from 1, `iteration` from 0. `env_steps_after` is None if neither trace completes the
-    iteration. `index` is the number of the event in the iteration, from 0. `item` is the first to differ, by
-    name or one of NOT_FINGERPRINTS. `further` items of the line differ too, the items in `equal_before` do
-    not. `a` and `b` are the fingerprints, or descriptions.
+    `line` counts from 1, `iteration` from 0, and `index`, the number of the event in the iteration, from 0.
+    `item` is the first to differ, by name or one of NOT_FINGERPRINTS. `further` items of the line differ too,
+    the items in `equal_before` do not. `a` and `b` are the fingerprints, or descriptions.
     """
 
     line: int
     iteration: int
     env_steps_before: int
-    env_steps_after: int | None
+    env_steps_after: int
     event: str
     index: int
     item: str
@@ -78,14 +76,6 @@ class Trace:
         return 0, 0
 
     @property
-    def iterations(self) -> Iterator[Event]:
-        """The ends of the iterations."""
-        names: Names = {}
-        for number, line in enumerate(self.lines):
-            if line.startswith((ITEMS_LINE, ITERATION_LINE)) and (event := self.read(number, names)):
-                yield event
-
-    @property
     def items(self) -> set[str]:
         """The names of all items."""
         found = set[str]()
@@ -95,25 +85,25 @@ class Trace:
                     found.update(names)
         return found
 
-    def read(self, number: int, names: Names) -> Event | None:
-        """The event of a line, whose items have `names`; ConfigError if the line is damaged.
-
-        A line that lists the items of an event is no event; they are put into `names`.
-        """
-        line = self.lines[number]
-        with self._line(number) as parsed:
-            if line.startswith(ITEMS_LINE):
-                _, event, names[event] = parsed
-                return None
-            ends = _ends(line)
-            event, index, *steps, digits = parsed[: 4 if ends else 3]
-            if len(digits) != 16 * len(names[event]):
-                raise ValueError("another number of items")
-            values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
-            if ends:
-                start = {item: values.pop(item) for item in names[event] if item.startswith(f"{START}/")}
-                values = start | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: parsed[4]}
-        return Event(event, index, values)
+    def events(self, start: int = 0, hidden: Container[str] = ()) -> Iterator[tuple[int, Event]]:
+        """The events from line `start` on with the numbers of their lines, without `hidden` items."""
+        names: dict[str, list[str]] = {}
+        for number, line in enumerate(self.lines):
+            if number < start and not line.startswith(ITEMS_LINE):
+                continue
+            with self._line(number) as parsed:
+                if line.startswith(ITEMS_LINE):
+                    _, event, names[event] = parsed
+                    continue
+                ends = _ends(line)
+                event, index, *steps, digits = parsed[: 4 if ends else 3]
+                if len(digits) != 16 * len(names[event]):
+                    raise ValueError("another number of items")
+                values = dict(zip(names[event], re.findall(".{16}", digits), strict=True))
+                if ends:
+                    begun = {item: values.pop(item) for item in names[event] if item.startswith(f"{START}/")}
+                    values = begun | {OTHER_ENV_STEPS: f"{steps[0]:,}"} | values | {OTHER_CHAIN: parsed[4]}
+            yield number, Event(event, index, {k: v for k, v in values.items() if k not in hidden})
 
     @contextlib.contextmanager
     def _line(self, number: int) -> Iterator[Any]:
@@ -180,17 +170,15 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
     if number is None:
         return None
     hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
-    sides = (_events_in(trace, number, hidden) for trace in (a, b))
-    for (at, one), (at_b, other) in zip(*sides, strict=False):
+    for (at, one), (_, other) in zip(a.events(number, hidden), b.events(number, hidden), strict=False):
         if (found := _differing(one, other)) is not None:
             (item, *further), equal, value_a, value_b = found
             iteration, before = a.first_end(reversed(range(at)))
-            after = a.first_end(range(at, len(a.lines)))[1] or b.first_end(range(at_b, len(b.lines)))[1]
             return Divergence(
                 line=at + 2,
                 iteration=iteration,
                 env_steps_before=before,
-                env_steps_after=after or None,
+                env_steps_after=a.first_end(range(at, len(a.lines)))[1],
                 event=one.name,
                 index=one.index,
                 item=item,
@@ -200,15 +188,6 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
                 b=value_b,
             )
     return None
-
-
-def _events_in(trace: Trace, start: int, hidden: Container[str]) -> Iterator[tuple[int, Event]]:
-    """The events from line `start` on with the numbers of their lines, without `hidden` items."""
-    names: Names = {}
-    for number, line in enumerate(trace.lines):
-        if (number >= start or line.startswith(ITEMS_LINE)) and (event := trace.read(number, names)):
-            shown = {item: value for item, value in event.values.items() if item not in hidden}
-            yield number, replace(event, values=shown)
 
 
 def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str] | None:

@@ -23,15 +23,11 @@ _ERROR = "error:"  # begins the message of a child that gives up
 
 
 class Interrupted(Exception):
-    """A signal asked this process to end; its child is gone.
-
-    `number` is the signal's, `notes` are for the user, such as what is left.
-    """
+    """The signal `number` asked this process to end; its child is gone."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.number = number
-        self.notes: list[str] = []
 
 
 class Children:

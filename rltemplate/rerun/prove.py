@@ -29,7 +29,7 @@ from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.interfaces import REFUSED, ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
-from rltemplate.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
+from rltemplate.launch.subprocesses import Children, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
@@ -57,13 +57,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Print a line per run, then the certificate; with --json that alone is on standard output."""
-    proof = Proof(args.words, args.times, sys.stderr if args.json else sys.stdout)
-    try:
-        certificate = proof.run()
-    except Interrupted as stopped:
-        if proof.folder.exists():
-            stopped.notes.append(f"what was made until then is in {proof.folder}")
-        raise
+    certificate = Proof(args.words, args.times, sys.stderr if args.json else sys.stdout).run()
     print(certificate.to_json() if args.json else f"\n{certificate.to_text()}")
     return 0 if certificate.verdict == HOLDS else 1
 
@@ -91,6 +85,7 @@ class Proof:
             self._scratch = Path(scratch)
             tried = self._try_checks(self.config)
             make_folder("runs_dir", self.folder)
+            print(f"proof in {self.folder}", file=self._out, flush=True)
             checks = tried["checks"].items()
             problems = [f"the check {name}: {each['problem']}" for name, each in checks if "problem" in each]
             runs: list[RunResult] = []

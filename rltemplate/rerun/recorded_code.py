@@ -45,18 +45,17 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdi
 class Code:
     """The code of a recorded run in the folder `project`, to run it again.
 
-    Without a `commit` it is the present code, because none was recorded. Of the folders `barred` nothing is
-    imported; `scratch` is a folder for temporary files.
+    Of the folders `barred` nothing is imported; `scratch` is a folder for temporary files.
     """
 
     record: RunRecord
-    commit: str | None = None
-    project: Path = PROJECT
-    barred: tuple[Path, ...] = ()
-    scratch: Path | None = None
+    commit: str
+    project: Path
+    barred: tuple[Path, ...]
+    scratch: Path
 
     def __str__(self) -> str:
-        return "the present code" if self.commit is None else f"commit {self.commit[:12]}"
+        return f"commit {self.commit[:12]}"
 
     def run(
         self,
@@ -91,25 +90,21 @@ class Code:
         for name in _MISLEADING:
             found.pop(name, None)
         barred = {os.path.realpath(path) for path in self.barred}
-        path = [str(self.project)]
-        if self.scratch is not None:
-            (self.scratch / "sitecustomize.py").write_text(_BAR.format(barred=barred))
-            path.append(str(self.scratch))
+        (self.scratch / "sitecustomize.py").write_text(_BAR.format(barred=barred))
         others = found.get("PYTHONPATH", "").split(os.pathsep)
-        path += [other for other in others if other and os.path.realpath(other) not in barred]
-        return found | {"PYTHONPATH": os.pathsep.join(path)}
+        kept_paths = [other for other in others if other and os.path.realpath(other) not in barred]
+        return found | {"PYTHONPATH": os.pathsep.join([str(self.project), str(self.scratch), *kept_paths])}
 
 
 @contextmanager
 def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
-    """The code of a run in a folder of its own while the block runs; the present one if it has no commit.
+    """The code of a run in a folder of its own while the block runs.
 
     `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
     """
-    names = changes.commits(record.git)
+    names, why = changes.commits(record.git), record.git.problem
     if not names:
-        yield Code(record)
-        return
+        raise ConfigError(f"{record.id}: has no snapshot of its code, so it cannot be made again: {why}")
     with repository(project) as git:
         commit = next(filter(None, (git.find(f"{each}^{{commit}}") for each in names)), None)
     if commit is None:

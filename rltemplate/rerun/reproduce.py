@@ -31,7 +31,7 @@ from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
 from rltemplate.run import paths
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.command import repository
-from rltemplate.run.paths import PROJECT
+from rltemplate.run.paths import PROJECT, from_here
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
 
@@ -100,11 +100,10 @@ def reproduce(
         scratch = Path(name).resolve()
         run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
         record, trace = run.record, _recorded_trace(run)
+        # A run whose total was raised has a row at its old end, which shortens the next one.
+        rows = [] if any("total_env_steps" in part.changed for part in record.resumed) else run.rows
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
-            if code.commit is None:
-                why = record.git.problem
-                raise ConfigError(f"{run.id}: has no snapshot of its code, so it cannot be made again: {why}")
             if (code.project / ".gitmodules").exists():
                 notes.append("submodules are not checked out; what needs them fails")
             error = _run_again(run, trace, code, run_dir, children)
@@ -113,18 +112,14 @@ def reproduce(
         made.write(run_dir)
         total, finished = trace.reach[0], record.status == FINISHED
         again = replace(open_trace(run_dir).whole(None if finished else total), run=run.id)
-        # One straight run gives what an interrupted and resumed one gives.
-        recorded = replace(run, record=replace(record, resumed=[]))
-        comparison = compare.compare_traces(
-            recorded, replace(run, dir=Path("made again"), record=made), trace, again
-        )
+        remade = replace(run, dir=Path("made again"), record=made)
+        comparison = compare.compare_traces(run, remade, trace, again)
         verdict, headline = comparison.verdict, compare.headline(comparison)
-        rows = _without_old_ends(run, run.rows, read_metrics(run_dir))
-        metrics = _differing_metrics(*rows, finished)
+        metrics = _differing_metrics(rows, read_metrics(run_dir), finished)
         if verdict == IDENTICAL and metrics:
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
-        if not run.rows:
-            notes.append("no metrics were recorded, so only traces were compared")
+        if not rows:
+            notes.append("no metrics can be compared, so only traces were")
         if record.status == FAILED and record.error == made.error:
             notes.append(f"failed in the same way: {made.error}")
             error = None
@@ -190,18 +185,6 @@ class _Follower:
         return self._differs
 
 
-def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Both without the rows that only a run has whose total was raised: at its old ends, and the next ones.
-
-    The next row has means over a shorter time.
-    """
-    made = sorted(row["env_steps"] for row in again)
-    ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
-    left_out = ends | {next((step for step in made if step > end), end) for end in ends}
-    kept = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
-    return next(kept), next(kept)
-
-
 def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:
     """The first rows of metrics that differ, but for times."""
     if before and finished and len(before) != len(again):
@@ -216,7 +199,7 @@ def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> s
 
 def _keep(run_dir: Path, folder: Path) -> None:
     """Move the run's folder, with the output of its process, to `folder`."""
-    with in_a_line(f"keep={folder} cannot be written"):
+    with in_a_line(f"{folder} cannot be written"):
         shutil.copy(run_dir.with_name(LOG), run_dir)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(run_dir, folder, dirs_exist_ok=True)
@@ -256,7 +239,7 @@ def _recorded_trace(run: Run) -> Trace:
     if why := run.record.left_out.get(paths.TRACE):
         missing = f"it is too long for the run's ref ({why}); give the run's folder"
     trace = open_trace(run.dir, missing)
-    if next(trace.iterations).index != 0:
+    if trace.first_end(range(len(trace.lines)))[0] != 1:
         raise ConfigError(f"{run.id}: its trace has no first iteration, so it cannot be compared")
     return trace
 
@@ -293,5 +276,6 @@ def report(found: Reproduction) -> str:
     lines += [] if found.kept is None else [f"  kept    {found.kept}"]
     if found.comparison.verdict == DIVERGED:
         lines += ["", "a was recorded, b was made again", "", compare.report(found.comparison)]
-        lines += ["", f"closer: make compare a={found.run} b={found.kept} zoom=true"]
+        if (recorded := Path(found.comparison.a.run_dir)).exists():  # not of a ref
+            lines += ["", f"closer: make compare a={from_here(recorded)} b={found.kept} zoom=true"]
     return "\n".join(lines)

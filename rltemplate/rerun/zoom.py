@@ -9,7 +9,6 @@ ones: a run that does not repeat has nothing to say about itself.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import tempfile
@@ -23,7 +22,6 @@ import numpy as np
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
-from rltemplate.config.loading import complete, to_dict
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.operations import Finding, LoggedOperation, how_made
@@ -39,26 +37,21 @@ from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
 
 
-def zoom_in(
-    comparison: Comparison, *, from_start: bool = False, keep: Path | None = None, project: Path = PROJECT
-) -> Zoom:
+def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
     """Look closely at the divergence that `comparison` has found; progress goes to standard error.
 
-    `from_start` leaves checkpoints alone. `keep` is an empty folder for tensors and operations, which are
-    otherwise removed. `project` has the present code, in the repository that holds the recorded code. Raises
-    ConfigError where nothing can be found out, and Interrupted after a signal.
+    `project` has the present code, in the repository that holds the recorded code. Raises ConfigError where
+    nothing can be found out, and Interrupted after a signal.
     """
     at, children = comparison.divergence, Children()
     assert at is not None
     with children.listening(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
-        folder = folder if keep is None else keep.absolute()
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
         codes = [stack.enter_context(recorded_code(project, RunRecord.read(each))) for each in dirs]
-        start = None if from_start else _common_start(dirs, at.env_steps_before)
+        start = _common_start(dirs, at.env_steps_before)
         work = _Work(dirs, codes, start, at.iteration, folder, children)
         found = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
-        found.kept = None if keep is None else str(folder)
         _look(work, found)
         return found
 
@@ -91,17 +84,13 @@ class _Work:
             name, log, start = folder.name, folder / "output.txt", None
             print(f"zoom: {name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
             folder.mkdir(parents=True)
-            config = raw_config(run_dir)
-            if code.commit is None:  # the present code may have other keys
-                config = to_dict(complete(config)[0])
             if self.start is not None:
                 start = str(paths.checkpoint_path(run_dir, self.start))
             request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
             words = [json.dumps(asdict(request))]
-            status = code.run("rerun.replay", words, config, run_dir, log, self.children)
-            problem = last_words(log, status) if status else _not_repeated(run_dir, folder, self.iteration)
+            status = code.run("rerun.replay", words, raw_config(run_dir), run_dir, log, self.children)
+            problem = last_words(log, status) if status else _not_repeated(run_dir, folder)
             if problem is not None:
-                problem += "" if self.start is None else "; zoom=start needs no checkpoint"
                 raise ConfigError(
                     f"{name}: cannot be run again here with {code}: {problem}\ninstead: "
                     f"{diff_command(*self.dirs)} shows what was changed, and trace=step says more"
@@ -139,15 +128,17 @@ def _look(work: _Work, result: Zoom) -> None:
         result.finding = how_made(ours, theirs, place_name(*since) if since else here)
 
 
-def _not_repeated(recorded: Path, again: Path, last: int) -> str | None:
-    """The first difference of a recorded trace and a new one up to iteration `last`; None if none."""
-    kept = itertools.takewhile(lambda event: event.index <= last, traces.open_trace(recorded).iterations)
-    known = {event.index: event.values for event in kept}
-    for event in traces.open_trace(again).iterations:
-        for name, value in event.values.items():
+def _not_repeated(recorded: Path, again: Path) -> str | None:
+    """The first difference of a new trace from the recorded one, which goes on; None if none."""
+    known, found = (
+        {event.index: event.values for _, event in trace.events() if event.name == traces.ITERATION}
+        for trace in map(traces.open_trace, (recorded, again))
+    )
+    for index, values in found.items():
+        for name, value in values.items():
             # Which items a line has depends on the detail of the trace.
-            if name != traces.OTHER_CHAIN and known.get(event.index, {}).get(name, value) != value:
-                return f"it first differs from its own record in iteration {event.index:,}, {name}"
+            if name != traces.OTHER_CHAIN and known.get(index, {}).get(name, value) != value:
+                return f"it first differs from its own record in iteration {index:,}, {name}"
     return None
 
 

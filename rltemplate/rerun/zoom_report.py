@@ -14,15 +14,14 @@ from rltemplate.rerun.ulp import ArrayDifference
 class Zoom:
     """The outcome of `zoom_in`, ready for JSON.
 
-    The runs were run with the code of their commits, None for the present code, and went on after
-    `from_env_steps` environment steps, where both have a checkpoint; None stands for the beginning. They part
-    in `event` number `index` of `iteration`; `event` is None where there is no event that both have. `items`
-    are all of the event, in causal order, and `first` is the first that differs. `note` says what is missing.
-    `kept` is the folder with tensors and operations, if they are kept.
+    The runs were run with the code of their commits, and went on after `from_env_steps` environment steps,
+    where both have a checkpoint; None stands for the beginning. They part in `event` number `index` of
+    `iteration`; `event` is None where there is no event that both have. `items` are all of the event, in
+    causal order, and `first` is the first that differs. `note` says what is missing.
     """
 
-    commit_a: str | None
-    commit_b: str | None
+    commit_a: str
+    commit_b: str
     from_env_steps: int | None
     iteration: int
     event: str | None = None
@@ -31,7 +30,6 @@ class Zoom:
     first: str | None = None
     finding: Finding | None = None
     note: str | None = None
-    kept: str | None = None
 
 
 def place_name(event: str, index: int) -> str:
@@ -53,7 +51,7 @@ def report(zoom: Zoom) -> str:
         start = f"the checkpoint after {zoom.from_env_steps:,} environment steps"
     lines = [f"zoom: {verdict}", ""]
     lines.append(f"  both runs were run again from {start}, and repeated their own records")
-    a, b = ("the present code" if each is None else each[:12] for each in (zoom.commit_a, zoom.commit_b))
+    a, b = zoom.commit_a[:12], zoom.commit_b[:12]
     lines.append(f"  code   {a if a == b else f'a {a}, b {b}'}")
     if equal := [name for name, found in zoom.items.items() if found.differing == 0]:
         lines.append(f"  equal  {', '.join(equal)}")
@@ -70,8 +68,6 @@ def report(zoom: Zoom) -> str:
         lines += ["", *_finding(zoom.finding, zoom.first or "")]
     if zoom.note is not None:
         lines += ["", f"  {zoom.note}"]
-    if zoom.kept is not None:
-        lines += ["", f"  tensors and operations are in {zoom.kept}"]
     return "\n".join(lines)
 
 

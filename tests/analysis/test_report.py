@@ -132,7 +132,7 @@ def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) ->
 
 
 def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) -> None:
-    """Labels that are cut may be equal; returns after other numbers of steps are no comparison."""
+    """Labels say what differs; returns after other numbers of steps are no comparison."""
     for env, zeta in (("CartPole", 1), ("Pendulum", 2)):
         keys = {"clip": 1, "gamma": 0.8, "lambda": 2, "zeta": zeta}
         for tag, algo in (("-a", {}), ("-b", keys), ("-c", {"gamma": 0.5})):
@@ -141,8 +141,11 @@ def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) ->
                 config = {"env": {"id": f"{env}-v1"}, "algo": algo}
                 write_run(tmp_path, seed, returns, env=env, tag=tag, config=config)
     experiments = reported(tmp_path).experiments
-    cut = "clip=1, gamma=0.8, lambda=2, and 1 more"
-    assert [each.by for each in experiments] == [None, cut, "gamma=0.5, total_env_steps=10000"] * 2
+    changed = [
+        [None, f"clip=1, gamma=0.8, lambda=2, zeta={zeta}", "gamma=0.5, total_env_steps=10000"]
+        for zeta in (1, 2)
+    ]
+    assert [each.by for each in experiments] == [*changed[0], *changed[1]]
     (score,) = aggregate.scores(experiments)
     assert (score.name, score.envs) == ("ppo default", ["CartPole (3 seeds)", "Pendulum (2 seeds)"])
     assert list(aggregate.improvements(experiments)) == []

@@ -50,7 +50,6 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"resume {RUN} total_env_steps=32", "total_env_steps=32: can only grow", "the run has 192"),
     ("runs env=", "env=: a value is missing"),
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
-    (f"compare {A_B} keep=x", "keep=x", "without zoom=true"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
     ("prove determinism=fast", "determinism=fast: promises nothing that could be proved; use invariant"),
     ("prove seed=range(3)", "a proof is about one configuration"),
@@ -58,11 +57,6 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("prove trace=off", "trace=off: a proof compares traces; use trace=iteration or trace=step"),
     ("runs sort=-retorn", "sort=-retorn: no run has retorn as a single value; did you mean return?"),
     ("train num_threads=0 seed=1,2", "num_threads=0: must be at least 1"),
-    (
-        "train num_threads=x seed=1,2",
-        "num_threads=x: expected auto, or a whole number",
-    ),
-    ("train env.num_workers=-1 num_threads=1 seed=1,2", "env.num_workers=-1: must be at least 0"),
     (
         "train env.num_workers=some seed=1,2",
         "env.num_workers=some: expected auto, or a whole number",

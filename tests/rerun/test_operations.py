@@ -60,5 +60,5 @@ def test_other_operations_are_named_where_they_begin_with_the_lines_of_both() ->
     # A cause before that is still the cause.
     assert made(a, [BEFORE[0], op("tanh.default", "x", "Y"), *b[2:]]) == ("computed", "tanh", "tanh", 1)
     other = replace(op("add.Tensor", "vr", "d"), source=["rltemplate/y.py:2 in g: d"])
-    text = report(Zoom(None, None, None, 0, finding=how_made([PRODUCT], [other], "step 1")))
+    text = report(Zoom("1" * 40, "2" * 40, None, 0, finding=how_made([PRODUCT], [other], "step 1")))
     assert "    in a  rltemplate/x.py:1 in f: mul.Tensor\n    in b  rltemplate/y.py:2 in g: d" in text

@@ -23,10 +23,11 @@ from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import Children
-from rltemplate.rerun import replay
-from rltemplate.rerun.zoom import zoom_in
+from rltemplate.rerun import replay, zoom
+from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import Trace
 from rltemplate.train import build_algorithm
@@ -108,6 +109,8 @@ def test_what_was_planted_is_named(
 
     monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
     monkeypatch.setattr(Children, "run", run)
+    code = "0" * 40, PROJECT, (), tmp_path  # the present one
+    monkeypatch.setattr(zoom, "recorded_code", lambda _, record: contextlib.nullcontext(Code(record, *code)))
     both = small(algo, *WORDS, "algo.normalize_reward=true", *words.split(), env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
     comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), fault))
@@ -118,7 +121,7 @@ def test_what_was_planted_is_named(
         assert not words
         told = "first of the list need not be the first in time" in " ".join(comparison.look_at)
         assert told == bool(at.further)
-    found = zoom_in(comparison)
+    found = zoom.zoom_in(comparison)
     assert report(found)
     assert (found.iteration, found.first) == (iteration, item)
     assert not item.startswith("start/") or (found.finding and found.finding.kind == "between")

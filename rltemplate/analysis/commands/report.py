@@ -129,14 +129,7 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
 
     Raises ConfigError if none can be read.
     """
-    loaded, problems = load_runs(run_dirs)
-    runs = []
-    for run in loaded:
-        try:
-            run.rows  # noqa: B018 - reads the file
-            runs.append(run)
-        except ConfigError as error:
-            problems.append(str(error))
+    runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     experiments = find_experiments(runs)

@@ -99,7 +99,7 @@ def _lines(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
 
 
 def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
-    """The runs by a value, numbers before texts and missing values last; `-key` is from high to low."""
+    """The runs by a value, numbers below texts, missing values last; `-key` is from high to low."""
     name = key.removeprefix("-")
 
     def rank(run: Run) -> tuple[int, Any]:

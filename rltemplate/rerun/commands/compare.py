@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import json_flag, new_folder, one_of, word
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.command_args import json_flag, one_of, word
+from rltemplate.run.paths import from_here
 from rltemplate.run.read import find_run
 
 
@@ -18,23 +18,19 @@ class Args:
     """First divergence of two traced runs: a=RUN b=RUN [zoom=true].
 
     `zoom=true` runs both again up to there, from the last checkpoint that both have, and names the numbers
-    and the operation that made the difference; `zoom=start` does so from the beginning, and `keep=FOLDER`
-    keeps the tensors.
+    and the operation that made the difference.
     Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable, 130 or 143 interrupted.
     """
 
     a: str = word()
     b: str = word()
-    zoom: str = word(one_of("true", "false", "start"), "false")
-    keep: Path | None = word(new_folder, None)
+    zoom: str = word(one_of("true", "false"), "false")
     runs_dir: Path = word(Path, Path("runs"))
     json: bool = json_flag()
 
 
 def main(args: Args) -> int:
     """Print the first divergence, what to look at, and what else differs."""
-    if args.keep is not None and args.zoom == "false":
-        raise ConfigError(f"keep={args.keep}: there is nothing to keep without zoom=true")
     a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
     if a == b:
         print(f"note: a and b are the same run, {a.name}", file=sys.stderr)
@@ -42,17 +38,19 @@ def main(args: Args) -> int:
     document, diverged = asdict(comparison), comparison.verdict == compare.DIVERGED
     if not args.json:
         print(compare.report(comparison), flush=True)
-    if args.zoom != "false":
+    if args.zoom == "true":
         document["zoom"], text = None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
         if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            found = zoom.zoom_in(comparison, from_start=args.zoom == "start", keep=args.keep)
+            found = zoom.zoom_in(comparison)
             document["zoom"], text = asdict(found), zoom_report.report(found)
         if not args.json:
             print(f"\n{text}")
     if args.json:
         print(json.dumps(document))
     elif diverged:
+        if args.zoom == "false":
+            print(f"\ncloser: make compare a={from_here(a)} b={from_here(b)} zoom=true")
         print(f"\n{compare.headline(comparison)}")  # a difference, the exit status, is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1
