@@ -40,15 +40,12 @@ class Streams:
         self.device = torch.device(device)
         self.probe = Probe()
         self._torch: dict[str, torch.Generator] = {}
-        self._restored: dict[str, Tensor] = {}  # states of streams that were not used yet
 
     def torch(self, name: str) -> torch.Generator:
         """The torch generator `name`."""
         if name not in self._torch:
             generator = torch.Generator("cpu" if name in ON_CPU else self.device)
             generator.manual_seed(int(seed_sequence(self.seed, name).generate_state(1, np.uint64)[0] >> 1))
-            if name in self._restored:
-                generator.set_state(self._restored.pop(name))
             self._torch[name] = generator
         return self._torch[name]
 
@@ -60,11 +57,9 @@ class Streams:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every stream used so far."""
-        return self._restored | {name: generator.get_state() for name, generator in self._torch.items()}
+        return {name: generator.get_state() for name, generator in self._torch.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue every stream from `state`: used ones at once, others at their first use."""
-        self._restored = dict(state)
-        for name, generator in self._torch.items():
-            if name in self._restored:
-                generator.set_state(self._restored.pop(name))
+        """Continue every stream from `state`."""
+        for name, value in state.items():
+            self.torch(name).set_state(value)

@@ -30,6 +30,14 @@ CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") i
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
+def environment_file(path: Path) -> dict[str, Any]:
+    """The values of a file of env/; none of one that is not finished."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
 def to_config(composed: DictConfig, jobs: int = 1) -> Config:
     """Composed values, now resolved, as typed dataclasses, or `ConfigError` naming the first wrong one.
 

@@ -146,12 +146,7 @@ def register_schemas() -> None:
 
     store = ConfigStore.instance()
     store.store(name="_config", node=ComposedConfig)
-    store.store(group="env", name="_env", node=ComposedEnvConfig)
-    store.store(group="determinism", name="_determinism", node=DeterminismConfig)
-    store.store(group="logger", name="_logger", node=LoggerConfig)
     for name, entry in ALGORITHMS.items():
         store.store(group="algo", name=f"_{name}", node=entry.config)
         if entry.values is not None:
             store.store(group="algo", name=name, node=dict(entry.values), package="_global_")
-    for group in OPTIONAL:
-        store.store(group=group, name=NONE, node={}, package="_global_")

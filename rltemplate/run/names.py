@@ -10,9 +10,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
-import yaml
-
-from rltemplate.config.loading import CONF
+from rltemplate.config.loading import CONF, environment_file
 from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 
 _MOST_LETTERS = 100  # W&B takes 128
@@ -37,12 +35,8 @@ def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
 @cache
 def _in_files() -> list[tuple[Any, ...]]:
     """Name and id of each environment in conf/env/, and what it is made with."""
-    found: list[tuple[Any, ...]] = []
-    for path in CONF.glob("env/[!_]*.yaml"):
-        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):  # a file that is not finished
-            values = yaml.safe_load(path.read_text("utf-8"))
-            found.append((path.stem, values.get("id"), *(values.get(key) or {} for key in _MADE_WITH)))
-    return found
+    files = [(path.stem, environment_file(path)) for path in CONF.glob("env/[!_]*.yaml")]
+    return [(name, each.get("id"), *(each.get(key) or {} for key in _MADE_WITH)) for name, each in files]
 
 
 def given(overrides: Sequence[str]) -> dict[str, str]:

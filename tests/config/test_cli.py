@@ -52,6 +52,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("seed=range(1,9999999)", ["more than 10,000 jobs"]),
     # form
     ("hopper", ["hopper: expected key=value, did you mean env=Hopper?"]),
+    ("~seed", ["~seed: expected key=value, as in seed=3"]),
+    ("env.num_workers=[1", ["env.num_workers=[1: expected auto, or a whole number"]),
     ("seed=1 seed=2", ["seed is given twice"]),
     ("--cfg job seed=1,2", ["show one configuration"]),
     ("seed=range(1,3", ["brackets come in pairs, as in seed=range(1,3)"]),
@@ -128,6 +130,8 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
     assert (config.env.training_wrappers, config.env.infos) == ({"B": {"y": {"z": 2}}}, ["a.b"])
     (config,) = preflight(["env=LunarLanderContinuous", f"{sign}env.kwargs={{}}"]).configs
     assert config.env.kwargs == {}  # and not joined with those of the file
+    (config,) = preflight(["determinism=profile", f"{sign}determinism.golden={{}}"]).configs
+    assert config.determinism.golden == {}
     with pytest.raises(
         ConfigError, match=r"^env.kwargs=\{\}: Hydra does not show its effect; leave out .* or --cfg$"
     ):
@@ -175,10 +179,13 @@ def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
 def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) -> None:
     for group, text in {
         "experiment": "# @package _global_\nseed: 9",
-        "env": "defaults: [_gymnasium, _self_]\nid: CartPole-v1",
+        "env": "id: CartPole-v1",
     }.items():
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_text(f"{text}\n")
+    (tmp_path / "env" / "unfinished.yaml").touch()
+    (tmp_path / "env" / "broken.yaml").write_text("id: [")
+    assert preflight([f"--config-dir={tmp_path}", "env=MountainCar-v0"]).configs[0].env.id == "MountainCar-v0"
     given = [f"--config-dir={tmp_path}", "experiment=mine", "env=mine"]
     (config,) = preflight(given).configs
     assert (config.seed, config.experiment, config.env.id) == (9, "mine", "CartPole-v1")

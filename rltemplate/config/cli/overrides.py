@@ -25,13 +25,15 @@ from omegaconf import OmegaConf
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
-from rltemplate.config.loading import CONF, literal
+from rltemplate.config.loading import CONF, environment_file, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
 from rltemplate.interfaces import ConfigError
 
 # Chosen through their group, because recipe, folder name and further values go with the choice.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
+# Keys whose value is a mapping of any names, to which words add and which {} empties.
+MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden"
 
 # Keys by the names that other programs have for them.
 _ELSEWHERE = {
@@ -57,11 +59,13 @@ _ELSEWHERE = {
     "logger=wandb": "track wandb",
     "video_every": "capture_video",
 }
+_SEVERAL = "; a sweep over several is written without brackets, as 1,2"
 _KINDS: dict[Any, str] = {
-    int: "a whole number, as 1000000; a sweep over several is written without brackets, as 1,2",
+    int: f"a whole number, as 1000000{_SEVERAL}",
     float: "a number",
     bool: "true or false",
-    int | str: "auto, or a whole number; a sweep over several is written without brackets, as 1,2",
+    int | str: f"auto, or a whole number{_SEVERAL}",
+    Any: f"auto, or a whole number{_SEVERAL}",  # env.num_workers
     bool | str: "auto, true or false",
     str: "a text",
     list[int]: "a list, as [64,64]",
@@ -168,8 +172,7 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     if is_dataclass(kind):
         return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
     if kind is None or get_origin(kind) is dict:
-        none = ", or {} for none" * key.startswith("env.")
-        return f"expected names with values, as in {key}.name=value{none}" if kind else ""
+        return f"expected names with values, as in {key}.name=value, or {{}} for none" if kind else ""
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
 
 
@@ -209,8 +212,8 @@ def _read(word: str, parser: OverridesParser) -> Override:
     sign, key, value = re.fullmatch(r"([+~]*)([^=]*)(=.*)?", word, re.DOTALL).groups()  # type: ignore[union-attr]
     if not key.strip() or value is None or "~" in sign:
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
-    # A sign is not needed: arguments of the environment are added, and every other key is there.
-    added = re.match(r"(env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks)\b", key)
+    # A sign is not needed: names are added to mappings, and every other key is there.
+    added = re.match(rf"({MAPPINGS})\b", key)
     if added and ":" in key:
         raise ConfigError(
             f"{word}: a name with a colon stands in braces, as in '{added[1]}={{NAME:{{x:1}}}}'"
@@ -268,8 +271,8 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     import gymnasium
 
     for file, path in files.items():
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if content.get("id") == name and not content.get("kwargs"):
+        values = environment_file(path)
+        if values.get("id") == name and not values.get("kwargs"):
             return file
     module, _, env_id = name.rpartition(":")
     try:
@@ -289,6 +292,6 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
             f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
         )
     group, _, leaf = f"env/{name}".rpartition("/")
-    node = {"defaults": ["/env/_gymnasium@_here_", "_self_"], "id": f"{module}:{env_id}".lstrip(":")}
+    node = {"id": f"{module}:{env_id}".lstrip(":")}
     ConfigStore.instance().store(group=group, name=leaf, node=node)
     return name

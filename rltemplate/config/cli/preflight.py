@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
+    MAPPINGS,
     SEARCHPATH,
     assigned,
     chosen_algorithm,
@@ -63,7 +64,7 @@ _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
 _N_JOBS = "hydra.launcher.n_jobs"
-_EMPTIED = re.compile(r"\+\+(env\.(?:kwargs|wrappers|training_wrappers))=\{\s*\}")
+_EMPTIED = re.compile(rf"\+\+({MAPPINGS})=\{{\s*\}}")
 # Groups of which the name that was applied is a value of the configuration.
 _NAMED = ("recipe", "experiment")
 
@@ -127,7 +128,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     for text in () if shows else flags:
         if text not in _MULTIRUN:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
-            hint = ("=" not in text and nearest(text, names)) or "as in seed=3"
+            hint = (not {*"=~"} & {*text} and nearest(text, names)) or "as in seed=3"
             raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
     chosen = [name for name in words.sweep.split(",") if name]
     resume = _RESUME in chosen
