@@ -20,15 +20,11 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
-def leave(number: int, _frame: object) -> None:
-    """End the process at Ctrl-C without a traceback, while nothing has begun that could be left behind."""
-    os._exit(128 + number)
-
-
 _open_standard_streams()
 # As `python -m rltemplate...` or the installed program: modules are about to be imported, torch for a second.
 if os.path.basename(sys.argv[0]) in ("-m", __name__):  # noqa: PTH119
+    # Until a command begins, Ctrl-C ends the process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Nothing that is imported is garbage: looking for some takes a sixth of the start.
     gc.set_threshold(50_000, 100)

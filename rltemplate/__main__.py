@@ -13,7 +13,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from rltemplate import leave
 from rltemplate.config.command_args import choose, exit_status, parse, program, usage
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
@@ -70,7 +69,7 @@ def _run(argv: list[str]) -> int:
         print(usage(name, module.Args))
         return 0
     args = parse(words, module.Args)
-    if signal.getsignal(signal.SIGINT) is leave:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     status: int = module.main(args)
     return status

@@ -21,7 +21,7 @@ from types import FrameType
 
 from rltemplate.analysis.journal import write_run
 from rltemplate.analysis.targets import short_standing
-from rltemplate.config.algorithms import ALGORITHMS, check_buffer
+from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_buffer
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete, from_dict
 from rltemplate.config.schema import Config, Device
@@ -82,8 +82,6 @@ def run(job: Job) -> int:
         seed_global_rng(config.seed)
         algorithm, envs = build_algorithm(config)
         training.algorithm = algorithm
-        if config.device is Device.cpu:
-            check_buffer(config.algo, envs.codec, usable_memory())
         facts = check_level(config, settings, algorithm)
 
         # Observe.
@@ -116,6 +114,8 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     engine = Engine(config.compile, streams.device)
     try:
+        if config.device is Device.cpu:
+            check_buffer(config.algo, envs.codec, usable_memory())
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
     except ConfigError:
         envs.close()
@@ -144,7 +144,10 @@ def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algori
     if added:
         to_stderr(about_added(run_dir.name, added))
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
-    algorithm, envs = build_algorithm(dataclasses.replace(config, env=env, compile=False, device=Device.cpu))
+    plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)
+    if isinstance(config.algo, OffPolicyConfig):  # a policy that acts stores nothing
+        plain = dataclasses.replace(plain, algo=dataclasses.replace(config.algo, buffer_size=1))
+    algorithm, envs = build_algorithm(plain)
     # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
     algorithm.load_state_dict(state)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from subprocess import DEVNULL, Popen
 
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism.levels import prepared
@@ -28,13 +25,6 @@ def worker_command() -> list[str]:
     otherwise import that one's code.
     """
     return [sys.executable, "-P", "-m", WORKER]
-
-
-def start_worker(job: Job, base: Mapping[str, str], log: Path | None) -> Popen[bytes]:
-    """Start the process of a run, whose output goes to `log`; None: to this process's own."""
-    words, environment = worker_command(), worker_environment(job, base)
-    with nullcontext() if log is None else log.open("ab") as out:
-        return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=out)
 
 
 def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:

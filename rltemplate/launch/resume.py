@@ -32,7 +32,8 @@ class Args:
 def main(args: Args) -> int:
     """Check, then become the process of the run."""
     run_dir = find_run(args.run, args.runs_dir)
-    job = resume_job(run_dir, program(), args.total_env_steps, args.accept is not None, args.num_workers)
+    accept = args.accept is not None
+    job = resume_job(run_dir, program(), args.total_env_steps, args.num_workers, accept=accept, journal=True)
     if job is not None:
         become(job)
     print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rltemplate.interfaces import ConfigError, stop_signals
+from rltemplate.interfaces import stop_signals
 
 _PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
 _POLL_EVERY_S = 0.02
@@ -40,11 +40,7 @@ class Children:
     def listening(self) -> Iterator[None]:
         """Collect signals that ask a process to end while the block runs."""
         with stop_signals(lambda number, _: self._heard.append(number)):
-            try:
-                yield
-            except ConfigError:
-                self.check()  # such as of git, which Ctrl-C reaches as well
-                raise
+            yield
 
     def check(self) -> None:
         """Raise `Interrupted` if there was a signal."""

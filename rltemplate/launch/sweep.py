@@ -73,15 +73,13 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
         launcher = _fork_launcher(stop)
         log = folder / "launcher.log"
         if launcher == 0:
-            if not plan.console:  # the table is not to be broken by words of launchers and schedulers
-                with log.open("wb") as file:
-                    os.dup2(file.fileno(), 1)
-                    os.dup2(file.fileno(), 2)
+            with log.open("wb") as file:  # words of launchers and schedulers would break the table
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
             run_hydra(argv)
             return 0
-        table = None if plan.console else SweepTable(folder, record)
-        launched = _wait_for(launcher, received, stop, table)
-        if not (launched or received or plan.console):
+        launched = _wait_for(launcher, received, stop, SweepTable(folder, record))
+        if not (launched or received):
             say(f"the launcher has failed: {last_words(log, 1)}, see {log}")
         return _finish(folder, launched, received)
 
@@ -145,11 +143,11 @@ def _fork_launcher(stop: Path) -> int:
     told = (str(stop), environment, str(stop.parent))
     os.environ |= dict(zip(process.LAUNCHER_VARIABLES, told, strict=True))
     # Workers import this package to find the function that they are to call.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     return 0
 
 
-def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTable | None) -> bool:
+def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTable) -> bool:
     """Wait for the launcher and pass signals on to the jobs; True if it came to its end.
 
     The first signal asks the runs to end, which may take them an iteration; the second one reaches them
@@ -166,13 +164,12 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTa
                     _send(stop, number)
             except OSError:  # of a full disk: all processes are ended without the file
                 os.killpg(launcher, signal.SIGTERM)
-        if table is not None:
-            table.update()
+        table.update()
         time.sleep(0.05)
-    if table is not None:
-        table.close()
+    table.close()
     if ended[1]:
-        _send(stop, signal.SIGTERM)  # to jobs on other machines
+        with contextlib.suppress(OSError):  # of a full disk
+            _send(stop, signal.SIGTERM)  # to jobs on other machines
     # Runs that nobody waits for any more, since the launcher or a worker of it was killed.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(launcher, signal.SIGTERM)

@@ -27,7 +27,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from rltemplate.config.cli.overrides import SEARCHPATH
-from rltemplate.config.cli.preflight import compose_job, has_console
+from rltemplate.config.cli.preflight import compose_job
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
 from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError, affects_results
@@ -54,28 +54,25 @@ def hydra_job(_: DictConfig) -> None:
     facts = HydraConfig.get()
     overrides = list(facts.overrides.task)
     more = [text for text in facts.overrides.hydra if text.startswith(SEARCHPATH)]
-    run_job([*more, *overrides], overrides, int(facts.job.num), has_console(facts.launcher))
+    run_job([*more, *overrides], overrides, int(facts.job.num))
 
 
-def run_job(words: Sequence[str], overrides: list[str], number: int, console: bool) -> None:
+def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
     """Run the job that is composed of `words` to its end. Trouble is recorded and never raised.
 
-    Without a console of its own the run writes to `job_<number>.log` in the folder of the sweep.
+    The run writes to `job_<number>.log` in the folder of the sweep.
     """
     stop = Path(os.environ[process.STOP_VARIABLE])
     if stop.exists():
         return
     folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
-    log = None if console else folder / f"job_{number}.log"
     exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
     try:
         job = _find_run(entry, folder, words)
         if job is not None:
-            if console:
-                say(f"#{number} {' '.join(overrides)}{f', resumed in {job.run_dir}' * job.resume}")
             entry.status = "running"
             write(entry, folder)
-        exit_status = 0 if job is None else _run(job, log, stop)
+        exit_status = 0 if job is None else _run(job, folder / f"job_{number}.log", stop)
     except ConfigError as error:
         exit_status, entry.problem = 2, str(error)
     except Exception as error:
@@ -83,8 +80,6 @@ def run_job(words: Sequence[str], overrides: list[str], number: int, console: bo
         traceback.print_exc()
     finally:
         close_job(entry, folder, exit_status)
-    if console:
-        say(f"#{number}: {entry.status}")
     if exit_status in _INTERRUPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and not stop.exists():
         sys.exit(exit_status)  # without a result: submitit waits until Slurm has called the job again
 
@@ -105,13 +100,12 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
     command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
     if there is not None:
-        job = resume_job(run_dir, command, accept=record.accept)
-        return job and replace(job, sweep=sweep, journal=False)
+        return resume_job(run_dir, command, accept=record.accept, sweep=sweep)
     job = new_job(config, command, entry.overrides, sweep=sweep)
     return replace(job, run_id=run_dir.name, run_dir=str(run_dir))
 
 
-def _run(job: Job, log: Path | None, stop: Path) -> int:
+def _run(job: Job, log: Path, stop: Path) -> int:
     """Run a job to its end, and pass on signals; its exit status, as a shell gives it.
 
     The run does not outlive an exception.
@@ -119,7 +113,11 @@ def _run(job: Job, log: Path | None, stop: Path) -> int:
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    run = process.start_worker(job, environment, log)
+    given = process.worker_environment(job, environment)
+    with log.open("ab") as out:
+        run = subprocess.Popen(
+            process.worker_command(), env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
     passed = 0
     try:
         while run.poll() is None:

@@ -46,7 +46,6 @@ class StatefulAlgorithm:
 
     def begin_iteration(self) -> Tensor:
         """The observations (N, O) to act on, of the first reset in the first iteration."""
-        self.engine.warm_up()
         self.probe.begin(self)  # type: ignore[arg-type]  # which has the rest of the protocol
         if self.obs is None:
             self.obs = self.to_device(self.envs.reset())

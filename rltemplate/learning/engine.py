@@ -7,7 +7,7 @@ of the NamedTuples that it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from rltemplate.interfaces import Probe
 
 Function = Callable[..., Any]
-Examples = Callable[[], Iterable[tuple[Any, ...]]]
 
 
 class Engine:
@@ -28,7 +27,6 @@ class Engine:
         self.probe = Probe()
         self._programs: dict[Function, Function] = {}
         self._loops: dict[tuple[Function, bool], Function] = {}
-        self._cold: list[tuple[Function, Examples]] = []
 
     def run(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a step or an update, as it is written or compiled.
@@ -74,24 +72,6 @@ class Engine:
         results = function(*arguments)
         self.probe.results(function.__name__, results, whole=True)
         return results
-
-    def prepare(self, function: Function, examples: Examples) -> None:
-        """Have `warm_up` compile a function that is not called in the first iteration.
-
-        `examples` are arguments of each combination of shapes and of bools.
-        """
-        if self.compiles:
-            self._cold.append((function, examples))
-
-    def warm_up(self) -> None:
-        """Compile what waits for it, and drop the results.
-
-        It takes a while, and a signal that arrives in it costs nothing as long as nothing is under way.
-        """
-        for function, examples in self._cold:
-            for arguments in examples():
-                self._program(function)(*arguments)
-        self._cold = []
 
     def _program(self, function: Function) -> Function:
         if not self.compiles:

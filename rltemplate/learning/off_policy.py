@@ -78,9 +78,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         self.replay = ReplayBuffer(
             config.buffer_size, codec.obs_size, codec.action_size, self.device, self.envs.num_envs
         )
-        if self.total_env_steps > config.learning_starts:  # or there is nothing to compile
-            self.engine.prepare(self.policy_step, self.policy_step_examples)
-            self.engine.prepare(self.update, self.update_examples)
 
     def rates(self) -> Any:
         """The learning rates of the coming iteration, a NamedTuple of 0-d tensors with a field `actor`."""
@@ -160,23 +157,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         """The transitions in the rows `index` (B,), as the networks see them: a `Batch`."""
         batch = self.replay.take(index)
         return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
-
-    # Compilation: neither function is called before `learning_starts`. No tensor is given twice, or the
-    # programs would rely on that.
-
-    def policy_step_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `policy_step` has."""
-        sizes = self.envs.codec.obs_size, self.envs.codec.action_size
-        zeros = (torch.zeros(self.envs.num_envs, size, device=self.device) for size in sizes)
-        yield self.state.learned.actor.params, self.scaling(), *zeros
-
-    def update_examples(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the shapes that `update` has."""
-        rows, size = self.config.batch_size, self.envs.codec.action_size
-        for number in sorted({1, self.config.policy_delay}):
-            batch = self.batch(torch.zeros(rows, dtype=torch.int64, device=self.device))
-            inputs = self.inputs(batch, number, lambda: torch.zeros(rows, size, device=self.device))
-            yield self.state.learned, inputs, self.rates()
 
     # Acting
 

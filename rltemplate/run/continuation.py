@@ -24,8 +24,8 @@ from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
-from rltemplate.run.lines import replace_text, strict_json
-from rltemplate.run.read import leaves, raw_config, read_metrics
+from rltemplate.run.lines import replace_text
+from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 
 ACCEPT = "changes"
@@ -47,6 +47,10 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
     record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
     checkpoint = newest_checkpoint(run_dir, notes.append)
+    if checkpoint is not None and "sizes" not in checkpoint.state["run"]:
+        raise ConfigError(
+            f"{run_dir.name}: its checkpoints are of an earlier version, which alone goes on with it"
+        )
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()
         if record.status == FINISHED or (shown and config.checkpoint_every == 0):
@@ -160,12 +164,12 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
 
     A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
-    checkpoint, env_steps = continuation.checkpoint, continuation.part.env_steps
-    if (metrics := run_dir / paths.METRICS).exists():
-        # The row of the last step is made again if its evaluation was cut short.
-        limit = env_steps if checkpoint is not None and checkpoint.state["run"]["looked"] else env_steps - 1
-        replace_text(metrics, [strict_json(row) + "\n" for row in read_metrics(run_dir, limit)])
+    checkpoint = continuation.checkpoint
+    sizes = {} if checkpoint is None else checkpoint.state["run"]["sizes"]
+    for file in (run_dir / paths.METRICS, run_dir / paths.TRACE):
+        if file.exists():
+            os.truncate(file, min(sizes.get(file.name, 0), file.stat().st_size))
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
-    prune_checkpoints(run_dir, newest=env_steps)
+    prune_checkpoints(run_dir, newest=continuation.part.env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of writers that were killed

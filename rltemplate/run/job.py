@@ -86,12 +86,12 @@ def resume_job(
     run_dir: Path,
     command: Sequence[str],
     total_env_steps: int | None = None,
-    accept: bool = False,
     num_workers: int | None = None,
+    **further: Any,
 ) -> Job | None:
     """The job that resumes the run of a folder; None if it has finished and no more is wanted.
 
-    Raises ConfigError for all that can be known before anything starts. Changes nothing.
+    `further` are other fields of `Job`. Raises ConfigError for all that can be known before anything starts.
     """
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
@@ -109,6 +109,5 @@ def resume_job(
         command=list(command),
         overrides=record.overrides,
         resume=True,
-        accept=accept,
-        journal=True,
+        **further,
     )

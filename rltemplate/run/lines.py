@@ -59,14 +59,18 @@ class LineFile:
         self._waiting += lines.encode() + b"\n"
         self._write_waiting()
 
-    def sync(self) -> None:
-        """Let all lines survive a power failure; warns if the disk refuses that."""
+    def sync(self) -> int:
+        """Let all lines survive a power failure, and warn if the disk refuses that.
+
+        The size of the file, once it also has the lines that wait.
+        """
         self._write_waiting()
         if self._fd is not None:
             try:
                 os.fsync(self._fd)
             except OSError as error:
                 self.warn(f"{self.path} cannot be flushed to the disk ({error.strerror})")
+        return (self.path.stat().st_size if self.path.exists() else 0) + len(self._waiting)
 
     def close(self) -> None:
         """Try once more to write the waiting lines; warns of the lost ones if that fails."""

@@ -68,7 +68,7 @@ class Logger:
         self._values, self._episodes = {}, []
         metrics.update({name: float(value) for name, value in extra.items()})
         self.final_metrics.update(metrics)
-        row = {"env_steps": env_steps, "wall_time_s": self._seconds(), **metrics}
+        row = {"env_steps": env_steps, "wall_time_s": self.seconds(), **metrics}
         self.lines.write(strict_json(row))
         self._to_sinks(lambda sink: sink.write(row))
 
@@ -109,11 +109,11 @@ class Logger:
         """
         self.lines.close()
         self._sinks.reverse()
-        reached = {} if env_steps is None else {"env_steps": env_steps, "wall_time_s": self._seconds()}
+        reached = {} if env_steps is None else {"env_steps": env_steps, "wall_time_s": self.seconds()}
         self._to_sinks(lambda sink: sink.close(status, {**self.final_metrics, **reached}))
         self._sinks = []
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
         return round(time.perf_counter() - self._begun, 6)
 
     def _read(self) -> None:

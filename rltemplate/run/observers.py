@@ -28,7 +28,7 @@ from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
 from rltemplate.run.logger import Logger, episode_means
-from rltemplate.run.trace import END, NO_PAST, OLD_TRACE, Trace, entries
+from rltemplate.run.trace import END, NO_PAST, Trace, entries
 from rltemplate.run.video.recorder import RENDERERS, VideoRecorder
 
 if TYPE_CHECKING:
@@ -159,12 +159,7 @@ class Observers:
     def resume(self, state: dict[str, Any] | None) -> None:
         """Take over the state that a checkpoint has under `run`; None if the run starts over."""
         if self.trace is not None:
-            iterations, chain = (0, NO_PAST) if state is None else (state["iterations"], state["chain"])
-            if not self.trace.resume(iterations, chain):
-                self._logger.message(
-                    f"{paths.TRACE} does not reach to the checkpoint: a new one begins behind iteration "
-                    f"{iterations - 1:,}, and what there is stays in {OLD_TRACE}"
-                )
+            self.trace.resume(*((0, NO_PAST) if state is None else (state["iterations"], state["chain"])))
         if state is None:
             return
         self._at = Progress(**{each.name: state[each.name] for each in fields(Progress)})
@@ -255,11 +250,12 @@ class Observers:
         algorithm, steps = self._algorithm, self._algorithm.env_steps
         state = algorithm.state_dict() | {"foreign": global_rng_state()}
         chain = NO_PAST if self.trace is None else self.trace.chain
-        state["run"] = {**asdict(self._at), "logger": self._logger.state_dict(), "chain": chain}
         # A checkpoint must not outlive the rows and the trace that lead to it.
-        self._logger.lines.sync()
+        sizes = {paths.METRICS: self._logger.lines.sync()}
         if self.trace is not None:
-            self.trace.lines.sync()
+            sizes[paths.TRACE] = self.trace.lines.sync()
+        logger = self._logger.state_dict()
+        state["run"] = {**asdict(self._at), "logger": logger, "chain": chain, "sizes": sizes}
         try:
             self._checkpoints.save(steps, state, algorithm.replay)
             self._saved_steps = steps

@@ -110,10 +110,9 @@ def _runs_in(pattern: str) -> list[Path]:
     return [Path(name).parent for name in sorted(found)]
 
 
-def read_metrics(run_dir: Path, until: float = math.inf) -> list[Row]:
+def read_metrics(run_dir: Path) -> list[Row]:
     """The rows of the run's `metrics.jsonl` up to a torn last line; none if the run wrote no row.
 
-    Only up to the last one within `until` environment steps, whatever follows.
     Null, which stands for a number that is not finite, is read as NaN. Raises ConfigError if the file cannot
     be read.
     """
@@ -122,10 +121,8 @@ def read_metrics(run_dir: Path, until: float = math.inf) -> list[Row]:
         if not (run_dir / paths.METRICS).exists():
             return []
         lines = (run_dir / paths.METRICS).read_bytes().split(b"\n")[:-1]
-    parsed, rows = list(map(parse_row, lines)), []
-    while parsed and until < math.inf and (parsed[-1] is None or (parsed[-1]["env_steps"] or 0) > until):
-        parsed.pop()
-    for number, row in enumerate(parsed, start=1):
+    rows = []
+    for number, row in enumerate(map(parse_row, lines), start=1):
         if row is None:
             raise ConfigError(
                 f"{name}: line {number} is damaged; expected env_steps and other names with numbers"

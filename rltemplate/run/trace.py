@@ -31,7 +31,6 @@ from rltemplate.run.record import TraceFacts
 
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration
-OLD_TRACE = "trace.old.jsonl"  # what lay there when another one was begun
 RESET = "reset"  # an event that is recorded at every detail, since it happens once
 START, END = "start", "end"  # of an iteration; how the names of its entries begin
 
@@ -101,35 +100,16 @@ class Trace(Probe):
         self.chain = NO_PAST
         kind = "xxh3_64" if device == "cpu" else f"xxh3_64_{device}"
         head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
-        self._head = _json(head)
-        self._new = [self._head]  # lines that wait for the end of the iteration
+        self._new = [_json(head)]  # lines that wait for the end of the iteration
 
-    def resume(self, iterations: int, chain: str) -> bool:
-        """Continue the file behind `iterations`, which ended with `chain`; later lines are cut off.
-
-        False if the file does not reach as far or holds another past. A new file then continues the chain, so
-        that at least the end can be compared.
-        """
+    def resume(self, iterations: int, chain: str) -> None:
+        """Continue behind `iterations`, which ended with `chain`, where the file was cut back to."""
         self._iteration, self.chain = iterations, chain
-        if iterations > 0 and self._cut_back(f'["iteration",{iterations - 1},'.encode()):
-            self._new = []
-            return True
-        with contextlib.suppress(FileNotFoundError):  # kept for the user
-            self.lines.path.replace(self.lines.path.with_name(OLD_TRACE))
-        return iterations == 0
-
-    def _cut_back(self, last: bytes) -> bool:
-        """Remove the lines behind the one that begins with `last`; false without one that ends this chain."""
-        with contextlib.suppress(FileNotFoundError, ValueError), self.lines.path.open("r+b") as file:
-            whole = file.readline() == f"{self._head}\n".encode()
-            for line in iter(file.readline, b"") if whole else ():
+        with contextlib.suppress(FileNotFoundError), self.lines.path.open("rb") as file:
+            for line in file:
+                self._new = []  # the file has its first line
                 if line.startswith(b'["items",'):
                     _, event, self._names[event] = json.loads(line)
-                elif line.startswith(last) and json.loads(line)[-1] == self.chain:
-                    file.truncate()
-                    return True
-        self._names = {}
-        return False
 
     def begin(self, algorithm: Algorithm) -> None:
         self._counts.clear()

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +90,6 @@ class TrainingRun:
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
         self._observers: Observers | None = None
-        self._began, self._earlier_s = time.monotonic(), 0.0
 
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
@@ -147,28 +144,25 @@ class TrainingRun:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """End the run; each step is taken whatever becomes of the steps before it."""
-        complete = self._observers is not None and self._observers.complete
+        """End the run, from the last line up; each step is taken whatever becomes of those before it."""
+        observers, algorithm = self._observers, self.algorithm
+        complete = observers is not None and observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
-        steps: list[Callable[[], object]] = []
-        trace = None if self._observers is None else self._observers.trace
-        if trace is not None:
-            steps.append(trace.lines.close)
-        if self._logger is not None:
-            reached = None if self.algorithm is None else self.algorithm.env_steps
-            # metrics.jsonl, then W&B and the other sinks
-            steps.append(partial(self._logger.close, status, reached))
-        if self._record is not None:
-            steps.append(partial(self._end, self._record, status, error))  # record.json and the commit
-        if self.algorithm is not None:
-            steps.append(self.algorithm.close)  # environments and their workers
-        if self._unlock is not None:
-            steps.append(self._unlock)
-        if self._record is not None and self._job.journal and self.config.logger.journal:
-            steps.append(partial(self._write_journal, self._path))
         with contextlib.ExitStack() as ending:
-            for step in reversed(steps):
-                ending.callback(step)
+            if self._record is not None and self._job.journal and self.config.logger.journal:
+                ending.callback(self._write_journal, self._path)
+            if self._unlock is not None:
+                ending.callback(self._unlock)
+            if algorithm is not None:
+                ending.callback(algorithm.close)  # environments and their workers
+            if self._record is not None:
+                ending.callback(self._end, self._record, status, error)  # record.json and the commit
+            if self._logger is not None:
+                # metrics.jsonl, then W&B and the other sinks
+                reached = None if algorithm is None else algorithm.env_steps
+                ending.callback(self._logger.close, status, reached)
+            if observers is not None and observers.trace is not None:
+                ending.callback(observers.trace.lines.close)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
@@ -211,7 +205,7 @@ class TrainingRun:
 
     def _resume(self, continuation: Continuation) -> RunRecord:
         """Add this part to the record, and remove all that lies beyond the checkpoint."""
-        record, part, checkpoint = continuation.record, continuation.part, continuation.checkpoint
+        record, part = continuation.record, continuation.part
         text, before = to_yaml(self.config), record.git
         self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
         part.commit = git.commit
@@ -220,9 +214,6 @@ class TrainingRun:
         record.resumed = [*record.resumed, part]
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
-        # A part that was killed had no time to record how long it took.
-        there = 0.0 if checkpoint is None else checkpoint.state["run"]["logger"]["wall_time_s"]
-        self._earlier_s = max(record.duration_s or 0.0, there)
         with in_a_line(f"the run can go on later, but {self._path} cannot be written now", RunError):
             cut_back(self._path, self.config, continuation)
             record.write(self._path)
@@ -232,11 +223,11 @@ class TrainingRun:
         """Write how the run ended into its record, and put that on top of its commit."""
         record.status, record.ended_at = status, utc_now()
         record.error = None if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
-        record.duration_s = self._earlier_s + time.monotonic() - self._began
         if self.algorithm is not None:
             record.env_steps = self.algorithm.env_steps
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
+            record.duration_s = self._logger.seconds()
         if self._observers is not None and self._observers.trace is not None:
             record.trace = self._observers.trace.facts()
         try:

@@ -172,7 +172,7 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str |
     process = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, start_new_session=True)
     until((tmp_path / "reached").exists)
     process.send_signal(signal.SIGINT)
-    assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), 130)
+    assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), -signal.SIGINT)
 
 
 def test_help_is_for_standard_output_whoever_closes_it() -> None:

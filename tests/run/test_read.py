@@ -41,8 +41,3 @@ def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) 
         (tmp_path / paths.METRICS).write_bytes(damaged + rows)
         with pytest.raises(ConfigError, match="line 1 is damaged"):
             read_metrics(tmp_path)
-    # Damage behind a checkpoint is in rows that are made again.
-    (tmp_path / paths.METRICS).write_bytes(rows + b'\0\0\n{"env_steps": 3}\n')
-    assert [row["env_steps"] for row in read_metrics(tmp_path, until=2)] == [1, 2]
-    with pytest.raises(ConfigError, match="line 3 is damaged"):
-        read_metrics(tmp_path, until=3)

@@ -83,7 +83,6 @@ class Plan:
     resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
     jobs: int = 1  # of a sweep, beside each other
-    console: bool = False  # the runs of a sweep, one after the other, have the console of the command
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
@@ -178,7 +177,6 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             resume=resume,
             accept=words.accept is not None,
             jobs=beside,
-            console=has_console(composed.hydra.launcher),
             auto=_about_auto(checked, own_words),
         )
 
@@ -265,11 +263,6 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
 def _of_the_run(job: Sequence[str]) -> list[str]:
     """The words of a job without those for Hydra."""
     return [text for text in job if not text.startswith("hydra")]
-
-
-def has_console(launcher: DictConfig) -> bool:
-    """True if jobs of this launcher run one after the other, in the process of the command."""
-    return str(launcher["_target_"]).endswith("BasicLauncher")
 
 
 class Composed(NamedTuple):

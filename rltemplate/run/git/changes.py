@@ -25,20 +25,13 @@ def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None
     """
     told = _diff(project, a, b, "-z", "--name-only", "--no-renames")
     one, other = a.left_out(), b.left_out()
-    hidden = [path for path in {**one, **other} if not _alike(one.get(path), other.get(path))]
+    hidden = [path for path in {**one, **other} if one.get(path) != other.get(path)]
     return None if told is None else [*dict.fromkeys([*told.split("\0")[:-1], *hidden])]
 
 
 def text_between(project: Path, a: GitRecord, b: GitRecord, color: bool = False) -> str | None:
     """`git diff` from the code of one run to that of another; None: unknown."""
     return _diff(project, a, b, "-p", "-M", f"--color={'always' if color else 'never'}")
-
-
-def _alike(a: tuple[int | None, str | None] | None, b: tuple[int | None, str | None] | None) -> bool:
-    """True if files that a snapshot left out may be equal: by their sizes alone where a digest is missing."""
-    if a is None or b is None:
-        return False
-    return a[0] == b[0] and (a[1] == b[1] or None in (a[1], b[1]))
 
 
 def code_digest(project: Path, side: GitRecord, matters: Callable[[str], bool]) -> str | None:

@@ -111,7 +111,8 @@ class ConsoleSink(Sink):
         run = f"run={shlex.quote(str(self._run_dir))}"
         if status == "finished":
             self.note(f"next: make evaluate {run}\n      make film {run}")
-        elif steps or status != "failed":  # before its first step, it would only fail again
+        # Before its first step it would only fail again, and without checkpoints it is refused.
+        elif self._facts.config["checkpoint_every"] and (steps or status != "failed"):
             self.note(f"next: make resume {run}")
 
     def _redraw(self) -> None:

@@ -17,7 +17,10 @@ def run_facts(run_dir: Path, **known: Any) -> RunFacts:
     """Facts of a run of 1000 steps for its sinks."""
     algo, env = {"name": "ppo", "gamma": 0.99, "learning_rate": 1e-3}, {"id": "CartPole-v1"}
     config = {"algo": algo, "env": env, "determinism": {"level": "repeat"}, "seed": 1, "note": "why"}
-    facts: dict[str, Any] = {"run_id": "run-1", "config": {"total_env_steps": 1000, **config}}
+    facts: dict[str, Any] = {
+        "run_id": "run-1",
+        "config": {"total_env_steps": 1000, "checkpoint_every": 100, **config},
+    }
     facts |= {"git": GitRecord(commit="0123456789abcdef" * 2 + "01234567", ref="refs/runs/run-1")}
     facts |= {"overrides": ["algo.learning_rate=1e-3", "seed=1", "trace=off", "note='why'"]}
     facts |= {"sweep": "sweep-7", "notify": lambda text: None}

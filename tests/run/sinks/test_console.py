@@ -53,11 +53,13 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
 @pytest.mark.parametrize(
     ("status", "steps", "offered"), [("failed", 0, 0), ("failed", 9, 1), ("interrupted", 0, 1)]
 )
-def test_a_run_that_failed_before_its_first_step_is_not_to_be_resumed(
+def test_a_run_that_would_only_fail_again_or_has_no_checkpoints_is_not_to_be_resumed(
     status: str, steps: int, offered: int
 ) -> None:
     console = ConsoleSink(run_facts(Path("/runs")), stream := io.StringIO())
     console.close(status, {"env_steps": steps})
+    without = run_facts(Path("/runs"), config={**run_facts(Path("/runs")).config, "checkpoint_every": 0})
+    ConsoleSink(without, stream).close(status, {"env_steps": steps})
     assert stream.getvalue().count("next: make resume") == offered
 
 

@@ -182,10 +182,12 @@ import os
 from pathlib import Path
 from rltemplate.run.video.recorder import VideoRecorder
 def make(render_mode=None):
-    import gymnasium, os, signal
+    import gymnasium, os, signal, time
     from pathlib import Path
     Path("pid").write_text(str(os.getpid()))
-    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(run := os.getppid(), signal.SIGKILL)
+    while os.getppid() == run:
+        time.sleep(0.01)
     return gymnasium.make("CartPole-v1", render_mode=render_mode)
 VideoRecorder(make, print).record(Path("videos/step_1.mp4"), 1, [0] * 8)
 """
