@@ -34,40 +34,32 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
 """
-PROJECT = f"""
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+ENTRY_POINTS = f"""
+[{NAME}.algorithms]
+own = own_package.entry:OWN
+broken = own_package.nowhere:BROKEN
 
-[project]
-name = "own-package"
-version = "1"
+[{NAME}.envs]
+own = own_package.envs
 
-[project.entry-points."{NAME}.algorithms"]
-own = "own_package.entry:OWN"
-broken = "own_package.nowhere:BROKEN"
-
-[project.entry-points."{NAME}.envs"]
-own = "own_package.envs"
-
-[project.entry-points."{NAME}.sinks"]
-broken = "own_package.nowhere:Sink"
+[{NAME}.sinks]
+broken = own_package.nowhere:Sink
 """
-
-
-def install(folder: Path, source: Path) -> None:
-    """Install a package as pip does, without asking an index."""
-    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
-    subprocess.run([sys.executable, "-m", "pip", *words, str(source)], env=clean, check=True)
 
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH on which the sinks of examples/ and a package of one's own are installed."""
-    folder, source = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("source")
-    (package := source / "own_package").mkdir()
-    (source / "pyproject.toml").write_text(PROJECT)
+    folder = tmp_path_factory.mktemp("installed")
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
+    examples = [str(ROOT / "examples" / name) for name in ("csv_sink", "mlflow_sink")]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    subprocess.run([sys.executable, "-m", "pip", *words, *examples], env=clean, check=True)
+    package, facts = folder / "own_package", folder / "own_package-1.dist-info"
+    package.mkdir()
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text(ENTRY_POINTS)
     values = (
         (ROOT / "conf/algo/ppo.yaml").read_text().replace("_ppo@", "_own@").replace("name: ppo", "name: own")
     )
@@ -75,8 +67,6 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name, text in texts.items():
         (package / f"{name}.py").write_text(text)
     (package / "own.yaml").write_text(values)
-    for each in (source, ROOT / "examples/csv_sink", ROOT / "examples/mlflow_sink"):
-        install(folder, each)
     return f"{folder}{os.pathsep}{FAULTS}"
 
 

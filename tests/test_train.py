@@ -80,6 +80,7 @@ def test_a_run_folder_holds_what_it_promises(recorded_run: RecordedRun) -> None:
     assert (ended["id"], ended["status"]) == (run_dir.name, "finished")
     assert ended["command_line"] == ["python", "-m", "rltemplate", "train", *RECORDED]
     assert ended["determinism"]["settings"]["deterministic_algorithms"] is True
+    assert ended["determinism"]["checks"]["repeats"]["holds"] is True
     assert ended["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]
     assert ended["started_at"] < ended["ended_at"]
 

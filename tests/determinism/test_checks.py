@@ -147,3 +147,11 @@ def test_the_first_ratio_is_exactly_one_above_repeat(level: str, fork: Path, tmp
     assert done.returncode == 0, done.stderr
     errors = {row["policy/first_ratio_max_error"] for row in rows(tmp_path / "run")}
     assert (errors == {0.0}) == (level != "repeat")
+
+
+def test_a_run_is_refused_where_its_level_does_not_hold(fork: Path, tmp_path: Path) -> None:
+    """At every start the checks of the level are tried with the networks of the run."""
+    words = ["determinism=invariant", "determinism.products=plain", "env=CartPole", "num_threads=1"]
+    done = run_train(fork, tmp_path, *words, "run_dir=run", status=2)
+    assert "with products=plain the policy network gives a row other bits in a batch of" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import threading
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import optuna.importance
 import pytest
-from conftest import Start, plain, until
+from conftest import Start, plain
 
-from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
+from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
+from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.read import raw_config
 
 WORDS = [
@@ -42,6 +42,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     first.until(lambda: any(tmp_path.glob("runs/*/*/checkpoints/*.json")))
     first.process.send_signal(signal.SIGINT)
     first.end(130)
+    assert "interrupted; the same command goes on with the search" in first.said
     (folder,) = tmp_path.glob("runs/sweeps/search-ppo-rates-*")
     (cut,) = tmp_path.glob("runs/ppo-CartPole/*")
     rows = (cut / paths.METRICS).read_text().splitlines()
@@ -71,50 +72,31 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     assert "best of 7 trials: return 1,000.0" in again.said
 
 
-def test_a_second_signal_ends_a_search_whose_run_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of trials end at once, with an evaluation."""
+
+    def run(_: Any, __: Any, environment: Mapping[str, str], *___: Any, **____: Any) -> int:
+        folder = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
+        folder.mkdir(parents=True)
+        (folder / paths.METRICS).write_text('{"env_steps": 1, "eval/return": 1.0}\n')
+        return 0
+
+    monkeypatch.setattr(Children, "run", run)
+
+
+def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = tmp_path / "ready"
-    hang = "import pathlib, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    hang += "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    hang += f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
-    monkeypatch.setattr(search, "worker_command", lambda: [sys.executable, "-c", hang])
-
-    def press_twice() -> None:
-        until(ready.exists)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-
-    pressing = threading.Thread(target=press_twice)
-    pressing.start()
-    assert main(parse([*WORDS, f"runs_dir={tmp_path / 'runs'}"], Args)) == 128 + signal.SIGINT
-    pressing.join()
-    assert capsys.readouterr().err == "interrupted; the same command goes on with the search\n"
-
-
-def test_how_much_keys_matter_is_computed_once_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[Any] = []
-
-    def importances(study: Any) -> dict[str, float]:
-        looked.append(study)
-        return {"x": 1.0}
-
-    def draw(_: object, trial: Any) -> float:
-        drawn.append(trial.suggest_float("x", 0.0, 1.0))
-        return float(trial.number)
-
-    drawn: list[float] = []
-    monkeypatch.setattr(search._Search, "_try", draw)
-    monkeypatch.setattr(optuna.importance, "get_param_importances", importances)
-    trials = search._Search(Args(sweep="x", trials=3), {"x": {"low": 0, "high": 9}}, tmp_path, 1)
-    assert (trials.run(), len(looked)) == (0, 1)
-    found = json.loads((tmp_path / paths.SEARCH).read_text())
-    assert (len(found["trials"]), found["importances"]) == (3, {"x": 1.0})
-    search._Search(Args(sweep="x", trials=6), {"x": {"low": 0, "high": 9}}, tmp_path, 1).run()
-    assert len(set(drawn)) == 6  # a search that goes on draws nothing twice
+    looked = Mock(return_value={"x": 1.0})
+    monkeypatch.setattr(optuna.importance, "get_param_importances", looked)
+    place = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
+    for trials in (3, 6):
+        assert main(parse([*place, f"trials={trials}"], Args)) == 0
+    (file,) = tmp_path.glob(f"sweeps/*/{paths.SEARCH}")
+    found = json.loads(file.read_text())
+    assert (looked.call_count, found["importances"]) == (2, {"x": 1.0})
+    assert len({str(each["params"]) for each in found["trials"]}) == 6
 
 
 @pytest.mark.parametrize(
@@ -149,32 +131,14 @@ def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) ->
     assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
 
 
-def test_trials_beside_each_other_have_no_worker_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
-    for words, workers in ([], 0), (["env.num_workers=2"], 2):
-        args = parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *words], Args)
-        assert preflight(args.words, jobs=2).configs[0].env.num_workers == workers
-    assert preflight(["env=Hopper"]).configs[0].env.num_workers == 1  # of a run alone
-
-
 @pytest.mark.parametrize(
     ("words", "at_once"), [([], 4), (["num_threads=2"], 2), (["num_threads=1", "env.num_workers=1"], 2)]
 )
 def test_trials_at_once_take_no_more_than_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], at_once: int
+    quick: None, tmp_path: Path, monkeypatch: Any, capsys: Any, words: list[str], at_once: int
 ) -> None:
-    """A trial takes a core for each thread and each worker of its environments."""
-    found: list[int] = []
-
-    class Spy:
-        def __init__(self, *parts: Any) -> None:
-            found.append(parts[-1])
-
-        def run(self) -> int:
-            return 0
-
+    """A trial takes a core for each thread and each worker of its environments, if it has any."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(search, "_Search", Spy)
-    place = [f"runs_dir={tmp_path}", "eval_every=1000"]
+    place = [f"runs_dir={tmp_path}", "eval_every=1000", "trials=1"]
     main(parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *place, *words], Args))
-    assert found == [at_once]
+    assert f", {at_once} trials at once\n" in capsys.readouterr().out

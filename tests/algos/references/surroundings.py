@@ -120,25 +120,12 @@ class Statistics:
         return {f"{name}/mean": self.mean, f"{name}/var": self.var, f"{name}/num_rows": count}
 
 
-class LayerNorm(nn.Module):
-    """Zero mean and unit deviation of each row, then a learned scale and shift."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
-        variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
-        return (x - mean) / (variance + 1e-5).sqrt() * self.scale + self.shift
-
-
 def network(sizes: Sequence[int], activation: str, norm: str = "none") -> nn.Sequential:
     """A multi-layer perceptron."""
     *hidden, last = pairwise(sizes)
     layers: list[nn.Module] = []
     for size_in, size_out in hidden:
-        between = [LayerNorm(size_out)] if norm == "layer" else []
+        between = [nn.LayerNorm(size_out)] if norm == "layer" else []
         layers += [nn.Linear(size_in, size_out), *between, NETWORKS[activation]()]
     return nn.Sequential(*layers, nn.Linear(*last))
 
