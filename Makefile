@@ -62,7 +62,7 @@ COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
-    test test-changed test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
+    test test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
 UNKNOWN := $(filter-out $(TARGETS) $(STAMP),$(MAKECMDGOALS))
@@ -148,10 +148,6 @@ completion: ## tab completion of these words in bash and zsh, from the next term
 ##@ Develop
 test: $(STAMP) ## the tests: make test [ARGS="-k record"]
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
-
-test-changed: $(STAMP) ## the tests that reach changed modules by their imports
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) files=$$($(VENV_PYTHON) scripts/changed_tests.py) || exit 1; \
-	test -z "$$files" || exec $(VENV_PYTHON) -m pytest -n 2 $$files $(SPLIT)
 
 test-all: $(STAMP) ## all tests that have to pass before a merge
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)

@@ -96,22 +96,3 @@ def test_nothing_in_the_repository_ties_it_to_one_machine() -> None:
     ties += ["--extra-index-url" + " https://example.org", "https://example.org" + "/simple"]
     for line in [*ties, "file://" + "/srv/wheels"]:
         assert tied_to_a_machine(f"first\n{line}\n") == [line]
-
-
-def test_changed_files_lead_to_the_tests_that_reach_them(tmp_path: Path) -> None:
-    files = {"low.py": "", "high.py": "from low import *", "a.md": "", "conf.yaml": "", "new.py": ""}
-    files |= {"tests/test_a.py": "def test(): import high", "tests/test_b.py": "import low, json"}
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (tmp_path / "tests").mkdir()
-    git(tmp_path, "init", "-q", "-b", "main")
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    git(tmp_path, "add", "-A", ":!new.py")
-    git(tmp_path, "commit", "-q", "-m", "first")
-    reached = {"low.py": "ab", "high.py": "a", "tests/test_b.py": "b", "a.md": "", "new.py": "ab"}
-    for name, expected in (reached | {"conf.yaml": "ab"}).items():
-        (tmp_path / "new.py").unlink(missing_ok=True)
-        (tmp_path / name).write_text("import re")
-        found = called(sys.executable, "scripts/changed_tests.py", folder=tmp_path).stdout.split()
-        assert found == [f"tests/test_{each}.py" for each in expected], name
-        git(tmp_path, "checkout", "-q", ".")
