@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rltemplate.config.cli.preflight import preflight  # noqa: E402
-from rltemplate.config.command_args import parse, word  # noqa: E402
+from rltemplate.config.command_args import exit_status, parse, word  # noqa: E402
 from rltemplate.config.loading import CONF, to_dict  # noqa: E402
 from rltemplate.interfaces import ConfigError  # noqa: E402
 
@@ -74,16 +74,9 @@ def write(args: Args) -> Path:
     return path
 
 
-def main() -> int:
-    """Exit status: 0 written, 2 refused."""
-    try:
-        path = write(parse(sys.argv[1:], Args))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"written: {path.relative_to(ROOT)}")
-    return 0
+def main() -> None:
+    print(f"written: {write(parse(sys.argv[1:], Args)).relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -18,23 +18,32 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rltemplate.config.command_args import exit_status, one_of, parse, word  # noqa: E402
+from rltemplate.interfaces import ConfigError  # noqa: E402
+
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
 FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names
 OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories", "docs/images")
 # Lines about them: from `<!-- of the template -->` or `# of the template` to `<!-- end -->` or `# end`.
 MARKED = re.compile(r"(?ms)^ *(?:#|<!--) of the template\b.*?^ *(?:#|<!--) end\b.*?\n\n?")
 LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
-FLAGS = ("force", "keep")
-USAGE = "Usage: make rename name=my_project [keep=true] [force=true]"
 LONGEST = 60  # characters of a name
 
 
-class Refusal(Exception):
-    """The project cannot be renamed as asked. The message is for the user; nothing was changed."""
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Turn a fork into your project: name=my_project [keep=true] [force=true]."""
+
+    name: str = word()
+    keep: str = word(one_of("true", "false"), "false")
+    force: str = word(one_of("true", "false"), "false")
 
 
 def current_name(root: Path) -> str:
@@ -42,33 +51,35 @@ def current_name(root: Path) -> str:
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"pyproject.toml does not say what the project is called ({error}).") from error
+        raise ConfigError(f"pyproject.toml does not say what the project is called ({error}).") from error
     name = str(project).replace("-", "_")
     if not (root / name).is_dir():
-        raise Refusal(f"pyproject.toml calls the project {name}, and there is no folder of that name.")
+        raise ConfigError(f"pyproject.toml calls the project {name}, and there is no folder of that name.")
     return name
 
 
 def check_name(root: Path, old: str, new: str) -> None:
-    """Raise Refusal unless `new` can be the name of the package in `root`."""
+    """Raise ConfigError unless `new` can be the name of the package in `root`."""
     if len(new) > LONGEST:
-        raise Refusal(f"name={new[:20]}...: is {len(new):,} characters long; at most {LONGEST} are allowed.")
+        raise ConfigError(
+            f"name={new[:20]}...: is {len(new):,} characters long; at most {LONGEST} are allowed."
+        )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", new):
         tidy = re.sub(r"[^a-z0-9]+", "_", new.lower()).strip("_0123456789")
         hint = f", for example name={tidy}" if tidy and not keyword.iskeyword(tidy) else ""
         shown = new if new.isprintable() else repr(new)
         allowed = "a lower-case letter first, then lower-case letters, digits and _"
-        raise Refusal(f"name={shown}: a package's name has {allowed}{hint}.")
+        raise ConfigError(f"name={shown}: a package's name has {allowed}{hint}.")
     if keyword.iskeyword(new):
-        raise Refusal(f"name={new} is a word of the Python language.")
+        raise ConfigError(f"name={new} is a word of the Python language.")
     if new in sys.stdlib_module_names:
-        raise Refusal(f"name={new} would hide the module '{new}' of Python's standard library.")
+        raise ConfigError(f"name={new} would hide the module '{new}' of Python's standard library.")
     if any((root / place).exists() for place in (new, f"scripts/{new}.py", f"tests/{new}.py")):
-        raise Refusal(f"name={new} is taken: the repository has a file or folder of that name.")
+        raise ConfigError(f"name={new} is taken: the repository has a file or folder of that name.")
     found = importlib.util.find_spec(new)
     # This project itself may be installed under its new name, from another checkout.
     if found and any(Path(path).is_relative_to(sysconfig.get_path("purelib")) for path in places(found)):
-        raise Refusal(f"name={new} would hide the installed package '{new}'.")
+        raise ConfigError(f"name={new} would hide the installed package '{new}'.")
 
 
 def places(spec: ModuleSpec) -> list[str]:
@@ -77,13 +88,13 @@ def places(spec: ModuleSpec) -> list[str]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """The output of git. Raises Refusal where there is no git or no repository."""
+    """The output of git. Raises ConfigError where there is no git or no repository."""
     try:
         return subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        raise Refusal("The project is no git repository, so its files are not known.") from None
+        raise ConfigError("The project is no git repository, so its files are not known.") from None
 
 
 def rename(root: Path, old: str, new: str) -> int:
@@ -150,44 +161,22 @@ def tidy(root: Path, longer: int) -> None:
             subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
 
 
-def parse(arguments: list[str]) -> tuple[str, dict[str, bool]]:
-    """The name and the flags of words like `name=my_project force=true`."""
-    words: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in ("name", *FLAGS) or key in words:
-            shown = argument[:LONGEST] if argument.isprintable() else repr(argument[:LONGEST])
-            twice = " a second time" if key in words else ""
-            raise Refusal(f"'{shown}' is not understood{twice}. {USAGE}")
-        words[key] = value
-    if not words.get("name"):
-        raise Refusal(f"name= is missing. {USAGE}")
-    for key in FLAGS:
-        if words.setdefault(key, "false").lower() not in ("true", "1", "false", "0"):
-            raise Refusal(f"{key}={words[key][:LONGEST]!r}: expected true or false.")
-    return words["name"], {key: words[key].lower() in ("true", "1") for key in FLAGS}
-
-
 def main() -> int:
-    """Exit status: 0 renamed, or called so already; 2 refused."""
-    try:
-        new, flags = parse(sys.argv[1:])
-        old = current_name(ROOT)
-        if new == old:
-            print(f"The project is called {old} already.")
-            return 0
-        check_name(ROOT, old, new)
-        if not flags["force"] and (changes := git(ROOT, "status", "--porcelain")):
-            number = len(changes.splitlines())
-            raise Refusal(
-                f"Commit your work first ({number} files changed), to have a way back; or force=true."
-            )
-        count = rename(ROOT, old, new)
-        if (ROOT / FIRST_PAGES).is_dir():
-            begin(ROOT, old, new, flags["keep"])
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
+    """Rename the project; the exit status. Raises ConfigError before anything is changed."""
+    args, old = parse(sys.argv[1:], Args), current_name(ROOT)
+    new = args.name
+    if new == old:
+        print(f"The project is called {old} already.")
+        return 0
+    check_name(ROOT, old, new)
+    if args.force == "false" and (changes := git(ROOT, "status", "--porcelain")):
+        number = len(changes.splitlines())
+        raise ConfigError(
+            f"Commit your work first ({number} files changed), to have a way back; or force=true."
+        )
+    count = rename(ROOT, old, new)
+    if (ROOT / FIRST_PAGES).is_dir():
+        begin(ROOT, old, new, args.keep == "true")
     tidy(ROOT, len(new) - len(old))
     print(
         f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."
@@ -197,4 +186,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -48,11 +48,11 @@ def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
         "name=class": "a word of the Python language",
         "name=random": "standard library",
         "name=" + "a" * 300: "300 characters long; at most 60",
-        "name=one name=two": "'name=two' is not understood a second time",
+        "name=one name=two": "name is given twice",
         "name=numpy": "installed package 'numpy'",
         "name=train": "is taken",
-        "name=": "Usage: make rename",
-        "name=fine force=maybe": "expected true or false",
+        "name=": "a value is missing",
+        "name=fine force=maybe": "allowed: true, false",
     }.items():
         done = rename(clone, *words.split())
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
