@@ -7,7 +7,6 @@ blindness tell apart.
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
@@ -102,7 +101,10 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     for (env, score), here in kinds.items():
         shown = here[-len(COLORS) :]
         if len(shown) > 1:
-            labels = (textwrap.shorten(each.by or "default", 80, placeholder=" ...") for each in shown)
+            labels = (
+                text if len(text) <= 80 else f"{text[:76]} ..."
+                for text in (each.by or "default" for each in shown)
+            )
             names = [
                 f"{each.number}. {each.algo} {label} (n={len(each.counted)})"
                 for each, label in zip(shown, labels, strict=True)

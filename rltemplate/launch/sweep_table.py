@@ -50,9 +50,13 @@ class SweepTable:
         self._began = self._shown_at = time.monotonic()
         self._news()  # of an earlier start
         self._read_rows()
-        self._before = {number: self._row_part(number) for number in self._jobs}
+        # The part of each job that was done then, and by which run: it may be started anew in another one.
+        self._before = {
+            number: (job.run_dir, 1.0 if job.status == FINISHED else self._row_part(number))
+            for number, job in self._jobs.items()
+        }
         self._jobs = {number: job for number, job in self._jobs.items() if job.status == FINISHED}
-        self._before = self._parts()
+        self._rows, self._steps, self._read = {}, {}, {}
         beside = f"{record.jobs_beside} at once, " * (record.jobs_beside > 1)
         say(f"{beside}output in {folder}/job_<number>.log")
 
@@ -136,15 +140,17 @@ class SweepTable:
         done, steps = self._rows.get(number, {}).get("env_steps", 0), self._steps.get(number)
         return min(1.0, done / steps) if steps else 0.0
 
-    def _parts(self) -> dict[int, float]:
-        """The part of each job that is done, here or in an earlier start."""
-        return self._before | {number: self._part(job) for number, job in self._jobs.items()}
-
     def _summary(self) -> str:
         counts = Counter(job.status for job in self._jobs.values())
         said = ", ".join(f"{number} {status}" for status, number in counts.items())
-        done, total, left = sum(self._parts().values()), self._record.num_jobs, None
-        here = done - sum(self._before.values())  # since this start
+        jobs, total, left = self._jobs, self._record.num_jobs, None
+        before = {
+            number: part
+            for number, (run_dir, part) in self._before.items()
+            if number not in jobs or jobs[number].run_dir == run_dir
+        }
+        done = sum((before | {number: self._part(job) for number, job in jobs.items()}).values())
+        here = done - sum(before.values())  # since this start
         if here > _ENOUGH * total:
             left = (total - done) * (time.monotonic() - self._began) / here
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"

@@ -130,14 +130,15 @@ def _look(work: _Work, result: Zoom) -> None:
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:
     """The first difference of a new trace from the recorded one, which goes on; None if none."""
-    known, found = (
-        {event.index: event.values for _, event in trace.events() if event.name == traces.ITERATION}
+    there, here = (
+        ((event.index, event.values) for _, event in trace.events() if event.name == traces.ITERATION)
         for trace in map(traces.open_trace, (recorded, again))
     )
-    for index, values in found.items():
+    for index, values in here:
+        known = next((values for number, values in there if number == index), {})
         for name, value in values.items():
             # Which items a line has depends on the detail of the trace.
-            if name != traces.OTHER_CHAIN and known.get(index, {}).get(name, value) != value:
+            if name != traces.OTHER_CHAIN and known.get(name, value) != value:
                 return f"it first differs from its own record in iteration {index:,}, {name}"
     return None
 

@@ -29,6 +29,7 @@ from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 
 ACCEPT = "changes"
+OLD_TRACE = "trace.old.jsonl"
 
 
 class Continuation(NamedTuple):
@@ -159,17 +160,39 @@ def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
     return int(state["run"]["iterations"])
 
 
-def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> None:
-    """Remove rows, checkpoints and leftovers beyond the checkpoint, which are made again.
+def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> list[str]:
+    """Remove rows, checkpoints and leftovers beyond the checkpoint, which are made again; notes about gaps.
 
     A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
     """
     checkpoint = continuation.checkpoint
     sizes = {} if checkpoint is None else checkpoint.state["run"]["sizes"]
-    for file in (run_dir / paths.METRICS, run_dir / paths.TRACE):
-        if file.exists():
-            os.truncate(file, min(sizes.get(file.name, 0), file.stat().st_size))
+    notes = [
+        note for name in (paths.METRICS, paths.TRACE) if (note := _cut(run_dir / name, sizes.get(name, 0)))
+    ]
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
     prune_checkpoints(run_dir, newest=continuation.part.env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of writers that were killed
+    return notes
+
+
+def _cut(file: Path, size: int) -> str:
+    """Cut a file back to its size at the checkpoint; a note if it lacks lines up to there.
+
+    They waited for a full disk when the process was killed, or somebody lost them. What is left of a trace is
+    put aside, because a new one begins behind the gap.
+    """
+    content = file.read_bytes() if file.exists() else b""
+    if len(content) >= size:
+        if content:
+            os.truncate(file, size)
+        return ""
+    if file.name == paths.TRACE and content:
+        file.replace(file.with_name(OLD_TRACE))
+        return (
+            f"{file.name} does not reach to the checkpoint: a new one begins there, and {OLD_TRACE} keeps it"
+        )
+    if content:
+        os.truncate(file, content.rfind(b"\n") + 1)
+    return f"{file.name} lacks lines up to the checkpoint"

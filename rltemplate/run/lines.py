@@ -62,7 +62,7 @@ class LineFile:
     def sync(self) -> int:
         """Let all lines survive a power failure, and warn if the disk refuses that.
 
-        The size of the file, once it also has the lines that wait.
+        The size of the file, once it also has the lines that wait. Raises OSError if that cannot be told.
         """
         self._write_waiting()
         if self._fd is not None:

@@ -250,13 +250,13 @@ class Observers:
         algorithm, steps = self._algorithm, self._algorithm.env_steps
         state = algorithm.state_dict() | {"foreign": global_rng_state()}
         chain = NO_PAST if self.trace is None else self.trace.chain
-        # A checkpoint must not outlive the rows and the trace that lead to it.
-        sizes = {paths.METRICS: self._logger.lines.sync()}
-        if self.trace is not None:
-            sizes[paths.TRACE] = self.trace.lines.sync()
-        logger = self._logger.state_dict()
-        state["run"] = {**asdict(self._at), "logger": logger, "chain": chain, "sizes": sizes}
         try:
+            # A checkpoint must not outlive the rows and the trace that lead to it.
+            sizes = {paths.METRICS: self._logger.lines.sync()}
+            if self.trace is not None:
+                sizes[paths.TRACE] = self.trace.lines.sync()
+            logger = self._logger.state_dict()
+            state["run"] = {**asdict(self._at), "logger": logger, "chain": chain, "sizes": sizes}
             self._checkpoints.save(steps, state, algorithm.replay)
             self._saved_steps = steps
         except OSError as error:

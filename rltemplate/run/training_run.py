@@ -135,7 +135,6 @@ class TrainingRun:
             logger.message(note)
         if config.compile:
             logger.message("compiling: the first update may take a minute")
-            logger.activity("compiling")
         if resumed is not None:
             observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])
         return observers
@@ -215,7 +214,7 @@ class TrainingRun:
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
         with in_a_line(f"the run can go on later, but {self._path} cannot be written now", RunError):
-            cut_back(self._path, self.config, continuation)
+            part.notes += cut_back(self._path, self.config, continuation)
             record.write(self._path)
         return record
 
@@ -227,7 +226,7 @@ class TrainingRun:
             record.env_steps = self.algorithm.env_steps
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
-            record.duration_s = self._logger.seconds()
+            record.duration_s = max(record.duration_s or 0.0, self._logger.seconds())
         if self._observers is not None and self._observers.trace is not None:
             record.trace = self._observers.trace.facts()
         try:

@@ -132,6 +132,8 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
     assert config.env.kwargs == {}  # and not joined with those of the file
     (config,) = preflight(["determinism=profile", f"{sign}determinism.golden={{}}"]).configs
     assert config.determinism.golden == {}
+    with pytest.raises(ConfigError, match=r"determinism\.golden\.lib=1: no such key"):
+        preflight(["determinism.golden.lib=1"])
     with pytest.raises(
         ConfigError, match=r"^env.kwargs=\{\}: Hydra does not show its effect; leave out .* or --cfg$"
     ):
@@ -183,6 +185,8 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
     }.items():
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_text(f"{text}\n")
+    (tmp_path / "env" / "old.yaml").write_text("defaults: [_gymnasium, _self_]\nid: Acrobot-v1")
+    assert preflight([f"--config-dir={tmp_path}", "env=old"]).configs[0].env.id == "Acrobot-v1"
     (tmp_path / "env" / "unfinished.yaml").touch()
     (tmp_path / "env" / "broken.yaml").write_text("id: [")
     assert preflight([f"--config-dir={tmp_path}", "env=MountainCar-v0"]).configs[0].env.id == "MountainCar-v0"

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start, Started, differences, git, plain, record, small
+from conftest import RecordedRun, Start, Started, differences, git, plain, record, rows, small
 
+from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
-from rltemplate.run import paths
+from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.continuation import check_changes
+from rltemplate.run.continuation import OLD_TRACE, check_changes, find_continuation
 from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.job import resume_job
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps
@@ -124,6 +126,25 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.rltemplate/run/outcome.json"))
     assert (outcome["status"], outcome["trace"]) == ("finished", after["trace"])
     assert "has finished already" in start("resume", f"run={run_dir}", status=0).said
+
+
+@pytest.mark.long
+def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
+    start: Start, killed: CopyOfAlgorithm, tmp_path: Path
+) -> None:
+    """They waited for a full disk, or were lost with it: both files break off within a line."""
+    run_dir = killed("ppo", tmp_path / "run")
+    for name in (paths.METRICS, paths.TRACE):
+        content = (run_dir / name).read_bytes()
+        (run_dir / name).write_bytes(content[: content.index(b"\n", len(content) // 3) + 9])
+    said = start("resume", f"run={run_dir}", status=0).said
+    assert f"{paths.METRICS} lacks lines up to the checkpoint" in said
+    assert f"{paths.TRACE} does not reach to the checkpoint: a new one begins there" in said
+    assert (run_dir / OLD_TRACE).exists()
+    steps = [row["env_steps"] for row in rows(run_dir)]
+    assert (steps == sorted({*steps}), steps[-1]) == (True, TOTAL["ppo"])
+    ends = [event.index for _, event in open_trace(run_dir).events() if event.name == ITERATION]
+    assert (ends == [*range(ends[0], 150)], ends[0] > 0) == (True, True)
 
 
 def assert_refused(done: Started, message: str) -> None:
@@ -240,6 +261,18 @@ def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_s
     before = listing(finished)
     assert_refused(start("resume", f"run={finished}", "total_env_steps=128"), "has no checkpoint")
     assert listing(finished) == before
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(
+    recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = resume_job(recorded_run.run_dir, [], total_env_steps=384)
+    assert job is not None
+    older = load_checkpoint(list_checkpoints(recorded_run.run_dir)[-1])
+    del older.state["run"]["sizes"]
+    monkeypatch.setattr(continuation, "newest_checkpoint", lambda *_: older)
+    with pytest.raises(ConfigError, match="its checkpoints are of an earlier version"):
+        find_continuation(job, GitRecord())
 
 
 @pytest.fixture

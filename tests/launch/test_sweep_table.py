@@ -81,17 +81,26 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
 def test_the_time_left_of_a_resumed_sweep_counts_the_steps_made_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, *[60.0] * 9])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     SweepJob(job=0, overrides=["seed=0"], status="finished").write(tmp_path)
     for number in (1, 2):
         begin(tmp_path, number, "interrupted")  # both after half of their steps
     record = SweepRecord(id="s", words=["algo=ppo", "seed=0,1,2"], num_jobs=3, **FACTS)
     table = SweepTable(tmp_path, record)
+    clock[0] = 60.0
     begin(tmp_path, 1)
     (tmp_path / "ppo-Thing" / "run-1" / paths.METRICS).write_text('{"env_steps": 150}\n')
     table.update()  # a quarter of a job in a minute, and three quarters are left
     assert "3 jobs: 1 finished, 1 running, left 0:03:00\n" in capsys.readouterr().out
+    # A run that was started anew, and is to make other steps, is at its beginning.
+    write_run(tmp_path, 3, [10.0] * 10)
+    overrides = ["algo=ppo", "seed=2", f"runs_dir={tmp_path}"]
+    SweepJob(job=2, overrides=overrides, status="running", run_dir="ppo-Thing/run-3").write(tmp_path)
+    (tmp_path / "ppo-Thing" / "run-3" / paths.METRICS).write_text('{"env_steps": 250}\n')
+    clock[0] = 120.0
+    table.update()  # two quarters of a job in two minutes, and a whole one is left
+    assert "3 jobs: 1 finished, 2 running, left 0:04:00\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("table", [False], indirect=True)

@@ -180,6 +180,19 @@ def test_large_products_are_computed_by_onednn_where_it_is_faster(
 
 
 @needs_onednn
+@pytest.mark.parametrize(
+    ("vendor", "family", "faster"),
+    [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 26, False)],
+)
+def test_onednn_is_taken_from_zen_5_on(
+    vendor: str, family: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "cpu_identity", lambda: (vendor, frozenset({"avx512f"})))
+    monkeypatch.setattr(products, "cpu_family", lambda: family)
+    assert products.onednn_is_faster() is faster
+
+
+@needs_onednn
 def test_onednn_multiplies_views_of_any_stride() -> None:
     # Small: with 256 rows these products took half a minute.
     x, vector = torch.linspace(-1.0, 1.0, 64 * 64).sin().view(64, 64), torch.linspace(0.0, 1.0, 64)

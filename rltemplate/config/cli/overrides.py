@@ -33,7 +33,7 @@ from rltemplate.interfaces import ConfigError
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
 # Keys whose value is a mapping of any names, to which words add and which {} empties.
-MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden"
+MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden(?!\.)"
 
 # Keys by the names that other programs have for them.
 _ELSEWHERE = {
