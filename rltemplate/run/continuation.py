@@ -183,16 +183,14 @@ def _cut(file: Path, size: int) -> str:
     They waited for a full disk when the process was killed, or somebody lost them. What is left of a trace is
     put aside, because a new one begins behind the gap.
     """
-    content = file.read_bytes() if file.exists() else b""
-    if len(content) >= size:
-        if content:
-            os.truncate(file, size)
+    lacks = f"{file.name} lacks lines up to the checkpoint"
+    if not file.exists():
+        return lacks if size else ""
+    if file.stat().st_size >= size:
+        os.truncate(file, size)
         return ""
-    if file.name == paths.TRACE and content:
+    if file.name == paths.TRACE:
         file.replace(file.with_name(OLD_TRACE))
-        return (
-            f"{file.name} does not reach to the checkpoint: a new one begins there, and {OLD_TRACE} keeps it"
-        )
-    if content:
-        os.truncate(file, content.rfind(b"\n") + 1)
-    return f"{file.name} lacks lines up to the checkpoint"
+        return f"{lacks}: a new one begins there, and {OLD_TRACE} keeps the old one"
+    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+    return lacks

@@ -139,7 +139,7 @@ def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
         (run_dir / name).write_bytes(content[: content.index(b"\n", len(content) // 3) + 9])
     said = start("resume", f"run={run_dir}", status=0).said
     assert f"{paths.METRICS} lacks lines up to the checkpoint" in said
-    assert f"{paths.TRACE} does not reach to the checkpoint: a new one begins there" in said
+    assert f"{paths.TRACE} lacks lines up to the checkpoint: a new one begins there" in said
     assert (run_dir / OLD_TRACE).exists()
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert (steps == sorted({*steps}), steps[-1]) == (True, TOTAL["ppo"])
