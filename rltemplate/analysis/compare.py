@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis import traces
-from rltemplate.analysis.differences import CODE, Difference, diff_runs, listed
+from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
@@ -39,8 +39,8 @@ class Comparison:
     """Result of `compare_runs`.
 
     `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
-    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences` and
-    `notes` are those of `make diff`.
+    shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences`,
+    `not_recorded` and `notes` are those of `make diff`.
     """
 
     verdict: str
@@ -50,6 +50,7 @@ class Comparison:
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
+    not_recorded: list[str]
     notes: list[str]
 
 
@@ -89,6 +90,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         divergence=at,
         look_at=advice,
         differences=found.differences,
+        not_recorded=found.not_recorded,
         notes=notes + found.notes,
     )
 
@@ -157,7 +159,13 @@ def report(comparison: Comparison) -> str:
         named = (("equal", at.equal_before), ("first", [first]), ("also", at.further))
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
-    lines += ["", f"what else differs ({len(found)})" if found else "nothing else differs"]
+    if found:
+        lines += ["", f"what else differs ({len(found)})"]
+    else:
+        equal = [section for section in SECTIONS if section not in comparison.not_recorded]
+        lines += ["", f"nothing else differs: {', '.join(equal)} are equal"]
     for section in dict.fromkeys(one.section for one in found):
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
+    if comparison.not_recorded:
+        lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])

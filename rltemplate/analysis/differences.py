@@ -40,6 +40,7 @@ REVISION = "revision"  # the key where the files that differ are unknown
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
 _NAMED = 6  # factors in a line
+_Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 
 # Facts of a machine that are software. They are compared as versions.
 _SOFTWARE = ("python", "python_implementation", "libc")
@@ -106,12 +107,14 @@ class RunDiff:
     """Differences between two runs.
 
     `factors` has the change by the name of the thing that was changed. `changed_files` is None where the code
-    cannot be compared. `notes` are facts that the factors do not show.
+    cannot be compared, and `not_recorded` has the sections that one of the records lacks. `notes` are facts
+    that the factors do not show.
     """
 
     differences: list[Difference]
     factors: dict[str, str]
     changed_files: list[str] | None
+    not_recorded: list[str]
     notes: list[str]
 
 
@@ -122,16 +125,18 @@ def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
-    found = list(_differences(a, b, files))
-    return RunDiff(found, _factors(a, b, found), files, list(_notes(a, b, found, files)))
+    facts = dict(zip(SECTIONS[1:], zip(_facts(a), _facts(b), strict=True), strict=True))
+    found = list(_differences(a, b, files, facts))
+    not_recorded = [] if _some_revision(a, b) else [CODE]
+    not_recorded += [section for section, sides in facts.items() if not all(sides)]
+    return RunDiff(found, _factors(a, b, found), files, not_recorded, list(_notes(a, b, found, files)))
 
 
-def _differences(a: Run, b: Run, files: list[str] | None) -> Iterator[Difference]:
+def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
     """All differences in the order of SECTIONS, but for sections that one of the records lacks."""
-    revisions = _revision(a), _revision(b)
-    for name in files or ([REVISION] if files is None and {*revisions} != {NOT_RECORDED} else []):
-        yield Difference(CODE, name, *revisions)
-    for section, facts_a, facts_b in zip(SECTIONS[1:], _facts(a), _facts(b), strict=True):
+    for name in files or ([REVISION] if files is None and _some_revision(a, b) else []):
+        yield Difference(CODE, name, _revision(a), _revision(b))
+    for section, (facts_a, facts_b) in facts.items():
         flat_a, flat_b = dict(leaves(facts_a)), dict(leaves(facts_b))
         for key in {**flat_a, **flat_b} if flat_a and flat_b else ():
             one, other = flat_a.get(key, ABSENT), flat_b.get(key, ABSENT)
@@ -156,6 +161,10 @@ def _revision(run: Run) -> str:
     git = run.record.git
     name = git.base_commit or git.commit or git.tree
     return NOT_RECORDED if name is None else f"{name[:10]}{'*' if git.dirty else ''}"
+
+
+def _some_revision(a: Run, b: Run) -> bool:
+    return {_revision(a), _revision(b)} != {NOT_RECORDED}
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:

@@ -101,13 +101,9 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     for (env, score), here in kinds.items():
         shown = here[-len(COLORS) :]
         if len(shown) > 1:
-            labels = (
-                text if len(text) <= 80 else f"{text[:76]} ..."
-                for text in (each.by or "default" for each in shown)
-            )
             names = [
-                f"{each.number}. {each.algo} {label} (n={len(each.counted)})"
-                for each, label in zip(shown, labels, strict=True)
+                f"{each.number}. {each.algo} {(each.by or 'default')[:80]} (n={len(each.counted)})"
+                for each in shown
             ]
             lines = [_middle(*line) for line in zip(shown, COLORS, names, strict=False)]
             caption = f"{env}: {score} of {len(shown)} of {len(here)} experiments, IQM over seeds"

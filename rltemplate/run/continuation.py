@@ -50,7 +50,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None and "sizes" not in checkpoint.state["run"]:
         raise ConfigError(
-            f"{run_dir.name}: its checkpoints are of an earlier version, which alone goes on with it"
+            f"{run_dir.name}: its checkpoints are of an earlier version; go on with the code of that one"
         )
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()

@@ -192,6 +192,19 @@ def test_the_report_begins_and_ends_with_the_verdict(
         assert line in lines, said
 
 
+def test_facts_that_a_record_lacks_are_not_called_equal(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("-a", trace(), versions={"torch": "2"}), make_run("-b", trace())
+    assert main(["compare", f"a={a}", f"b={b}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "nothing else differs: code, configuration, machine, settings are equal" in lines
+    assert "not recorded by both, so not compared: versions" in lines
+    assert main(["diff", f"a={a}", f"b={b}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"versions: not recorded", "machine: equal"} <= set(lines)
+
+
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
@@ -208,4 +221,5 @@ def test_json_and_the_exit_status_say_the_same(
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["a"]["run"]) == (verdict, "run-1-a")
     assert document["differences"] == [{"section": "configuration", "key": "seed", "a": 1, "b": 3}]
+    assert document["not_recorded"] == ["versions"]
     assert verdict != "diverged" or "The seeds differ" in document["look_at"][0]

@@ -142,7 +142,7 @@ def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
     assert compare_records(a, b, None).notes[0] == "b has no snapshot of its code (no git)"
     b = run("b", git={"tree": None, "commit": None, "base_commit": None})
     nothing = compare_records(b, b, None)
-    assert (nothing.differences, nothing.factors) == ([], {})
+    assert (nothing.differences, nothing.factors, nothing.not_recorded) == ([], {}, ["code"])
 
 
 def test_a_key_given_to_both_runs_stays_its_own_and_one_that_new_code_added_is_part_of_it() -> None:

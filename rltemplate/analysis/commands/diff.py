@@ -39,7 +39,7 @@ def main(args: Args) -> int:
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
         shown = [text] if text and section == CODE else list(listed(found.differences, section))
-        nothing = "unknown" if section == CODE and found.changed_files is None else "equal"
+        nothing = "not recorded" if section in found.not_recorded else "equal"
         print("", section if shown else f"{section}: {nothing}", *shown, sep="\n")
     rows = [("", "a", "b"), *_metrics(a, b)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
