@@ -100,8 +100,7 @@ def reproduce(
         scratch = Path(name).resolve()
         run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
         record, trace = run.record, _recorded_trace(run)
-        # A run whose total was raised has a row at its old end, which shortens the next one.
-        rows = [] if any("total_env_steps" in part.changed for part in record.resumed) else run.rows
+        recorded = run.rows  # damage is told before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
             if (code.project / ".gitmodules").exists():
@@ -115,11 +114,12 @@ def reproduce(
         remade = replace(run, dir=Path("made again"), record=made)
         comparison = compare.compare_traces(run, remade, trace, again)
         verdict, headline = comparison.verdict, compare.headline(comparison)
-        metrics = _differing_metrics(rows, read_metrics(run_dir), finished)
+        rows = _without_old_ends(run, recorded, read_metrics(run_dir))
+        metrics = _differing_metrics(*rows, finished)
         if verdict == IDENTICAL and metrics:
             verdict, headline = DIVERGED, f"diverged: traces are identical, and metrics are not: {metrics}"
-        if not rows:
-            notes.append("no metrics can be compared, so only traces were")
+        if not recorded:
+            notes.append("no metrics were recorded, so only traces were compared")
         if record.status == FAILED and record.error == made.error:
             notes.append(f"failed in the same way: {made.error}")
             error = None
@@ -183,6 +183,18 @@ class _Follower:
             self._said, done = time.monotonic(), self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
             print(f"iteration {done:,} of {self._iterations:,}, equal so far", file=sys.stderr, flush=True)
         return self._differs
+
+
+def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Both without the rows that only a run has whose total was raised: at its old ends, and the next ones.
+
+    The next row has means over a shorter time.
+    """
+    made = sorted(row["env_steps"] for row in again)
+    ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
+    left_out = ends | {next((step for step in made if step > end), end) for end in ends}
+    kept = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
+    return next(kept), next(kept)
 
 
 def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:

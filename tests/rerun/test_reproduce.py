@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
 WORDS += ["algo.learning_rate_schedule=constant"]  # which does not depend on the total
 ITERATIONS = 8
-NO_METRICS = "no metrics can be compared, so only traces were"
+NO_METRICS = "no metrics were recorded, so only traces were compared"
 # The run was made with another constant of the algorithm, and a module that the present code has not.
 CHANGED = ("rltemplate/algos/ppo.py", "+ 1e-8", "+ HERE")
 NEW_MODULE = """\
@@ -215,12 +215,20 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
 
 
 @pytest.mark.long
-def test_a_run_whose_total_was_raised_is_compared_by_its_trace(place: Place) -> None:
-    """It has a row at its old end that no straight run has."""
+def test_a_run_whose_total_was_raised_is_identical_but_for_the_rows_of_its_old_end(
+    place: Place, recorded: tuple[Path, Path]
+) -> None:
+    """The recorded run has a row there that no straight run has, and the next one differs."""
+    rows = [json.loads(line) for line in (recorded[1] / paths.METRICS).read_text().splitlines()]
+    after = next(i for i, row in enumerate(rows) if row["env_steps"] > 100)
+    rows[after]["episode/return"] = 1e9
+    rows.insert(after, rows[after] | {"env_steps": 100})
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
     more: dict[str, Any] = {"resumed": [{"env_steps": 100, "changed": {"total_env_steps": [100, 256]}}]}
-    rows = {paths.METRICS: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
-    found = place.again(place.told("raised", rows, **more))
-    assert (found.verdict, NO_METRICS in found.notes) == (IDENTICAL, True)
+    assert place.again(place.told("raised", {paths.METRICS: lambda _: text}, **more)).verdict == IDENTICAL
+    rows[-1]["eval/return"] = 1e9
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    assert place.again(place.told("wrong", {paths.METRICS: lambda _: text}, **more)).verdict == DIVERGED
 
 
 def resumed_with(**changed: Any) -> dict[str, Any]:
