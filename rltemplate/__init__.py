@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def _open_standard_streams() -> None:
-    """Have all three, for whoever closed one (`>&-`): the next file to be opened would take its place."""
+    """Open standard streams that the parent closed (`>&-`): the next opened file would get their number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -21,10 +21,10 @@ def _open_standard_streams() -> None:
 
 
 _open_standard_streams()
-# As `python -m rltemplate...` or the installed program: modules are about to be imported, torch for a second.
+# Started as `python -m rltemplate...` or as the installed program: importing torch is going to take a second.
 if os.path.basename(sys.argv[0]) in ("-m", __name__):  # noqa: PTH119
     # Until a command begins, Ctrl-C ends the process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Nothing that is imported is garbage: looking for some takes a sixth of the start.
+    # Imported modules are not garbage: searching them for garbage takes a sixth of the start.
     gc.set_threshold(50_000, 100)

@@ -34,11 +34,11 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status of the command `argv`, by default the words of this process.
+    """Run the command `argv`, by default the words of this process; its exit status.
 
-    Mistakes and signals are answered in a line or two on standard error.
+    Mistakes and signals bring a line or two on standard error.
     """
-    status = 0  # also of a command whose reader has read enough, as in `runs | head`
+    status = 0  # also if the reader of a pipe has closed it, as in `runs | head`
     try:
         status = exit_status(lambda: _run(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

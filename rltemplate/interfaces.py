@@ -1,4 +1,4 @@
-"""The one interface between what learns and what observes, and the legend of tensor shapes.
+"""The interface between algorithms and observers, and the legend of tensor shapes.
 
 Shape legend, used in trailing comments everywhere:
     T  num_steps, steps per environment in one rollout
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-# Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and what schedulers send before they
-# take a job away.
+# Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and the warnings of schedulers before
+# they end a job.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -42,13 +42,13 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
 
 # Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
-# Keys of observers, which change nothing of what is computed.
+# Keys of observers, which change no result.
 OBSERVER_KEYS = (
     *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
     *("video_every", "video_size", "video_fps", "video_renderer"),
     *("checkpoint_every", "checkpoints_kept"),
 )
-# Single keys, in dotted form, that say by what means a run is computed: the numbers are the same.
+# Keys, in dotted form, that change how a run is computed and not its numbers.
 EXECUTION_KEYS = ("env.num_workers",)
 
 
@@ -71,14 +71,14 @@ class RunError(RuntimeError):
 
 @contextlib.contextmanager
 def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
-    """Raise trouble of the system in the block as an error for the user: `trouble`, and the reason."""
+    """Turn an OSError in the block into an error for the user: the text `trouble`, and the reason."""
     try:
         yield
     except OSError as error:
         raise kind(f"{trouble}: {error.strerror}") from error
 
 
-REFUSED = 2  # exit status of a process that was asked for what cannot be had
+REFUSED = 2  # exit status after a ConfigError
 
 
 class Episode(NamedTuple):
@@ -89,7 +89,7 @@ class Episode(NamedTuple):
 
 
 class ForwardPass(NamedTuple):
-    """A network as a function of rows, and the numbers of rows that it meets in training."""
+    """A network as a function of rows, and the numbers of rows in its calls during training."""
 
     network: Callable[[Tensor], Tensor]  # (B, size) to (B, ...)
     size: int
@@ -123,7 +123,7 @@ class Probe:
     """Receives values at the borders of an algorithm, in causal order. This one ignores them.
 
     Random streams hand over their draws, the engine and the environments their results. A draw belongs to
-    the event of the next results. No value is written to afterwards.
+    the event of the next results. Values handed over are never modified later.
     """
 
     stepwise: bool = False  # False: results of single updates may be left out
@@ -137,12 +137,12 @@ class Probe:
     def results(self, event: str, values: Any, whole: bool = False) -> None:
         """The results of an event: tensors and arrays in nested NamedTuples, named by their fields.
 
-        `whole` marks the parts of an iteration, all others are single steps and updates.
+        `whole` marks a part of an iteration, such as a rollout. Without it they are of one step or update.
         """
 
 
 class Replay(Protocol):
-    """Transitions that are kept for later learning. A checkpoint keeps them in parts."""
+    """A replay buffer as checkpoints and the trace see it. A checkpoint keeps the transitions in parts."""
 
     capacity: int  # transitions that are held at most
     added: int  # transitions that ever came in
@@ -165,7 +165,7 @@ class Algorithm(Protocol):
         """Collect and learn until the next point at which the run may be observed."""
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """The networks by name, each with inputs of the size it has, for checks of what was computed."""
+        """The networks by name, for the checks of a determinism level."""
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """Deterministic actions (N, A) for encoded observations (N, O). Changes no state of training."""

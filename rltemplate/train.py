@@ -1,6 +1,6 @@
 """One run: built, observed, looped, closed, in this order.
 
-This is the only module that knows both what learns and what observes, and it never asks which algorithm or
+This is the only module that knows both algorithms and observers, and it never asks which algorithm or
 environment it has. The end of an iteration is the only place where anything is logged, evaluated, filmed or
 saved.
 """
@@ -91,7 +91,7 @@ def run(job: Job) -> int:
 
         # Loop.
         while not stop.requested() and algorithm.env_steps < config.total_env_steps:
-            denormals.keep()  # observers load libraries, which may switch them off
+            denormals.keep()  # observers load libraries, which may flush denormal numbers to zero
             before, started = algorithm.env_steps, time.perf_counter()
             result = algorithm.train_iteration()
             observers.observe(result, before, time.perf_counter() - started)
@@ -125,7 +125,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
 
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
-    gc.freeze()  # a full collection in mid-training need not look at what was imported
+    gc.freeze()  # garbage collections during training then leave out the imported modules
     return exit_status(lambda: run(Job.from_environment()))
 
 
@@ -145,10 +145,10 @@ def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algori
         to_stderr(about_added(run_dir.name, added))
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)
-    if isinstance(config.algo, OffPolicyConfig):  # a policy that acts stores nothing
+    if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
         plain = dataclasses.replace(plain, algo=dataclasses.replace(config.algo, buffer_size=1))
     algorithm, envs = build_algorithm(plain)
-    # Streams belong to the device that trained, and a policy that is only looked at needs none of them.
+    # Random streams belong to the device of the training, and deterministic actions need none.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
     algorithm.load_state_dict(state)
     return config, algorithm, envs

@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347).
 
-Where the details are that decide whether it learns (numbers as in Huang et al. 2022, "The 37 implementation
-details of proximal policy optimization"):
+Details that decide whether it learns, and their places (numbers as in Huang et al. 2022, "The 37
+implementation details of proximal policy optimization"):
   orthogonal initialisation, small last policy layer (2)      ActorCritic
   state-independent log standard deviation (c1-c3)            ActorCritic
   generalised advantage estimation (5)                        on_policy.compute_gae
@@ -12,8 +12,8 @@ details of proximal policy optimization"):
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling and clipping (c6-c9)         PPO.train_iteration
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
-and all passes over it see one and the same normalisation, and the first ratio is 1. A run begins with a
-rollout that is not learned from. Without it, statistics that come after the first passes shift the policy as
+and all passes over it have the same normalisation, and the first ratio is 1. A run begins with a rollout only
+for statistics. Otherwise the first statistics would come after the first passes, and change the policy as
 much as these passes did.
 """
 

@@ -1,11 +1,11 @@
 """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905).
 
-Where the details are that decide whether it learns:
+Details that decide whether it learns, and their places:
   two critics, the smaller one in targets and policy loss      SAC.critic_loss, SAC.actor_loss
   squashed Gaussian with bounded log standard deviation        distributions.SquashedGaussian
   temperature adapted to a target entropy of -A                SAC.alpha_loss
   truncation bootstraps, termination does not                  SAC.critic_loss, through `terminated`
-  policy updated every `policy_delay` critic updates, and then as often in a row SAC.inputs
+  every `policy_delay` critic updates, as many of the policy   SAC.inputs
   uniform random actions before `learning_starts`              OffPolicyAlgorithm.explore
 What may surprise: updates are counted per environment step, summed over parallel environments. With 8
 environments and updates_per_step=1 every vector step is followed by 8 updates, so that the number of
@@ -35,11 +35,11 @@ from rltemplate.rng import Streams
 
 
 class Learned(NamedTuple):
-    """All that an update reads and returns."""
+    """Everything that an update changes."""
 
     actor: AdamState
     critic: AdamState
-    target: Tensor  # (P,) the critics' slowly moving copy
+    target: Tensor  # (P,) of the critics' targets, which follow slowly
     alpha: AdamState  # the logarithm of the temperature (1,)
 
 
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The results of an update besides new parameters; of the policy one for each of its updates."""
+    """The results of an update besides new parameters. The policy has several updates or none in it."""
 
     td_target: Tensor  # (B,)
     critic_metrics: Tensor  # CriticMetrics, stacked
@@ -86,7 +86,7 @@ class Report(NamedTuple):
 
     @property
     def metrics(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Those of the critics, and those of each update of the policy."""
+        """Metrics of the critics, and of each update of the policy."""
         return self.critic_metrics, self.actor_metrics
 
 
@@ -180,7 +180,7 @@ class SAC(OffPolicyAlgorithm):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """alpha * log pi - min Q for actions of the present policy (eq. 9), and the mean of log pi."""
         action, log_prob = self.dist.sample_log_prob(self.actor.call(actor, obs), noise)
-        # Of `min(0)` the gradient is a scatter, with which a compiled program cannot join anything.
+        # Not `min(0)`: its gradient is a scatter, which the compiler cannot fuse with other operations.
         q = torch.minimum(*self.critic.call(learned.critic.params, obs, action))  # (B,)
         assert q.shape == log_prob.shape
         loss = (kernels.exp(learned.alpha.params) * log_prob - q).mean()

@@ -1,9 +1,9 @@
 """Scores over several environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
 Returns are normalised: 0 is the random policy, 1 the median of the published returns for the algorithm at
-about as many steps. Experiments of one algorithm with the same differences belong together. Intervals are
-the paper's, a percentile bootstrap that draws seeds anew within each environment: with few seeds they are too
-narrow.
+about as many steps. Experiments of one algorithm with the same differences from the recipe are one group.
+Intervals are a percentile bootstrap over the seeds of each environment, as in the paper: with few seeds they
+are too narrow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST = 2  # environments
 
 
 class Together(NamedTuple):
-    """A value over environments."""
+    """A value of one group, or of two, over environments."""
 
     name: str
     envs: list[str]
@@ -57,7 +57,7 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
 
 
 def _with_seeds(known: Mapping[str, list[float]]) -> list[str]:
-    """Names of environments, with numbers of seeds where they differ: each run counts once."""
+    """Names of environments, with their numbers of seeds if these differ: each run counts once."""
     same = len({*map(len, known.values())}) == 1
     return [env if same else f"{env} ({len(values)} seeds)" for env, values in known.items()]
 
@@ -93,7 +93,7 @@ def _interval(of: Callable[[Sequence[Any]], float], parts: Sequence[Sequence[flo
 
 
 def resampled(of: Callable[[Sequence[Any]], Any], parts: Sequence[Sequence[float]]) -> tuple[Any, Any, Any]:
-    """A statistic, a number or an array, of the scores of each environment, and the ends of its interval."""
+    """A statistic of the scores of each environment (a number or an array), and the ends of its interval."""
     values = [np.asarray(part, float) for part in parts]
     rng = np.random.default_rng(0)
     drawn = [of([rng.choice(part, len(part)) for part in values]) for _ in range(_RESAMPLES)]

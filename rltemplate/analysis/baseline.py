@@ -35,7 +35,7 @@ def check_baseline(
     if any(config["baseline"] != name for config in configs):
         raise ConfigError(f"baseline={name}: all jobs of a sweep have one baseline")
     baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
-    # Only torch knows the GPUs, and it takes seconds to ask.
+    # GPUs are not compared: torch would have to be imported, which takes seconds.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
     versions, now = package_versions(), take_snapshot(project)
     changed = changes.files_between(project, baseline.record.git, now)
@@ -60,7 +60,7 @@ def check_baseline(
                 f"baseline={name}: {problem}\nchange one thing at a time, or start all the same with "
                 "baseline_check=warn"
             )
-        unclear = "what a difference of the returns comes from cannot be told"
+        unclear = "the cause of a difference in returns is unclear"
         return [*lines, f"warning: against {baseline.id}: {problem}; {unclear}"]
     same = "nothing else differs" if changed is None else "same experiment"
     said = dict.fromkeys(describe(one.factors) or same for one in found)

@@ -16,12 +16,12 @@ from rltemplate.run.paths import TRACE, from_here
 from rltemplate.run.trace import RESET
 
 IDENTICAL, DIVERGED, SHORTER = "identical", "diverged", "shorter"
-_LISTED = 12  # differences of a section; the machine of another kind easily brings a hundred
+_LISTED = 12  # differences of a section; two kinds of machines may have a hundred
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two runs; `iterations` are complete, and took `env_steps`, as its trace says."""
+    """One of the two runs, with the complete iterations and environment steps of its trace."""
 
     run: str
     run_dir: str
@@ -62,8 +62,8 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 
 
 def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
-    """Compare two runs by these traces of theirs."""
-    for what in ("algo", "detail", "digest"):  # equal runs would have the same
+    """Compare two runs whose traces are read already."""
+    for what in ("algo", "detail", "digest"):  # equal in equal runs
         one, other = getattr(trace_a, what), getattr(trace_b, what)
         if one != other:
             raise ConfigError(
@@ -96,7 +96,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
 
 
 def _logged_alone(run: Run, trace: Trace, other: Trace) -> list[str]:
-    """Metrics that the run logged and that are no item of the other trace."""
+    """Metrics that the run logged and the other trace does not have."""
     return sorted((trace.items - other.items) & {*run.record.final_metrics, *run.last_row})
 
 

@@ -1,6 +1,6 @@
 """Differences between two runs besides their results, for every command that compares runs.
 
-They come from the records and configurations of the runs, and from the files that differ in their code.
+Sources are the records and configurations of the runs, and the diff of their code.
 
 Factors are the things that were changed and that can change what a run computes. With one change at a time
 its effect is known, so changes are counted as a researcher would:
@@ -35,8 +35,8 @@ from rltemplate.run.read import leaves
 # Settings are read back from the libraries, or set in the process environment.
 SECTIONS = ("code", "configuration", "versions", "machine", "settings")
 CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS = SECTIONS
-ABSENT = "(absent)"  # stands for the value that one of the runs does not have
-REVISION = "revision"  # the key where the files that differ are unknown
+ABSENT = "(absent)"  # in the place of a value that one of the runs does not have
+REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
 _NAMED = 6  # factors in a line
@@ -56,9 +56,9 @@ _CHOICES = {
     "recipe": "recipe",
     "determinism": "determinism.level",
 }
-# Left open by a level: its value follows from processor and networks.
+# A level may leave this key to the machine: processor and networks then decide its value.
 _FOLLOWS = "determinism.products"
-# Keys whose values are a user's: there is none in a run that does without.
+# Keys that exist only in runs whose user gave them.
 _GIVEN = ("env.kwargs.", "env.wrappers", "env.training_wrappers")
 # Keys that determine settings and environment variables.
 _SETTING_KEYS = {"num_threads", "device", "compile", "determinism", "algo", "env"}
@@ -133,7 +133,7 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
 
 
 def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
-    """All differences in the order of SECTIONS, but for sections that one of the records lacks."""
+    """All differences in the order of SECTIONS, except for sections that one of the records lacks."""
     for name in files or ([REVISION] if files is None and _some_revision(a, b) else []):
         yield Difference(CODE, name, _revision(a), _revision(b))
     for section, (facts_a, facts_b) in facts.items():
@@ -168,7 +168,7 @@ def _some_revision(a: Run, b: Run) -> bool:
 
 
 def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
-    if files is None and not (a.record.git.problem or b.record.git.problem):  # which is told below
+    if files is None and not (a.record.git.problem or b.record.git.problem):  # those get a line below
         yield (
             "the code cannot be compared: this repository does not have both snapshots "
             "(`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
@@ -195,16 +195,16 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
         name: [one for one in found if one.section == name and one.affects_results] for name in SECTIONS
     }
     keys, code = counted[CONFIGURATION], [one.key for one in counted[CODE]]
-    if code:  # keys that only one version of the code has are part of its change
+    if code:  # keys of only one version of the code belong to `code`
         keys = [one for one in keys if not one.one_sided or one.key.startswith(_GIVEN)]
     given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
     factors = _config_factors({one.key: one for one in keys}, given)
     if code and code != [REVISION]:
         factors["code"] = f"({few(code)})"
-    # Settings with one value may be read back by only one version of the code.
+    # Of a setting with one value, only one version of the code may know how to read it.
     settings = [one for one in counted[SETTINGS] if not (code and one.one_sided)]
     if {name.partition(".")[0] for name in factors} & _SETTING_KEYS or counted[VERSIONS] or counted[MACHINE]:
-        settings = []  # which are explained
+        settings = []  # another factor explains them
     beside = {"versions": counted[VERSIONS], "hardware": counted[MACHINE], "settings": settings}
     for name, several in beside.items():
         if several:
@@ -217,7 +217,7 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
     """Factors among changed keys of the configuration; `given` are the keys of both command lines."""
     chosen = {group: changed.pop(key) for group, key in _CHOICES.items() if key in changed}
     if chosen.keys() & {"algo", "env", "experiment"} and "recipe" not in given:
-        chosen.pop("recipe", None)  # it comes along
+        chosen.pop("recipe", None)  # the other choice brings it
     factors = {group: one.change for group, one in chosen.items()}
     for key, one in changed.items():
         root = key.partition(".")[0]
@@ -230,7 +230,7 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
 
 
 def describe(factors: Mapping[str, str]) -> str:
-    """The factors in one line: `algo.gamma 0.99 -> 0.95; code (2 files)`; of many only their number."""
+    """The factors in one line, such as `algo.gamma 0.99 -> 0.95; code (2 files)`; the first of many."""
     texts = [f"{name} {change}" for name, change in factors.items()]
     more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
     return "; ".join(texts[:_NAMED]) + more
@@ -243,7 +243,7 @@ def verdict(found: RunDiff) -> str:
     told += f": {describe(found.factors)}" if count else ""
     if count > 1 or unknown:
         told += ", and the code cannot be compared" if unknown else ""
-        return f"warning: {told}; what a difference of the returns comes from cannot be told"
+        return f"warning: {told}; the cause of a difference in returns is unclear"
     if count:
         return told
     seeds = next((one.change for one in found.differences if one.key == SEED), None)

@@ -20,11 +20,11 @@ from rltemplate.run.paths import PROJECT
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")
-_Parts = list[tuple[dict[str, str], list[Run]]]  # runs of each experiment, after the values they share
+_Parts = list[tuple[dict[str, str], list[Run]]]  # of each experiment: shared values, and runs
 
-_MOST_INTERVALS = 100  # along a curve; each is a bootstrap
-_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # of what changes when a run is resumed
-_CLOSE = 1.05  # numbers of steps that are compared without a caution differ by this factor at most
+_MOST_INTERVALS = 100  # along a curve; each takes a bootstrap
+_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # changes at a resume that matter
+_CLOSE = 1.05  # numbers of steps within this factor count as equal
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Experiment:
 
     @property
     def standing(self) -> targets.Standing | None:
-        """The standing of the mean return of evaluations, which is what others publish."""
+        """The standing of the mean return of evaluations among published returns."""
         if not self.counted or self.score != "eval/return":
             return None
         mean = sum(self.returns) / len(self.returns)
@@ -150,14 +150,14 @@ def close(a: Experiment, b: Experiment) -> bool:
 
 
 def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experiment]:
-    """Runs that differ only in the seed put together; by environment, algorithm and first start.
+    """Groups of runs that differ only in the seed, by environment, algorithm and first start.
 
     `by` is any name of `Run.value`, such as `algo.gamma` or `commit`, whose values are kept apart and shown.
     Raises ConfigError if no run has it.
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    code = dict[str, str]()  # what tells code apart, by the names that records have for it
+    code = dict[str, str]()  # digest of the code by its name in records
     found: dict[tuple[tuple[tuple[str, str], ...], str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values, git = experiment_of(run.config), run.record.git
@@ -189,7 +189,7 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     words = [*said, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
-        left_out = run.record.git.left_out()  # by which alone they may differ
+        left_out = run.record.git.left_out()  # perhaps the only difference
         mark = f"+{xxhash.xxh3_64_hexdigest(str(left_out).encode())[:4]}" if left_out else ""
         words.append(f"code {code or 'unknown'}{mark}")
     return words

@@ -1,4 +1,4 @@
-"""The figures of a report: lines in panels, drawn by matplotlib for the page and for files alike.
+"""The figures of a report: lines in panels, drawn by matplotlib for the page and for files.
 
 Colours are those of Okabe and Ito (2008, Color Universal Design), which people with any common colour
 blindness tell apart.
@@ -20,7 +20,7 @@ from rltemplate.run import paths
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
-_MOST_POINTS = 300  # of one line; others are left out, evenly
+_MOST_POINTS = 300  # of one line; longer ones are thinned out evenly
 _STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
 
 
@@ -41,7 +41,7 @@ class Panel(NamedTuple):
     lines: list[Line]
     levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
     bars: dict[str, float] = {}  # noqa: RUF012
-    across: str = "environment steps"  # the label of the horizontal axis, of a panel alone
+    across: str = "environment steps"  # label of the horizontal axis, if the panel is alone
 
 
 class Chart(NamedTuple):
@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
-    """Charts by number of the experiment; under 0 those of environments with several experiments."""
+    """Charts by number of the experiment; number 0 has charts of environments with several experiments."""
     found: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
     for each in experiments:
         key = paths.safe_name(f"{each.number:03d}-{each.algo}-{each.env}")
@@ -203,7 +203,7 @@ def _drawn(chart: Chart) -> Any:
 
 
 def _cut_bands(axes: Any, panel: Panel) -> None:
-    """Cut bands half the height of the curves above and below; those of two seeds would press them flat."""
+    """Limit the axis to half the height of the curves above and below them: bands of two seeds are wide."""
     values = [value for line in panel.lines for _, value in line.points if isfinite(value)]
     values += [end for ends in panel.levels.values() for end in ends]
     if values and (half := (max(values) - min(values)) / 2) > 0:

@@ -24,12 +24,12 @@ _HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wh
 
 
 def write_run(run_dir: Path, runs_dir: Path, project: Path) -> None:
-    """Add the entry of a run that has ended; an obstacle costs a line on standard error."""
+    """Add the entry of a run that has ended; an error is printed in a line on standard error."""
     _append(runs_dir, lambda: _run_entry(load_run(run_dir), runs_dir, project))
 
 
 def write_sweep(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> None:
-    """Add the entry of a sweep that has ended, unless its runs were to have none."""
+    """Add the entry of a sweep that has ended, unless `logger.journal` is off."""
     _append(runs_dir, lambda: _sweep_entry(folder, record, runs_dir, project))
 
 
@@ -79,7 +79,7 @@ def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Pat
 
 
 def _why_and_change(run: Run, itself: Sequence[Path], runs_dir: Path, project: Path) -> list[str]:
-    """The note of a run, and its change against its baseline or the run of its kind that began before it."""
+    """The note of a run, and the changes since its baseline or since the previous run of its kind."""
     note, baseline = run.config.get("note"), run.config.get("baseline")
     lines = [f"* **Why** {_plain(note)}"] if note else []
     try:
@@ -102,7 +102,7 @@ def _time(text: str | None) -> str:
 
 
 def _link(text: str, path: Path, runs_dir: Path) -> str:
-    """A link that works as long as journal and runs are moved together."""
+    """A relative link, which works as long as journal and runs are moved together."""
     return f"[{_plain(text)}]({quote(Path(os.path.relpath(path, runs_dir.absolute())).as_posix())})"
 
 

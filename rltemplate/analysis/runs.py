@@ -1,6 +1,6 @@
 """Recorded runs as values with names, without torch.
 
-The value of a name is that of the first of these that has it:
+A name stands for the first of these that exists:
 
 * a column of the table: `id`, `algo`, `env`, `seed`, `level`, `status`, `steps`, `return`, `started`,
   `duration`, `commit`, `dirty`, `sweep`;
@@ -25,7 +25,7 @@ from rltemplate.run import names, paths
 from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord
 
-NOTHING = "-"  # in a table, in the place of a value that a run does not have
+NOTHING = "-"  # in a table, for a missing value
 # The usual columns of a table; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 PLANNED = "planned"  # the status of a run that has not begun
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The id, also where the folder has been renamed."""
+        """The id, even if the folder was renamed."""
         return self.record.id
 
     @cached_property
@@ -110,7 +110,7 @@ def cell(run: Run, name: str) -> str:
     if name == "commit":
         return f"{value}{'*' if run.record.git.dirty else ''}"
     if isinstance(value, float):
-        # The digits by which returns are compared, and no powers of ten below a million.
+        # Enough digits to compare returns, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
     text = text_of(value)
     return text if text.isprintable() else repr(text)
@@ -126,8 +126,8 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
         )
 
 
-# Keys that may differ between runs of one experiment: the seed, and keys that neither affect results nor the
-# steps and the precision of evaluations.
+# Keys that may differ between runs of one experiment: the seed, and keys that do not change results. The
+# steps and the number of evaluations must be equal.
 _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 
@@ -141,7 +141,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _status(record: RunRecord) -> str:
-    """The recorded status; `killed` where a run of this machine is `running` and its process is gone."""
+    """The recorded status; `killed` if a run of this machine is `running` and its process is gone."""
     process = record.resumed[-1] if record.resumed else record
     here = process.hostname == platform.node() and process.pid is not None
     gone = here and record.status == "running" and not Path(f"/proc/{process.pid}").exists()
@@ -164,7 +164,7 @@ def load_run(run_dir: Path) -> Run:
 
 
 def load_runs(run_dirs: Iterable[Path], with_rows: bool = False) -> tuple[list[Run], list[str]]:
-    """The runs in these folders, and one line for each that cannot be read, or whose rows cannot."""
+    """The runs in these folders, and a line for each run that cannot be read; `with_rows` reads rows too."""
     runs: list[Run] = []
     problems: list[str] = []
     for run_dir in run_dirs:

@@ -1,8 +1,9 @@
-"""Statistics of the final returns of several seeds, with intervals that hold the truth for few seeds.
+"""Statistics of the final returns of several seeds, with intervals that are wide enough for few seeds.
 
 Statistics are the mean, the median, and the IQM, the mean of the middle half (Agarwal et al. 2021, arXiv
-2108.13264). With 3 to 10 seeds the percentile bootstrap covers the truth too rarely: resampling n values
-shows only (n - 1) / n of their variance, and a normal quantile stands where Student's belongs. Used instead:
+2108.13264). With 3 to 10 seeds the percentile bootstrap contains the true value too rarely: resampling n
+values shows only (n - 1) / n of their variance, and its quantile is normal instead of Student's. Used
+instead:
 
 * for the mean: Student's t interval, and Welch's for a difference;
 * for IQM and median, from 5 seeds on: the expanded percentile interval (Hesterberg 2015, "What Teachers
@@ -10,8 +11,8 @@ shows only (n - 1) / n of their variance, and a normal quantile stands where Stu
 * for IQM and median of fewer seeds, where no quantile reaches beyond the data: t times the bootstrap's
   standard error times sqrt(n/(n-1)).
 
-results/coverage.md has how often they hold the truth. Higher scores are better. Equal scores give equal
-intervals, and no other generator is touched.
+results/coverage.md has how often they contain the true value. Higher scores are better. Equal scores give
+equal intervals, and no global generator is used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from rltemplate.analysis.targets import show
 
 LABELS = {"iqm": "IQM", "mean": "mean", "median": "median"}
-FEW = 5  # seeds; Henderson et al. 2018 and Agarwal et al. 2021 both show how little fewer can tell
+FEW = 5  # seeds; Henderson et al. 2018 and Agarwal et al. 2021 show how little fewer seeds can prove
 FEW_SEEDS = f"with fewer than {FEW} seeds the spread itself is little more than a guess"
 _ENOUGH_FOR_QUANTILES = 5
 _RESAMPLES = 2000
@@ -57,7 +58,7 @@ STATISTICS: dict[str, Callable[..., Any]] = {"iqm": _iqm, "mean": np.mean, "medi
 def interval(
     given: Sequence[float], statistic: str = "iqm", minus: Sequence[float] | None = None
 ) -> Interval:
-    """A statistic of one score per seed, `minus` that of other scores where they are given, and its interval.
+    """A statistic of one score per seed, or its difference from the statistic of `minus`, and its interval.
 
     Raises ValueError for no or non-finite scores.
     """

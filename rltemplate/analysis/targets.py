@@ -2,7 +2,7 @@
 
 reference_returns.csv has a row for each published result, with its source, and the returns of the uniformly
 random policy. Published results come from other versions of an environment, from training episodes as well as
-evaluations, and from one run as well as from twenty: they say where to look, and are no proof.
+evaluations, and from one run as well as from twenty: they are a hint and no proof.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 TABLE = Path(__file__).with_name("reference_returns.csv")
 RANDOM = "random"
-# Results at this many times fewer or more steps count as results at the same number of steps.
+# Results with up to this many times fewer or more steps are compared.
 _NEAR = 2.0
 
 
@@ -29,7 +29,7 @@ class Reference(NamedTuple):
     method: str  # as the source names it: 'PPO (SB3 2.7.1)'
     steps: int  # environment steps
     return_mean: float
-    n_seeds: str  # empty: not published
+    n_seeds: str  # empty if not published
     source: str  # owner/repository@commit path
     note: str  # the kind of number that the source gives
 
@@ -55,7 +55,7 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
     algo, env = str(config["algo"]["name"]), config["env"]
     name, _, version = str(env["id"]).rpartition(":")[2].rpartition("-")
     kwargs = dict(env.get("kwargs") or {})
-    if (name, kwargs) == ("LunarLander", {"continuous": True}):  # has a name of its own in conf/env
+    if (name, kwargs) == ("LunarLander", {"continuous": True}):  # has its own name in conf/env
         name, kwargs = "LunarLanderContinuous", {}
     wrapped = env.get("wrappers") or env.get("training_wrappers")
     if kwargs or wrapped or env.get("max_episode_steps") is not None:
@@ -85,7 +85,7 @@ def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> s
 
 
 def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
-    """The published results of an algorithm at about as many steps; of a learning curve the nearest point."""
+    """Published results of an algorithm at about as many steps; of a learning curve its nearest point."""
     rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
     near = [row for row in rows if 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
     nearest: dict[tuple[str, ...], Reference] = {}
@@ -104,7 +104,7 @@ def references() -> tuple[Reference, ...]:
 
 
 def show(value: float) -> str:
-    """A return with as many digits as tell something."""
+    """A return with three or more significant digits."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -18,13 +18,13 @@ from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import FORMAT, START, VERSION
 
 STEP_DETAIL = "step"
-ITERATION = "iteration"  # the event that ends one
+ITERATION = "iteration"  # the event at the end of an iteration
 
-# Differences other than the fingerprint of an item; each takes the place of an item's name.
+# Differences other than the fingerprint of an item; they are shown in the place of an item.
 OTHER_EVENT = "event"  # one run continues with another event than the other
 OTHER_ITEMS = "items"  # an event has other items
 OTHER_ENV_STEPS = "env_steps"  # an iteration took another number of environment steps
-OTHER_CHAIN = "chain"  # the digest of everything before, though everything before is equal
+OTHER_CHAIN = "chain"  # the chain differs although everything before it is equal
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
 ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
@@ -68,7 +68,7 @@ class Trace:
         return self.first_end(reversed(range(len(self.lines))))
 
     def first_end(self, numbers: Iterable[int]) -> tuple[int, int]:
-        """`reach` at the first end of an iteration in the lines with these numbers; zeros without any."""
+        """`reach` at the first of these lines that ends an iteration; zeros if none does."""
         for number in numbers:
             if _ends(self.lines[number]):
                 with self._line(number) as (_, iteration, env_steps, *_):
@@ -107,14 +107,14 @@ class Trace:
 
     @contextlib.contextmanager
     def _line(self, number: int) -> Iterator[Any]:
-        """A parsed line; whatever cannot be done with it is a ConfigError that says that it is damaged."""
+        """A parsed line; if parsing or using it fails, ConfigError says that the line is damaged."""
         try:
             yield json.loads(self.lines[number])
         except (ValueError, TypeError, KeyError, IndexError):
             raise ConfigError(f"{self.run}: {TRACE}: line {number + 2} is damaged") from None
 
     def whole(self, most: int | None = None) -> Trace:
-        """The trace up to the end of its last whole iteration, or of number `most`, counted from 1."""
+        """The trace up to the end of its last whole iteration, or of its iteration `most`, counted from 1."""
         ends = [at for at, line in enumerate(self.lines, start=1) if _ends(line)]
         return replace(self, lines=self.lines[: max(ends[:most], default=0)])
 
@@ -132,9 +132,9 @@ class Event:
 
 
 def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
-    """The whole iterations of the trace in `run_dir`: a killed run may have been writing.
+    """The whole iterations of the trace in `run_dir`. The last one of a killed run may be cut.
 
-    Raises ConfigError, which ends with `when_missing` if there are none.
+    Raises ConfigError, which ends with `when_missing` if there is no iteration.
     """
     run = run_dir.name
     try:
@@ -163,7 +163,7 @@ def _ends(line: bytes) -> bool:
 def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
-    Items that are `left_out` are not compared, and then nor are chains, which depend on them.
+    Items `left_out` are not compared. If there are any, chains are not compared either: they depend on them.
     """
     pairs = enumerate(zip(a.lines, b.lines, strict=False))
     number = next((number for number, (one, other) in pairs if one != other), None)
@@ -191,7 +191,7 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
 
 
 def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str] | None:
-    """Items that differ, items that are equal before the first of them, and its values; None if none does."""
+    """Items that differ, equal items before the first of them, and its two values; None if all are equal."""
     if (one.name, one.index) != (other.name, other.index):
         return [OTHER_EVENT], [], str(one), str(other)
     if list(one.values) != list(other.values):

@@ -15,7 +15,7 @@ from typing import Any
 from rltemplate.config.entry_points import brought, load
 from rltemplate.interfaces import ConfigError
 
-# Upper bounds: of environment steps, three years at 10,000 a second; and of all other counts.
+# Upper bounds of environment steps (three years at 10,000 a second) and of all other counts.
 MOST_STEPS = 10**12
 _MOST = 10**9
 _FLOAT32 = 4  # bytes
@@ -41,7 +41,7 @@ def count(high: float = _MOST) -> Any:
     return number(1, high)
 
 
-# Of a coefficient over a run: constant, or falling to zero at the last step.
+# A coefficient over a run: constant, or falling linearly to zero at the last step.
 Schedule = StrEnum("Schedule", ["constant", "linear"])
 
 
@@ -63,7 +63,7 @@ class AlgoConfig:
         return iter(())
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
-        """Yield doubts about values that work and are probably not meant."""
+        """Yield warnings about values that work and are probably a mistake."""
         return iter(())
 
     def batch(self, num_envs: int) -> int:
@@ -78,7 +78,7 @@ class AlgoConfig:
         return 150_000
 
     def tied_to_total(self) -> Iterator[str]:
-        """Yield settings whose meaning depends on `total_env_steps`: what falls to zero at the end."""
+        """Yield settings that depend on `total_env_steps`: coefficients that fall to zero at the end."""
         for each in fields(self):
             if getattr(self, each.name) is Schedule.linear:
                 yield f"algo.{each.name}=linear"
@@ -150,11 +150,11 @@ class OffPolicyConfig(AlgoConfig):
         return self.batch_size
 
     def compile_from(self) -> int:
-        """Environment steps of a run with 5,000 updates, of which compiling makes 1,000 some 3 s faster."""
+        """Environment steps of a run with 5,000 updates. Compiling saves about 3 s per 1,000 updates."""
         return self.learning_starts + round(5_000 / self.updates_per_step)
 
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
-        """A run that ends before its first update; updates before there are statistics."""
+        """Warn if a run ends before its first update, or learns before it has statistics of observations."""
         iteration = max(1, self.steps_per_iteration // num_envs) * num_envs
         last = -(-total_env_steps // iteration) * iteration  # a run ends with its iteration
         if self.learning_starts >= last:
@@ -236,7 +236,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
 
 
-# At the end, because the modules of the packages import this one.
+# At the end, because modules of installed packages import this one.
 for brought_name in brought("algorithms"):
     try:
         ALGORITHMS.setdefault(brought_name, load(f"algo={brought_name}", "algorithms", brought_name))

@@ -1,6 +1,6 @@
 """Values `auto` of the configuration, resolved on the machine that checks the command.
 
-A run is recorded with values: resuming, reproducing and comparing it repeat what it was computed with.
+A record has the resolved values, so that resuming and reproducing a run use the same ones.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 from rltemplate.config.schema import Config, Device, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
 
-# The keys that take `auto`, each with its plainest value. They decide only how fast a run is and, but for the
-# workers, its last bits.
+# The keys that take `auto`, each with its plainest value. They change the speed of a run and, except for the
+# workers, the last bits of its numbers.
 AUTO_KEYS: dict[str, Any] = {"num_threads": 1, "compile": False, "env.num_workers": 0}
 # Multiplications in a layer from which a second thread pays: SAC's 256 rows of 256 to 256 units gain a third,
-# PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: on a larger machine
-# further cores are for further seeds, which a sweep runs beside each other, or for num_threads=4 on trial.
+# PPO's 64 rows of 64 to 64 gain nothing. More than two threads have not been measured: further cores of a
+# larger machine can run further seeds of a sweep at the same time, or be tried with num_threads=4.
 _TWO_THREADS_FROM = 256**3
 
 
 def may_compile(config: Config) -> bool:
-    """True unless compiled updates, which round otherwise than the policy that acts, break the level."""
+    """False if compiled updates would break the level: they round differently from the policy that acts."""
     level, products = config.determinism.level, config.determinism.products
     return products is Products.plain and level not in (Level.invariant, Level.profile)
 
 
 def resolved(config: Config, auto: set[str], jobs: int) -> Config:
-    """The configuration with the values of the keys `auto` for one of `jobs` runs beside each other."""
+    """The configuration with values for the keys `auto`, where `jobs` runs share this machine."""
     algo, num_envs, values = config.algo, config.env.num_envs, dict[str, Any]()
     cores = usable_cores() // jobs
     if "num_threads" in auto:
@@ -50,7 +50,7 @@ def gains_by_compiling(config: Config) -> bool:
 
 
 def about_auto(config: Config, auto: set[str]) -> str:
-    """The line about values that were resolved, and about a compiler that is missing; empty without any."""
+    """A line with the resolved values, and a hint if a compiler is missing; empty if no key was `auto`."""
     chosen = [f"{key}={str(attrgetter(key)(config)).lower()}" for key in AUTO_KEYS if key in auto]
     line = f"auto: {' '.join(chosen)}" if chosen else ""
     if "compile" in auto and not config.compile and gains_by_compiling(config):

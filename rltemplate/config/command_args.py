@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rltemplate.config.secrets import secret_in_value
 from rltemplate.interfaces import REFUSED, ConfigError, RunError, in_a_line
 
-# Turns the text of a value into the value; raises `ConfigError` with what is expected.
+# Converts the text of a value; raises `ConfigError` that names the expected values.
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
 ENOUGH = 10  # names in an answer
@@ -39,7 +39,7 @@ def json_flag() -> Any:
 
 
 def rest(*, options: bool = False) -> Any:
-    """A field for the words `key=value` with other keys, as typed; with `options` for all other words."""
+    """A field for words `key=value` with other keys, as typed; with `options` also for other words."""
     return dataclasses.field(default_factory=list, metadata={"rest": options})
 
 
@@ -98,7 +98,7 @@ def program(*words: str) -> list[str]:
 
 
 def converted(key: str, text: str, kind: Kind) -> Any:
-    """The value that `key=text` gives; the `ConfigError` of its kind gets the word in front."""
+    """The converted value of `key=text`; a `ConfigError` of `kind` gets the word in front."""
     if not text.strip():
         raise ConfigError(f"{key}={text}: a value is missing after '='")
     try:
@@ -133,10 +133,10 @@ def one_of(*names: str) -> Kind:
 
 
 def folder(text: str) -> Path:
-    """The kind of a folder that is there or can be made."""
+    """The kind of a folder that exists or can be made."""
     try:
         path = Path(text).expanduser()
-        # A link that leads nowhere does not exist, and nothing can be made in its place.
+        # A broken link does not exist, and no folder can be made in its place.
         there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
     except (OSError, RuntimeError) as error:  # longer than any name, or ~somebody without a home here
         raise ConfigError(f"cannot be made, {error.args[-1]}") from None
@@ -154,7 +154,7 @@ def new_folder(text: str) -> Path:
 
 
 def file(text: str) -> Path:
-    """The kind of a file to write to, in a folder that is there."""
+    """The kind of a file to write to, in an existing folder."""
     path = folder(str(Path(text).parent)) / Path(text).name
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError("expected a file in a folder that is there")
@@ -168,13 +168,13 @@ def make_folder(key: str, folder: Path) -> None:
 
 
 def choose(wrong: str, allowed: Iterable[Any], where: str = "") -> str:
-    """`did you mean X? allowed: ...` for an unknown name; of many names, the place `where` the rest is."""
+    """`did you mean X? allowed: ...` for an unknown name. Of many names the first, and `where` to see all."""
     names = [str(name) for name in allowed]
     return f"{nearest(wrong, names)}allowed: {few(names, ENOUGH, where)}"
 
 
 def nearest(wrong: str, allowed: Iterable[str]) -> str:
-    """The hint at the name most like `wrong`, or nothing; of a mapping at the value of the name."""
+    """A hint at the name most like `wrong`, or nothing. A mapping gives the text to show for each name."""
     meant = allowed if isinstance(allowed, Mapping) else {name: name for name in allowed}
     names = {name.lower().strip("-="): value for name, value in meant.items()}
     near = difflib.get_close_matches(wrong[:100].lower().strip("-="), names, n=1, cutoff=0.5)
@@ -182,13 +182,13 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
-    """The first of many names, and the number of the names left out, which are found `where`."""
+    """The first names, the number of further ones, and `where` to see all."""
     more = f" and {len(names) - most} more{where and f', see {where}'}" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def readable(message: str) -> str:
-    """`message` with secrets left out, long words shortened, and what cannot be printed escaped."""
+    """`message` without secrets, with long words shortened and unprintable characters escaped."""
     message = _SECRET_SIZED.sub(
         lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
     )
@@ -198,7 +198,7 @@ def readable(message: str) -> str:
 
 
 def exit_status(work: Callable[[], int | None]) -> int:
-    """The exit status of a process that does `work`; what stops it is told in a line or two."""
+    """Do the `work` of a process; its exit status. An error for the user is printed in a line or two."""
     try:
         return work() or 0
     except (ConfigError, RunError) as error:
@@ -208,6 +208,6 @@ def exit_status(work: Callable[[], int | None]) -> int:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, its type where it has none."""
-    # Gymnasium raises a TypeError of the environment again, with more words.
+    # Gymnasium adds these words to a TypeError of an environment.
     line = (str(error) or type(error).__name__).splitlines()[0]
     return line.partition(" was raised from the environment creator")[0]

@@ -17,11 +17,11 @@ def brought(group: str) -> dict[str, EntryPoint]:
 
 
 def load(key: str, group: str, name: str) -> Any:
-    """The object behind an entry point; `ConfigError` in one line, for the key that asks for it."""
+    """The object behind an entry point; `ConfigError` in one line about the key that names it."""
     if (point := brought(group).get(name)) is None:
         allowed = choose(name, brought(group)) if brought(group) else "no installed package brings any"
         raise ConfigError(f"{key}: no such entry point of {group}; {allowed}")
     try:
         return point.load()
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the module of a package may raise anything
         raise ConfigError(f"{key}: {point.value} cannot be loaded ({first_line(error)})") from error

@@ -1,4 +1,4 @@
-"""Configurations as dicts, as YAML and as recorded files, with their checks; `CONF` has the values."""
+"""Configurations as dicts, as YAML and as recorded files, with their checks. `CONF` is the folder conf/."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rltemplate.interfaces import ConfigError
 # Inside the package where it is installed from a wheel, else beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
-# Without these a recorded configuration is damaged, and not merely old.
+# Every version had these keys: a recorded configuration that lacks one is damaged.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
 def environment_file(path: Path) -> dict[str, Any]:
-    """The values of a file of env/; none of one that is not finished."""
+    """The values of a file of conf/env/; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         return values if isinstance(values, dict) else {}
@@ -39,9 +39,9 @@ def environment_file(path: Path) -> dict[str, Any]:
 
 
 def to_config(composed: DictConfig, jobs: int = 1) -> Config:
-    """Composed values, now resolved, as typed dataclasses, or `ConfigError` naming the first wrong one.
+    """Resolve composed values into typed dataclasses; `ConfigError` names the first wrong value.
 
-    Values `auto` become those for one of `jobs` runs beside each other.
+    Values `auto` are chosen for `jobs` runs that share this machine.
     """
     with _in_one_line():
         auto = auto_keys(composed)
@@ -56,7 +56,7 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
 
 def _without_auto(composed: DictConfig) -> DictConfig:
-    """A copy with the plainest values in the place of `auto`, and all values with their types."""
+    """A typed copy, with the plainest value in the place of each `auto`."""
     plain = composed.copy()
     for key in auto_keys(composed):
         OmegaConf.update(plain, key, AUTO_KEYS[key])
@@ -116,7 +116,7 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
 
 
 def _names(value: Any) -> Iterator[Any]:
-    """The keys of dictionaries in a value, at any depth. JSON, as in a record, makes text of all of them."""
+    """The keys of dictionaries in a value, at any depth. JSON, as in a record, turns every key into text."""
     if isinstance(value, Mapping):
         yield from value
         value = [*value.values()]
@@ -152,7 +152,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def _typed(values: Mapping[str, Any]) -> DictConfig:
-    """The values with their types; a key that they lack is a missing value."""
+    """The values with their types. An absent key becomes a missing value."""
     name = values.get("algo", {}).get("name")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
@@ -165,7 +165,7 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
 
 
 def literal(value: Any) -> Any:
-    """`value` as OmegaConf has to be given it, so that it resolves no `${...}`: with backslashes in front."""
+    """`value` with backslashes before each `${...}`, so that OmegaConf keeps it as text."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
     if isinstance(value, Mapping):
@@ -179,7 +179,7 @@ def to_yaml(config: Config) -> str:
 
 
 def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """A recorded configuration, and the keys that it lacks, with the values that they take.
+    """A recorded configuration, and the values that were added for keys that it lacks.
 
     Raises `ConfigError` like `from_dict`.
     """
@@ -198,12 +198,12 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
 def _shipped(algorithm: str, level: str) -> Any:
     """The values that conf/ has for an algorithm and a level."""
-    # Imported here, because the process of a run that lacks no key does without Hydra.
+    # Imported here: only a record that lacks keys needs Hydra.
     from hydra import compose, initialize_config_dir
 
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        # An older run was not compiled and had one thread, whatever this machine gains by.
+        # Older runs were not compiled and had one thread, whatever `auto` would choose here.
         words = [f"algo={algorithm}", f"determinism={level}", "~recipe", "~local"]
         words += ["num_threads=1", "compile=false"]
         composed = compose("config", overrides=words)

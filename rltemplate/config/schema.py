@@ -1,7 +1,7 @@
 """Types and meaning of every configuration key. Values live in `conf/`, each written once.
 
 The dataclasses have no defaults: a key that no YAML file sets is a missing value, found before anything
-starts. After composition the configuration becomes plain dataclasses, which nobody writes to.
+starts. After composition the configuration becomes plain dataclasses, which are never modified.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, choice, count, number
 
-# Groups of which none may be chosen, and the name of that choice, because Hydra needs one.
+# Groups without a necessary choice, and the name that Hydra needs for choosing nothing.
 OPTIONAL = ("recipe", "experiment", "debug", "local")
 NONE = "none"
 AUTO = "auto"
 
 
-# Of the networks; `auto` is CUDA where it is available.
+# The device of the networks; `auto` is CUDA where it is available.
 Device = StrEnum("Device", ["cpu", "cuda", "auto"])
-# Of determinism, see `conf/determinism/`: each promises more than the one before it. A fifth level, whose
+# Determinism levels (`conf/determinism/`): each promises more than the one before it. A fifth level, whose
 # bits follow from IEEE 754 alone on any machine, is to be called `portable`.
 Level = StrEnum("Level", ["fast", "repeat", "invariant", "profile"])
 # Methods of matrix products, see `determinism/kernels.py`; `auto` is chosen for the machine.
 Products = StrEnum("Products", ["plain", "auto", "strict", "padded", "tiled", "blas"])
-# Of the trace: none, per iteration, or also per step and update.
+# Detail of the trace: none, per iteration, or also per step and update.
 TraceDetail = StrEnum("TraceDetail", ["off", "iteration", "step"])
 
 
@@ -57,7 +57,7 @@ class DeterminismConfig:
     cudnn_benchmark: bool = field()
     cudnn_deterministic: bool = field()
     float32_precision: str = choice("ieee", "tf32")
-    # The two with which cuBLAS promises the same bits (CUDA documentation, "Results Reproducibility").
+    # With these two settings cuBLAS promises equal bits (CUDA documentation, "Results Reproducibility").
     cublas_workspace: str | None = choice(":4096:8", ":16:8", None)
     products: Products = field()
     profile: str | None = field()
@@ -128,7 +128,7 @@ class Config:
 class ComposedEnvConfig(EnvConfig):
     """An environment as composed, before `auto` is resolved (config/auto.py)."""
 
-    num_workers: Any = field()  # int | str, which OmegaConf merges at the root only
+    num_workers: Any = field()  # int | str: OmegaConf merges such a union at the root only
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""THE list of secrets: names of files that speak of one, and tokens and keys that cannot be anything else.
+"""The one list of secrets: names of files that likely hold one, and forms of tokens and keys.
 
 New files with such a name, and new or changed files with such content, never enter a snapshot of the code
 (run/git). A configuration with such a value is refused. Names are matched without regard to case.
@@ -19,7 +19,7 @@ from typing import Any
 
 from rltemplate.interfaces import ConfigError
 
-LIKELY = "likely secret"  # begins a reason that speaks of a secret in a file
+LIKELY = "likely secret"  # begins each reason about a secret in a file
 SECRET_NAMES = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml"),
     *(".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".mylogin.cnf", ".htpasswd", ".dockercfg"),
@@ -36,7 +36,7 @@ SECRET_PLACES = (
 BROAD_SECRET_NAMES = (
     *("*credential*", "*token*", "*secret*", "*password*", "*passwd*", "*api_key*", "*api-key*", "*apikey*"),
 )
-# What stands behind the name of a file that is kept beside its successor.
+# Endings of backup copies, such as `.old` and `~`.
 _BACKUP = re.compile(r"(?:[._-](?:old|bak|backup|orig|save|copy|[0-9]+)|~)+$")
 # Placeholders that are meant to be shared, and files of text models that merely have "token" in their name.
 KEPT_NAMES = (
@@ -50,8 +50,8 @@ SOURCE_SUFFIXES = (
     *(".tex", ".bib", ".css"),
 )
 
-# Kind, a text that any token of this kind contains, and the pattern. The text is searched for first, because
-# that settles nearly every file at once.
+# Kind, a text that any token of this kind contains, and the pattern. The text is searched for first: nearly
+# every file lacks it, and a plain search is fast.
 TOKENS: tuple[tuple[str, bytes, bytes], ...] = (
     ("a private key", b"PRIVATE KEY", rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
     ("a W&B key", b"wandb_v", rb"\bwandb_v\d_\w{20,}"),
@@ -79,13 +79,13 @@ TOKENS: tuple[tuple[str, bytes, bytes], ...] = (
     ("a Mailchimp key", b"-us", rb"\b[0-9a-f]{32}-us[0-9]{1,2}\b"),
     ("a Square secret", b"sq0csp-", rb"\bsq0csp-[\w-]{43}"),
     (
-        "a password in an address",  # and no placeholder
+        "a password in an address",  # except for placeholders
         b"://",
         rb"://[^\s:/@]{1,200}:(?!(?i:[<{$*x%.]|(?:(?:user)?pass(?:word|wd)?|pwd?|secret|token|git|key|changeme)@))"
         rb"[^\s:/@]{1,200}@",
     ),
 )
-# A W&B key of the old form has the form of a commit's digest, so the words before it decide.
+# An old W&B key looks like the digest of a commit, so the words before it decide.
 _W_AND_B_KEY = rb"(?:local-)?[0-9a-fA-F]{40}\b"
 _KEYS = re.compile(rb"\b" + _W_AND_B_KEY)
 _BEFORE_A_KEY = re.compile(rb"(?i)wandb|w&b|api[_-]?key|token|login|password|(?:\b|_)key\b")
@@ -108,7 +108,7 @@ _COMPRESSED = re.compile(
 
 
 def secret_name(path: str) -> str | None:
-    """Why the name of the new file `path` (relative, with slashes) speaks of a secret, else None."""
+    """The reason why the name of a new file (relative, with slashes) suggests a secret, else None."""
     path = f"/{path.lower()}"
     pure = PurePosixPath(path)
     match = next((each for each in SECRET_PLACES if fnmatchcase(path, each)), None)
@@ -120,7 +120,7 @@ def secret_name(path: str) -> str | None:
 
 
 def secret_content(data: bytes, path: str = "") -> str | None:
-    """Why the content `data` of a file holds a secret for certain, or could without being seen, else None."""
+    """The reason why the content `data` of a file holds a secret, or cannot be searched, else None."""
     if _is_compressed(data):
         return "a compressed file, which is not searched for secrets; it is recorded once it is committed"
     if len(data) < 400 and (alone := _ALONE.fullmatch(data)):
@@ -143,7 +143,7 @@ def _is_compressed(data: bytes) -> bool:
 
 
 def secret_in_value(key: str, text: str) -> str | None:
-    """Why the value of a key in dotted form is taken for a secret ("holds ..."), else None."""
+    """The reason why the value of a key in dotted form is taken for a secret ("holds ..."), else None."""
     name = key.rpartition(".")[2]
     kind = _token(f"{name}={text}".encode(errors="replace"))
     if kind is None and _SECRET_KEY.search(name) and _RANDOM.fullmatch(text):

@@ -1,13 +1,14 @@
 """Linear layers by numpy's OpenBLAS and elementary functions by numpy, the way `blas` of `kernels`.
 
-OpenBLAS takes several kernels for one product. For float32 on Haswell (kernel/x86_64 in its sources,
+OpenBLAS uses several kernels for one product. For float32 on Haswell (kernel/x86_64 in its sources,
 sgemm_kernel_8x4_haswell_2.c) it goes over 16 rows of a batch at a time and 12 outputs of a layer at a time,
 and adds the terms of an element one after the other, acc = fma(w_k, x_k, acc) for k = 0, 1, ... Only the
 first and the last 8 rows of a block of at most 320 are added in another way, the even k and the odd k apart,
 and the outputs after the last 12 have a way of their own for 8 whole rows and another for fewer. So a batch
-is laid out in blocks of at most 304 rows with 8 rows of zeros before and after, all multiples of 8, and a
-row's place or company changes nothing. A single block of 8 rows needs no others around it. From 384 terms on
-OpenBLAS adds partial sums, in an order that their number decides. Float64 needs less than all of this.
+is laid out in blocks of at most 304 rows with 8 rows of zeros before and after, all multiples of 8. Then
+neither the position of a row nor the rows beside it change its result. A single block of 8 rows needs no
+zeros. From 384 terms on OpenBLAS adds partial sums, in an order that depends on their number only. Float64
+needs only a part of this.
 
 Rows are the columns of these blocks, (features, rows), as OpenBLAS reads them: weights need no copy.
 """
@@ -25,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 Array = np.ndarray[Any, Any]
 
-_PANEL = 8  # rows that one kernel computes together, and of which other kernels compute the ends of a block
+_PANEL = 8  # rows that one kernel computes together; other kernels compute the first and the last of a block
 _BLOCK = 304  # rows; with both ends 320
 
 
@@ -68,7 +69,7 @@ def _array(x: Tensor) -> Array:
 
 class _Block(NamedTuple):
     columns: slice  # of the layout
-    inner: slice  # those of its columns that hold rows
+    inner: slice  # its columns without the zeros
     rows: slice  # of the batch
 
 
@@ -94,13 +95,13 @@ def _columns(x: Array, blocks: list[_Block]) -> Array:
 
 
 def _rows(columns: Array, blocks: list[_Block]) -> Tensor:
-    """The inverse of `_columns`; of one block a view, which the next layer reads without turning it round."""
+    """The inverse of `_columns`. One block gives a view, which the next layer need not transpose."""
     parts = [columns[:, block.inner].T for block in blocks]
     return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 def _product(weight: Array, x: Array, blocks: list[_Block]) -> Array:
-    if weight.shape[0] == 1:  # a product with a vector would be computed by other code
+    if weight.shape[0] == 1:  # other code computes products with a vector
         return _product(np.concatenate([weight, weight]), x, blocks)[:1]
     product = np.empty((weight.shape[0], x.shape[1]), x.dtype)
     for block in blocks:
@@ -109,7 +110,7 @@ def _product(weight: Array, x: Array, blocks: list[_Block]) -> Array:
 
 
 class _Tanh(torch.autograd.Function):
-    """The hyperbolic tangent of a layer. Rounds twice in its gradient, where torch's own rounds once."""
+    """The hyperbolic tangent of a layer. Its gradient rounds twice, the one of torch once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -133,8 +134,8 @@ def elementary(name: str, x: Tensor) -> Tensor:
     with np.errstate(all="ignore"):
         if not torch.is_grad_enabled() or not x.requires_grad:
             return torch.from_numpy(np.asarray(_UFUNCS[name](_array(x))))
-        # Torch's gradients of these are but products and quotients of what stands in x and y: its values are
-        # replaced where they stand, which takes a quarter of the time of a step of the tape of our own.
+        # Torch computes the gradients of these functions from the values in x and y with products and
+        # quotients. So the values of y are replaced in place, in a quarter of the time of an own function.
         y: Tensor = getattr(torch, name)(x)
         _UFUNCS[name](_array(x), out=_array(y))
         return y

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 Passes = Mapping[str, ForwardPass]  # of the run's algorithm
 
-# Numbers of rows around those at which libraries change their kernels.
+# Numbers of rows near the sizes at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
 _THREADS = (1, 2)
 _REPETITIONS = 10
 _RACES = 100
-# Without deterministic algorithms a difference is a matter of time: threads that share a core with another
-# program seldom meet. The search ends with the first difference.
+# Without deterministic algorithms the bits differ sooner or later: on a busy core, threads rarely add at the
+# same time. The search ends with the first difference.
 _RACES_WITHOUT = 5000
 
 
 def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
-    """Equal inputs give equal bits, several times over: networks, back to their inputs, and indexing.
+    """Equal inputs give equal bits, again and again: networks with their gradients, and indexing.
 
-    The gradient of indexing is where torch's fast kernels add in the order in which threads arrive.
+    In the gradient of indexing, torch's fast kernels add in the order in which threads arrive.
     """
     generator, device = torch.Generator().manual_seed(0), resolve_device(config.device.name)
     index = torch.randint(50, (50_000,), generator=generator).to(device)
@@ -105,9 +105,9 @@ def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
     return None
 
 
-# By name; each gives what it found, or raises `ConfigError`.
+# The checks by name. Each returns its findings, or raises `ConfigError`.
 CHECKS: dict[str, Callable[[Config, Passes], dict[str, Any]]] = {
-    # The first environment has been made by now.
+    # The environments were made before: one that uses MuJoCo has imported it.
     "golden": lambda config, _: golden.check(config.determinism, physics="mujoco" in sys.modules),
     "repeats": check_repeats,
     "rows": check_rows,
@@ -115,7 +115,7 @@ CHECKS: dict[str, Callable[[Config, Passes], dict[str, Any]]] = {
 
 
 def promised(switches: DeterminismConfig) -> list[str]:
-    """Names of the checks that belong to what the level's name or one of its switches promises."""
+    """Names of the checks that belong to the promises of the level's name and of its switches."""
     by_switch = {
         "golden": switches.profile is not None,
         "repeats": switches.deterministic_algorithms,

@@ -21,7 +21,7 @@ def flushed() -> bool:
 def keep() -> None:
     """Switch flushing off after anything that may have loaded a library; `ConfigError` if it stays on."""
     if flushed():
-        import torch  # hardly ever needed, and too long for a check of the configuration
+        import torch  # slow to import, and hardly ever needed
 
         torch.set_flush_denormal(False)
     if flushed():

@@ -1,8 +1,8 @@
 """Check that this machine computes the bits of its profile, on fixed inputs before every run.
 
 A profile names a class of machines, and holds one digest for each part of what a run computes with. The parts
-go from single functions to whole updates: the first that differs is the cause, and what comes after it only
-follows. Nothing here depends on the run's seed or networks, so that one set of digests serves all runs.
+go from single functions to whole updates: the first that differs is the cause of later differences. Nothing
+here depends on the run's seed or networks, so that one set of digests serves all runs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Adam's: those of the package's own.
+# Constants of Adam, as in training (learning/optim.py, conf/algo/ppo.yaml).
 _BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 
 def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
-    """The digest of every part here, after comparing it with the profile's.
+    """Compute the digest of every part here, and compare it with the profile's.
 
     `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
     `ConfigError` naming the parts that differ, the cause first, and what to use instead.
@@ -53,7 +53,7 @@ def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
 
 
 def digests(physics: bool = True) -> dict[str, str]:
-    """The digest of every part, in order. Physics only if asked for."""
+    """The digest of every part, in order; of physics only if `physics`."""
     return {
         name: xxhash.xxh3_64_hexdigest(b"".join(np.ascontiguousarray(each).tobytes() for each in results()))
         for name, results in PARTS.items()
@@ -62,7 +62,7 @@ def digests(physics: bool = True) -> dict[str, str]:
 
 
 def _numbers(count: int, low: float, high: float) -> Array:
-    """Numbers spread over an interval, float64, from integers and exact steps alone."""
+    """Numbers spread over an interval, float64, made from integers without rounding that could differ."""
     integers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
     return integers.astype(np.float64) * (2.0**-32 * (high - low)) + low
 
@@ -183,7 +183,7 @@ def _update() -> Results:
 
 
 def _physics() -> Results:
-    """200 steps of the model of Hopper under controls that nothing but integers decide."""
+    """200 steps of the model of Hopper under controls computed from integers."""
     import gymnasium
     import mujoco
 
@@ -197,7 +197,7 @@ def _physics() -> Results:
         yield np.concatenate([data.qpos, data.qvel])
 
 
-# In the order of `conf/determinism/profile.yaml`, which says what each of them is.
+# In the order of `conf/determinism/profile.yaml`, which explains each part.
 PARTS: Mapping[str, Callable[[], Results]] = {
     "libm": _libm,
     "numpy": _numpy,

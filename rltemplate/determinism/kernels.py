@@ -34,8 +34,8 @@ class Ways:
     """The choices in force in this process."""
 
     products: str = "plain"
-    # Forward passes without gradient are split into groups of so many rows; 0: never. That changes nothing
-    # where a row's result depends on that row alone, and is there to try that.
+    # Forward passes without gradient are split into groups of this many rows; 0: no split. The split must
+    # change nothing where a row's result depends on that row alone: `make prove` tests this.
     row_groups: int = 0
 
 
@@ -43,7 +43,7 @@ chosen = Ways()
 
 
 def use(products: str, row_groups: int = 0) -> None:
-    """Compute matrix products in this way from now on, in the whole process."""
+    """Set the way of matrix products for the whole process."""
     chosen.products, chosen.row_groups = products, row_groups
 
 
@@ -72,7 +72,7 @@ exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 
 
 class Rows(nn.Sequential):
-    """Layers in a row, whose every output row depends on its input row alone where the level promises so."""
+    """A sequence of layers. Where the level promises it, an output row depends on its input row alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in) to (B, out)."""
@@ -111,7 +111,7 @@ class Elu(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights wait to be filled: torch's own draws from the global generator."""
+    """A linear layer with uninitialised weights: torch would draw them from the global generator."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""

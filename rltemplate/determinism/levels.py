@@ -1,7 +1,7 @@
 """The determinism levels: their promises, and the environment variables that change bits.
 
-Variables that are read when a process or a library starts are set here, by whoever starts the run's process;
-`switches` sets all others. Nothing here needs torch.
+Variables that a process or a library reads at its start are set here, before the process of the run starts.
+`switches` sets everything else. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rltemplate.determinism.machine import cpu_identity
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig
 
-# The checks (`checks.CHECKS`) that the name of a level promises, whatever its switches have been set to.
+# The checks (`checks.CHECKS`) that the name of a level promises, whatever the values of its switches.
 PROMISES: dict[str, tuple[str, ...]] = {
     "fast": (),
     "repeat": ("repeats",),
@@ -22,8 +22,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "profile": ("golden", "repeats", "rows"),
 }
 
-# Splits every forward pass without gradient into groups of so many rows. No key of the configuration, for it
-# must change nothing: `prove` sets it to see whether that is so.
+# Splits every forward pass without gradient into groups of this many rows. It is no key of the configuration,
+# since it must change nothing: `prove` sets it to test that.
 ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
@@ -31,15 +31,15 @@ ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
 # smallest that costs nothing on idle cores (docs/speed.md).
 _SPINS = 10_000
 
-# Taken away from every run, for the number of threads is a key of the configuration: these make OpenMP and
-# MKL start fewer than asked for, some of them depending on how busy the machine is.
+# Removed from the environment of every run. With these variables OpenMP and MKL start fewer threads than
+# `num_threads`, some of them depending on the load of the machine.
 _REMOVED = (
     *("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_SCHEDULE"),
     *("OMP_TEAMS_THREAD_LIMIT", "KMP_ALL_THREADS", "KMP_MAX_THREADS", "KMP_DEVICE_THREAD_LIMIT"),
     *("KMP_TEAMS_THREAD_LIMIT", "KMP_DYNAMIC_MODE", "KMP_LIBRARY", "KMP_HW_SUBSET", "KMP_SCHEDULE"),
     *("MKL_DYNAMIC", "MKL_DOMAIN_NUM_THREADS"),
 )
-# Of libraries that compute, then of torch's compiler and the compilers behind it, which only some runs use.
+# Starts of names: of numerical libraries; and of torch's compiler and C++ compilers, for compiled runs only.
 _FAMILIES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NPY_", "ATEN_", "ONEDNN_", "DNNL_", "CUBLAS", "CUDNN_"),
 )
@@ -52,9 +52,9 @@ _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("MUJOCO_GL", ROW_GROUPS),
 )
-# Paths and choices of one machine, which another one need not have.
+# Paths and choices that differ between machines.
 OF_A_MACHINE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "MUJOCO_GL")
-# Members of a family that print something, or say how long a thread waits awake, or where something is kept.
+# Ends of names of variables that change no bits: about output, waiting threads, and folders of caches.
 _IDLE = (
     *("_VERBOSE", "_DISPLAY_ENV", "_DISPLAY_AFFINITY", "_AFFINITY_FORMAT", "_STACKSIZE", "_WAIT_POLICY"),
     *("_SPINCOUNT", "_BLOCKTIME", "_CACHE_DIR", "_COMPILE_THREADS", "_LOGPATH"),
@@ -78,15 +78,15 @@ def prepared(environment: Mapping[str, str], switches: DeterminismConfig, num_th
     hash_seed = None if switches.hash_seed is None else str(switches.hash_seed)
     removed = {*_REMOVED, "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG"}
     if switches.numpy_without is not None:
-        removed.add("NPY_ENABLE_CPU_FEATURES")  # numpy takes the one variable or the other
+        removed.add("NPY_ENABLE_CPU_FEATURES")  # numpy refuses to have both variables
     variables = {name: value for name, value in environment.items() if name not in removed}
     if "OMP_WAIT_POLICY" not in variables:
         variables.setdefault("GOMP_SPINCOUNT", str(_SPINS))
     named = {
-        # Thread pools are sized when their library loads; numpy's BLAS has one of its own.
+        # The size of a thread pool is read when its library is loaded. Numpy's BLAS has its own pool.
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # More threads would cut batches in other places, where nothing is to depend on their number.
+        # More threads divide a batch at other rows. Above `repeat` results must not depend on that.
         "OPENBLAS_NUM_THREADS": threads if products == "plain" else "1",
         "PYTHONHASHSEED": hash_seed,
         "CUBLAS_WORKSPACE_CONFIG": switches.cublas_workspace,

@@ -1,6 +1,6 @@
-"""Facts about the machine and the installed packages: what a run's numbers and speed may depend on.
+"""Facts about the machine and the installed packages that may change a run's numbers or speed.
 
-Only `compiler_version` starts a process; all else together takes a few milliseconds.
+Only `compiler_version` starts a process; everything else together takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-# Those that select another code path, and with it other bits, in BLAS, oneDNN, SLEEF or the C library.
+# CPU flags that select another code path, and so other bits, in BLAS, oneDNN, SLEEF or the C library.
 CPU_FLAGS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
     *("avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
@@ -35,7 +35,7 @@ def usable_cores() -> int:
 def machine_facts() -> dict[str, Any]:
     """Operating system, Python, CPU, memory and GPUs, ready for JSON. Unknown values are None.
 
-    Of GPUs only torch knows, so they are listed where this process uses CUDA.
+    GPUs are listed by torch, and only if this process uses CUDA.
     """
     present = cpu_identity()[1]
     return {
@@ -55,10 +55,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Version by normalised name of every installed distribution; of two, the one that Python imports.
+    """Versions of installed distributions by normalised name; of two versions the one that Python imports.
 
-    The names of the metadata folders say it all (wheel format, "File name convention"), which is a hundred
-    times faster than to parse the metadata itself.
+    The name of a metadata folder has both (wheel format, "File name convention"). Reading names is a hundred
+    times faster than parsing metadata.
     """
     versions: dict[str, str] = {}
     for entry in sys.path:
@@ -79,7 +79,7 @@ def cpp_compiler() -> str | None:
 
 
 def compiler_version() -> str | None:
-    """The first line of the version that this compiler prints, None without one."""
+    """The first line that the C++ compiler prints about its version; None without a compiler."""
     if (compiler := cpp_compiler()) is None:
         return None
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
@@ -93,25 +93,25 @@ def cpu_identity() -> tuple[str | None, frozenset[str]]:
 
 
 def cpu_family() -> int:
-    """The number that a maker of x86 CPUs gives a generation, such as 26 for AMD's Zen 5; 0 without one."""
+    """The family number of an x86 CPU, such as 26 for AMD's Zen 5; 0 if there is none."""
     return int(_first_core().get("cpu family", "0"))
 
 
 @cache
 def _first_core() -> dict[str, str]:
-    """The facts of Linux about the first core: describing all cores of a big machine takes long."""
+    """Linux's facts about the first core: on a big machine reading all cores takes long."""
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as lines:
         pairs = [line.partition(":") for line in takewhile(str.strip, lines)]
         return {key.strip(): value.strip() for key, _, value in pairs}
     return {}
 
 
-@cache  # it is asked for each job of a sweep
+@cache  # called for each job of a sweep
 def usable_memory() -> int:
     """Bytes of memory that this process may use."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    # Limits of the groups around the process's own hold as well. A container may see its group's path as the
-    # host does but mounted at the root, hence folders that do not exist.
+    # Limits of parent groups hold as well. In a container the path may be the one of the host while the group
+    # is mounted at the root: some of these folders then do not exist.
     group = _CGROUPS / (_text("/proc/self/cgroup") or "").rpartition(":")[2].lstrip("/")
     for level in (group, *group.parents):
         limit = _text(level / "memory.max") or ""

@@ -1,7 +1,6 @@
-"""The switches of a determinism level in the process of a run, and what the libraries really do.
+"""The switches of a determinism level, set in the process of a run and read back from the libraries.
 
-Everything is set before the first tensor is made. Afterwards it is read back from where it takes effect, and
-a switch that did not take stops the run.
+Everything is set before the first tensor is made. A switch that has not taken effect stops the run.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _DETERMINISTIC: Any = torch.utils.deterministic  # an attribute is missing from 
 # library gives back for a branch, and the bit for its strict form.
 _MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 10: "AVX2", 12: "AVX512"}
 _MKL_STRICT = 0x10000
-_MKL_BLAS = 1  # of MKL's domains, each of which may have a number of threads of its own
+_MKL_BLAS = 1  # MKL's domain of matrix products; each domain has its own number of threads
 
 
 def apply(
     switches: DeterminismConfig, num_threads: int, compiles: bool = False, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Set everything that can be set from inside, then return what the libraries say is in force.
+    """Set everything that the process itself can set; the settings in force, read back from the libraries.
 
     `compiles` says whether the run compiles its updates. Raises `ConfigError` naming the first setting that
     cannot be had, and what to use instead.
@@ -48,7 +47,7 @@ def apply(
     if compiles:
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
-        # The same switch for everything but the compiler, whose import would cost each run a second.
+        # The same switch without the one of the compiler, whose import would cost each run a second.
         torch.set_deterministic_debug_mode("error" if switches.deterministic_algorithms else "default")
     _DETERMINISTIC.fill_uninitialized_memory = switches.fill_uninitialized_memory
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
@@ -62,13 +61,13 @@ def apply(
         )
     products = "tiled" if on_gpu and products == "auto" else on_cpu(products)
     kernels.use(products, row_groups=int(os.environ.get(ROW_GROUPS, "0")))
-    # Several threads divide a product as they like, and another kernel computes what lies at the seams.
+    # Several threads divide a product among them, and another kernel computes the rows where parts meet.
     use_blas_threads(num_threads if products == "plain" else 1)
     settings = read_back()
     if compiles:
         settings["cpp_compiler"] = compiler_version()
     for name, value in _wanted(switches, num_threads, products, settings).items():
-        if value is not None and settings[name] != value:  # null leaves it free
+        if value is not None and settings[name] != value:  # None: any value is right
             instead = "start runs with scripts/train.py, which prepares their process, or use "
             if switches.profile is not None:
                 instead = f"this machine cannot be {switches.profile}; use determinism=invariant"
@@ -92,8 +91,8 @@ def confirm(settings: Mapping[str, Any]) -> None:
 
 
 def read_back() -> dict[str, Any]:
-    """The settings in force, asked from the libraries; None where torch or numpy has no such library."""
-    # In Intel's manual mkl_cbwr_get; torch carries it under its internal name.
+    """The settings in force, read from the libraries; None where torch or numpy has no such library."""
+    # The function mkl_cbwr_get of Intel's manual; torch's library has it under its internal name.
     branch, threads = _of_torch("mkl_serv_cbwr_get"), _of_torch("mkl_serv_domain_get_max_threads")
     dynamic, blas = _of_torch("omp_get_dynamic"), _openblas()
     loops = introspect.opt_func_info().values()
@@ -109,7 +108,7 @@ def read_back() -> dict[str, Any]:
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
-        # Where it is on, fewer threads may start than asked for on a busy machine.
+        # If it is on, fewer threads may start on a busy machine.
         "openmp_dynamic": dynamic is not None and bool(dynamic()),
         "mkl_branch": branch and _branch(branch(-1)),
         "mkl_threads": threads and threads(_MKL_BLAS),  # for products
@@ -124,7 +123,7 @@ def _wanted(
     switches: DeterminismConfig, num_threads: int, products: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     capability, forbidden = switches.cpu_capability, (switches.numpy_without or "").split()
-    # Numpy may have another BLAS than OpenBLAS, which only the way `blas` cannot do with.
+    # Numpy may have another BLAS than OpenBLAS. Only the way `blas` needs OpenBLAS.
     one_thread = products == "blas" or (products != "plain" and settings["blas_threads"] is not None)
     same = ("deterministic_algorithms", "fill_uninitialized_memory", "cudnn_benchmark", "cudnn_deterministic")
     return {
@@ -151,7 +150,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def use_blas_threads(number: int) -> None:
-    """Have numpy's OpenBLAS compute with so many threads, or with as many as it was built for."""
+    """Set the number of threads of numpy's OpenBLAS, which has a maximum of its own."""
     library = _openblas()
     if library is not None:
         library.scipy_openblas_set_num_threads64_(number)
@@ -159,7 +158,7 @@ def use_blas_threads(number: int) -> None:
 
 @cache
 def _of_torch(name: str) -> Any:
-    """A function that was preloaded, else one of torch's library for the CPU or of its libraries, or None."""
+    """A C function: a preloaded one, else the one that torch's library for the CPU brings, else None."""
     for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):
         with contextlib.suppress(OSError, AttributeError):
             return getattr(ctypes.CDLL(library), name)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rltemplate.interfaces import ConfigError
 
-_MOST_STACKED = 16  # vectors of bytes on top of each other, such as those of an Atari's memory, are no image
+_MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
 
 
 def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
@@ -27,12 +27,12 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
 
 
 class Codec:
-    """The only place that knows spaces.
+    """Observations and actions of an environment as arrays of numbers; the only place that knows spaces.
 
     Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
     (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
-    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each one has
-    an equal share of [-1, 1].
+    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each integer
+    has an equal share of [-1, 1].
     """
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
@@ -52,9 +52,9 @@ class Codec:
             bounded = np.isfinite(low) & np.isfinite(high)
             self.bounded, self.action_size = bool(bounded.all()), len(low)
             bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-            self._low, self._high = low + 0.0, high + 0.0  # no -0.0: of two zeros NumPy takes either
+            self._low, self._high = low + 0.0, high + 0.0  # no -0.0: np.minimum may return either zero
             self._whole = np.issubdtype(action_space.dtype, np.integer)
-            if self._whole:  # half a step beyond both ends, or these would have half a share
+            if self._whole:  # half a step beyond both ends, so that these have a full share
                 bottom, top = low - 0.5, high + 0.5
             kind = np.float64 if self._whole else np.float32
             self._center = (bottom / 2 + top / 2).astype(kind)
@@ -88,7 +88,7 @@ class Codec:
         """Algorithm actions (N, A) as a batch of the environment's own actions."""
         if self.nvec:
             return (action + self._start).reshape(-1, *self._shape)  # type: ignore[no-any-return]
-        # np.clip does the same in twice the time.
+        # Like np.clip, in half the time.
         native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
         native = native * self._half + self._center
         if self._whole:

@@ -27,7 +27,8 @@ class Step(NamedTuple):
     obs: np.ndarray  # (N, O) to act on next: after a reset where an episode ended
     episodes: list[Episode]  # episodes that ended in this step
     # (N, ...) by the names of `env.infos`, with next_obs and with obs. As in Gymnasium's vector environments
-    # `_name` (N,) says which ones gave it, and both are missing if none did. The rows of others are zero.
+    # `_name` (N,) is true for the environments with this entry. Other rows are zero. Without any such
+    # environment both are missing.
     next_infos: dict[str, np.ndarray]
     infos: dict[str, np.ndarray]
 
@@ -36,7 +37,8 @@ class Envs:
     """Copies of one environment, one for each of `seeds`, stepped together.
 
     Every method raises `RunError` where an environment returns an invalid observation, reward or flag, and
-    where its worker process dies. Exceptions of an environment pass. Only `close` may follow either.
+    where its worker process dies. An environment's own exceptions are not caught. After either only
+    `close` may be called.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
@@ -44,7 +46,7 @@ class Envs:
         self.num_envs = num_envs = len(seeds)
         self.probe = Probe()
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
-        self.codec = codec_of(config)  # refuses before any worker starts
+        self.codec = codec_of(config)  # before any worker starts, because it may refuse
         dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
         self._vector = WorkerPool(config, self._seeds, dtype)
         self._returns = np.zeros(num_envs)
@@ -95,7 +97,7 @@ class Envs:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every environment: a copy, of tensors, numbers and strings in dicts and lists."""
-        import torch  # too long for a check of the configuration
+        import torch  # slow, and the check of a command does not get here
 
         recordings = self._vector.call("recording")
         return {
@@ -109,7 +111,7 @@ class Envs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state` with the next `step`: instead of `reset`, in environments not used before.
+        """Continue from `state` instead of calling `reset`, in environments not used before.
 
         Replays episodes. ConfigError if the environment is another one, or does not repeat itself.
         """

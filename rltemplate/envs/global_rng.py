@@ -1,6 +1,6 @@
-"""The global generators of Python, numpy and torch, from which nothing in this package draws.
+"""The global generators of Python, numpy and torch. Nothing in this package draws from them.
 
-Environments and libraries may, and with `determinism=repeat` their draws must repeat too.
+Environments and libraries may draw from them, and from `determinism=repeat` on these draws must repeat too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rltemplate.rng import seed_sequence
 
 
 def seed_global_rng(seed: int) -> None:
-    """Start all three from `seed`, each from words of its own."""
+    """Seed all three, each with its own number made from `seed`."""
     words = seed_sequence(seed, "foreign code").generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002
@@ -26,7 +26,7 @@ def seed_global_rng(seed: int) -> None:
 
 
 def global_rng_state() -> dict[str, Any]:
-    """The states of all three as tensors and text; torch has one on each CUDA device in use too."""
+    """The states of all three as tensors and text, with torch's generators of CUDA devices in use."""
     numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
         "python": json.dumps(random.getstate()),
@@ -50,7 +50,7 @@ def restore_global_rng(state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def own_global_rng(seed: int) -> Iterator[None]:
-    """Let environments in the block draw from generators of their own, which start from `seed`."""
+    """Seed all three with `seed` while the block runs, and restore their states after it."""
     before = global_rng_state()
     seed_global_rng(seed)
     try:

@@ -1,4 +1,4 @@
-"""Gymnasium environments made from their configuration, with what a user can mend refused in one line."""
+"""Gymnasium environments made from their configuration. A user's mistakes are refused in one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     """BipedalWalker with a new Box2D world in each episode, as LunarLander has.
 
-    The memory of a world shows in the last bits of later episodes, which then could not be replayed alone.
+    Using a world again changes the last bits of later episodes, which then could not be replayed alone.
     """
 
     def reset(self, **kwargs: Any) -> Any:
@@ -43,8 +43,8 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
 def make_env(config: EnvConfig, render_mode: str | None = None, training: bool = False) -> gym.Env[Any, Any]:
     """One environment; `ConfigError` in one line for mistakes of the user.
 
-    Wrappers stand around the time limit, and `training` ones around these. Spaces of several parts, such as
-    Dict, are flattened last.
+    `env.wrappers` wrap the environment with its time limit, and with `training` the training wrappers wrap
+    these. Spaces of several parts, such as Dict, are flattened last.
     """
     if "render_mode" in config.kwargs:
         raise ConfigError("env.kwargs.render_mode: videos and films choose it; leave it out")
@@ -59,7 +59,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
             config.id,
             max_episode_steps=config.max_episode_steps,
             disable_env_checker=True,
-            # Some constructors do not take it.
+            # Some constructors have no such argument.
             **{"render_mode": render_mode} if render_mode or "render_mode" in spec.kwargs else {},
             **config.kwargs,
         )
@@ -98,7 +98,7 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
 
 
 def codec_of(config: EnvConfig) -> Codec:
-    """The codec of a training environment, which is made once to try it; it refuses what does not fit."""
+    """The codec of a training environment, which is made once to try it; ConfigError if it does not fit."""
     with closing(make_env(config, training=True)) as env:
         codec = Codec(config.id, env.observation_space, env.action_space)
         if config.wrappers or config.training_wrappers:
@@ -115,7 +115,7 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             )
         tried = ActionRecorder(env, config.id)
         env.action_space.seed(0)
-        for seed in (0, None, None, None):  # of which a recording holds two
+        for seed in (0, None, None, None):  # four episodes; a recording has the last two
             tried.reset(seed)
             for _ in range(20):
                 if any(tried.step(env.action_space.sample())[2:]):
@@ -139,7 +139,7 @@ def check_env(config: EnvConfig) -> Codec:
             raise
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {first_line(error)}"
-        why = str(error) if isinstance(error, RunError) else why  # which names its place itself
+        why = str(error) if isinstance(error, RunError) else why  # its message names the place
         raise ConfigError(f"env.id={config.id}: cannot be made, {why}") from error
 
 
@@ -153,7 +153,7 @@ def exits_are_errors() -> Iterator[None]:
         yield
     except SystemExit as error:
         frames, status = traceback.extract_tb(error.__traceback__), error.code or 0
-        # The innermost place but for a function that stands in the place of sys.exit, as W&B's does.
+        # The innermost frame, except for a replacement of sys.exit, such as W&B's.
         stand_in = getattr(getattr(sys.exit, "__code__", None), "co_filename", None)
         at = next(each for each in reversed(frames) if each.filename != stand_in)
         raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
@@ -164,7 +164,7 @@ def _quiet_mujoco() -> None:
     import mujoco
 
     def note(message: str) -> None:
-        if "settotalmass" not in message:  # comes with every HalfCheetah and means nothing to a user
+        if "settotalmass" not in message:  # comes with each HalfCheetah, and a user can ignore it
             _log.warning("mujoco: %s", message)
 
     mujoco.set_mju_user_warning(note)

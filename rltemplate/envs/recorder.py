@@ -1,12 +1,13 @@
 """Exact state of a running environment: the start of an episode, and every action since.
 
 Most environments cannot be copied. Box2D has no state to read, and pickling a MuJoCo environment silently
-makes a fresh one. The way to a state can be had of all of them: the seed of the first reset, the generator's
-state before a later one, and the actions. Restoring replays these and compares the outcome bit for bit.
+makes a fresh one. But each environment can be led to the same state again: by the seed of its first reset or
+the generator's state before a later one, and the actions. Restoring replays these and compares the outcome
+bit for bit.
 
 The episode before the running one is replayed too. An environment that keeps state elsewhere, such as in a
-generator of its own or across episodes, may begin an episode alike and part from it later; a whole episode
-nearly always shows it, and the environment is refused. State that shows in neither of the two remains unseen.
+generator of its own or across episodes, may begin an episode equally and differ later. A whole episode nearly
+always shows this, and the environment is refused. State that changes neither episode is not detected.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from rltemplate.interfaces import RunError
 @dataclass(slots=True)
 class _Episode:
     from_seed: bool
-    generator: str | None  # its state before the reset; None where the seed decides, or where there is none
-    outcome: str = ""  # digest of its last step, once it has ended
+    generator: str | None  # its state before the reset; None after a reset with a seed
+    outcome: str = ""  # digest of the last step, once the episode has ended
     packed: list[np.ndarray] = field(default_factory=list)  # at most one array, of the first actions
-    newest: list[np.ndarray] = field(default_factory=list)  # the actions after these
+    newest: list[np.ndarray] = field(default_factory=list)  # later actions
 
     @property
     def length(self) -> int:
         return sum(map(len, self.packed)) + len(self.newest)
 
     def actions(self) -> list[np.ndarray]:
-        """All actions as at most one array; packed once, since an episode may be long and is often asked."""
+        """All actions as at most one array. They are packed once: long episodes are often asked for."""
         if self.newest:
             self.packed, self.newest = [np.concatenate([*self.packed, np.array(self.newest)])], []
         return self.packed
 
 
 class ActionRecorder:
-    """One environment, whose results are checked and whose actions are remembered.
+    """One environment with checked results and recorded actions.
 
-    `RunError` names the environment, the invalid value and the step. An exception of the environment passes,
-    with a note that names the step.
+    `RunError` names the environment, the invalid value and the step. An exception of the environment gets a
+    note that names the step.
     """
 
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
@@ -58,7 +59,7 @@ class ActionRecorder:
         self._name = name
         self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
-        self._seed: int | None = None  # the last one given
+        self._seed: int | None = None  # of the last reset with a seed
         self._episodes: deque[_Episode] = deque(maxlen=2)  # the last one is running
         self._last: tuple[Any, ...] = ()  # observation, reward, terminated, truncated
 
@@ -88,7 +89,7 @@ class ActionRecorder:
         running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
             obs, reward, terminated, truncated, self._info = self.env.step(action)
-            denormals.keep()  # many load their libraries where they first need them
+            denormals.keep()  # many environments import libraries at their first step
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)
             terminated = validity.checked_flag("terminated", terminated)
@@ -100,7 +101,7 @@ class ActionRecorder:
         return checked, reward, terminated, truncated
 
     def infos(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Entries of the last info, as far as they are there; `a.b` is the entry b of a."""
+        """The entries of the last info that exist; `a.b` is the entry b of a."""
         found = {}
         for name in names:
             value: Any = self._info
@@ -143,8 +144,8 @@ class ActionRecorder:
             return True, 0, 0.0
         seed, generator = recorded["seed"], recorded["generator"]
         if not recorded["from_seed"]:
-            # Things that an environment makes or draws with a seed, such as parts that share its generator,
-            # have to be there even if the episode with the seed is long past.
+            # An environment may make things in a reset with a seed, such as parts that share its generator.
+            # They are needed even if that reset was many episodes ago.
             self.reset(seed)
             self._episodes.clear()
             seed = None
@@ -188,8 +189,8 @@ def _seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> str | None:
-    # As text, because numpy's generators count further than the 64 bits that a checkpoint is sure to keep.
-    # Not `np_random`, which would make a generator out of thin air where none was used.
+    # As text, because numpy's generators have integers of more than the 64 bits that a checkpoint can hold.
+    # Not `np_random`, which would make a generator in an environment that uses none.
     generator = env.unwrapped._np_random
     if not isinstance(generator, np.random.Generator):
         return None

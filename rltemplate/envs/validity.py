@@ -1,7 +1,7 @@
 """Checks of the values that an environment returns, always on.
 
-An observation that is not finite or not of the announced kind, a reward that is no finite number and a flag
-that is none end the run before anything learns from them. `RunError` names the value and the expected kind.
+An observation that is not finite or not as its space says, a reward that is no finite number and a flag that
+is no bool end the run before anything learns from them. `RunError` names the value and the expected kind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
-    """A function that returns observations as the space has them, and raises `RunError` for others.
+    """A function that returns an observation in the form of the space, or raises `RunError`.
 
-    Values of a Box may lie outside its bounds: these are often rough, and nothing here relies on them.
+    Values of a Box may lie outside its bounds: these are often rough, and no code here relies on them.
     """
     if isinstance(space, spaces.Discrete):
         return lambda obs: _checked_choice(obs, space)
-    assert isinstance(space, spaces.Box), space  # others were refused before
+    assert isinstance(space, spaces.Box), space  # `Codec` has refused other spaces
     shape, dtype = space.shape, space.dtype
 
     def check(obs: Any) -> np.ndarray:
@@ -37,7 +37,7 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
                 raise RunError(
                     f"the observation is {_shown(obs)}, expected an array of {dtype} with the shape {shape}"
                 )
-        # NaN and infinities stay in a sum. This one takes less time than what looks at each value.
+        # A sum keeps NaN and infinity. This one takes less time than a test of each value.
         if np.vdot(array, array) <= _LARGEST:
             return array
         values = array.reshape(-1)

@@ -1,4 +1,4 @@
-"""N environments stepped together, in this process and in others beside it. Nothing is reset by itself.
+"""N environments stepped together, in this process and in worker processes, without automatic resets.
 
 Gymnasium's own SyncVectorEnv takes more time for infos and copies than small environments take for a step.
 Its AsyncVectorEnv waits forever for a worker that died in the wrong moment, loses tracebacks, and leaves its
@@ -32,8 +32,8 @@ from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import STOP_SIGNALS, ConfigError, RunError
 
 _GRACE_S = 5.0  # for workers to close their environments
-_AWAKE_S = 0.002  # before a process that waits for another one sleeps
-_LOOK_AFTER_S = 0.5  # between two looks of a worker at the run's process
+_AWAKE_S = 0.002  # a process that waits for another one polls so long before it sleeps
+_LOOK_AFTER_S = 0.5  # between two looks of a worker for the run's process
 
 
 class StepResult(NamedTuple):
@@ -84,7 +84,7 @@ class EnvGroup:
         return [getattr(env, name)(*each) for env, each in zip(self._envs, given, strict=True)]
 
     def close(self) -> None:
-        """Close the environments; one that raises leaves none of the others open."""
+        """Close all environments, also if one of them raises."""
         with contextlib.ExitStack() as closing:
             for env in self._envs:
                 closing.callback(env.env.close)
@@ -93,8 +93,8 @@ class EnvGroup:
 class WorkerPool:
     """Environments in groups, one in each of `num_workers` processes beside this one, the last one here.
 
-    Groups follow the order of the environments and are as even as possible, the last ones the smaller: with
-    as many workers as environments none is left for this process. All groups work at the same time.
+    Groups follow the order of the environments. Their sizes differ by at most one, and later groups are the
+    smaller ones: with as many workers as environments this process has none. All groups work at once.
 
     `RunError` where an environment returns an invalid value, and if a worker has died. An exception of an
     environment in a worker is raised here as RuntimeError with the traceback as a note. Of several failures
@@ -115,7 +115,7 @@ class WorkerPool:
         self._end = Finalize(self, _end_workers, (self._pipes, self._processes), exitpriority=10)
         # A fork knows all environments that are registered here.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        # Shared by all, without a name that could be left in a file system.
+        # Shared memory without a name, so that no file can be left behind.
         size = num_envs * dtype.itemsize
         memory = context.RawArray("b", size) if config.num_workers else bytearray(size)
         table: np.ndarray = np.frombuffer(memory, dtype)
@@ -164,7 +164,7 @@ class WorkerPool:
         *theirs, mine = arguments
         asked = [number for number, given in enumerate(theirs) if given is not None]
         for number in asked:
-            with contextlib.suppress(ConnectionError):  # of a death, which shows where its answer is missing
+            with contextlib.suppress(ConnectionError):  # a dead worker is reported when its answer is missing
                 self._pipes[number].send((method, theirs[number]))
         return self._finish(asked, lambda: None if mine is None else getattr(self._own, method)(*mine))
 
@@ -185,7 +185,7 @@ class WorkerPool:
             return _received(self._pipes[number])
         except (EOFError, OSError):
             process = self._processes[number]
-            process.join(1.0)  # its pipe closes a moment before
+            process.join(1.0)  # the pipe closes a moment before the process ends
             code = process.exitcode or 0
             how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
             which = f"worker process {number + 1} of {len(self._pipes)}"
@@ -193,19 +193,19 @@ class WorkerPool:
 
 
 def _received(pipe: Connection) -> Any:
-    """The next message. Asks for it for 2 ms before it sleeps, since waking a core takes up to 0.1 ms."""
+    """The next message. Polls for 2 ms before it sleeps, since waking a core takes up to 0.1 ms."""
     poll = select.poll()
     poll.register(pipe.fileno(), select.POLLIN)
     until = time.perf_counter() + _AWAKE_S
     while not poll.poll(0) and time.perf_counter() < until:
-        os.sched_yield()  # to the process that is waited for, where both share a core
+        os.sched_yield()  # lets the other process run if both share a core
     return pipe.recv()
 
 
 def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
     for pipe in pipes:
         with contextlib.suppress(OSError):
-            pipe.send(None)  # closing is not enough: later workers may have a copy
+            pipe.send(None)  # closing is not enough: workers that were forked later have a copy
         pipe.close()
     deadline = time.monotonic() + _GRACE_S
     for process in processes:
@@ -222,12 +222,12 @@ def _work(
     for request in STOP_SIGNALS:
         signal.signal(request, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
-    from rltemplate.envs.global_rng import seed_global_rng  # imports torch, too long for a check
+    from rltemplate.envs.global_rng import seed_global_rng  # imports torch, which is slow
 
     table: np.ndarray = np.frombuffer(memory, dtype)
     envs: EnvGroup | None = None
     task: Any = ("", ())
-    with contextlib.suppress(EOFError, ConnectionError):  # the run may end without a word
+    with contextlib.suppress(EOFError, ConnectionError):  # the process of the run may be killed
         while task is not None:
             method, arguments = task
             answer: Any = None
@@ -240,7 +240,7 @@ def _work(
             except (ConfigError, RunError) as error:
                 answer = error
             except Exception as error:
-                # Some exceptions do not come out of a pickle as they went in.
+                # Some exceptions cannot be pickled, or change when they are.
                 answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
                 answer.add_note("".join(traceback.format_exception(error)))
             pipe.send(answer)
@@ -250,7 +250,7 @@ def _work(
 
 
 def _end_with_the_run() -> None:
-    """End this process, whatever it does, when that of the run is gone."""
+    """End this process, even in the middle of a step, once the process of the run is gone."""
     run = multiprocessing.parent_process()
     while run is not None and os.getppid() == run.pid:
         time.sleep(_LOOK_AFTER_S)

@@ -25,7 +25,7 @@ HERE = "debug=here"  # the run stays in the process of the command
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse a plan that this machine cannot run, and print doubts about it."""
+    """Refuse a plan that this machine cannot run, and print warnings."""
     here = any(HERE in words for words in plan.overrides)
     if plan.sweep and here:
         raise ConfigError(f"{HERE}: is for a single run; leave out lists of values")
@@ -68,12 +68,12 @@ def planned(words: Sequence[str]) -> Plan:
 def check_environments(configs: Sequence[Config]) -> None:
     """Make every environment once; `ConfigError` if the algorithm or this machine's memory does not fit it.
 
-    The last job of a sweep may start in days, and would be refused then.
+    Without this the last job of a sweep might be refused only days later.
     """
     from rltemplate.envs.make import check_env
 
     made: dict[str, Codec] = {}
-    with warnings.catch_warnings(action="ignore"):  # the run gives them again
+    with warnings.catch_warnings(action="ignore"):  # the run will print them
         for config in configs:
             env = f"{replace(config.env, num_envs=1, num_workers=0)}"
             if env not in made:
@@ -86,7 +86,7 @@ def check_environments(configs: Sequence[Config]) -> None:
 def _is_known(plan: Plan) -> bool:
     """True if the environment need not be made: a single run with the recipe of its pair, unchanged.
 
-    The run's own process refuses what the machine may lack for it, a second later in the same words.
+    If a library is missing, the process of the run refuses it a second later with the same message.
     """
     if plan.sweep:
         return False
@@ -94,5 +94,5 @@ def _is_known(plan: Plan) -> bool:
     tried = ("recipe=", "experiment=", "env.kwargs", "env.max_", "algo.buffer_size")
     touched = any(word.lstrip("+").startswith(tried) for word in overrides)
     touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
-    # With debug=here libraries are loaded after their environment variables are set.
+    # With debug=here no library may be loaded before its environment variables are set.
     return HERE in overrides or (config.recipe is not None and not touched)

@@ -31,7 +31,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns at the end of a sweep only."""
-    # `make resume` needs none of this, and Hydra takes a quarter of a second.
+    # Imported here: `make resume` imports this module, and Hydra takes a quarter of a second.
     from rltemplate.launch.checks import HERE, check_plan, planned
 
     command = program("train", *args.overrides)
@@ -41,7 +41,7 @@ def main(args: Args) -> int:
         from rltemplate.launch.sweep import run_sweep
 
         return run_sweep(plan, command)
-    if not plan.configs:  # of --help or --cfg
+    if not plan.configs:  # --help or --cfg
         from rltemplate.launch.sweep_job import run_hydra
 
         run_hydra(plan.argv)
@@ -60,8 +60,8 @@ def main(args: Args) -> int:
 def become(job: Job) -> NoReturn:
     """Replace this process by `python -P -m rltemplate.train`, which finds the job in its environment.
 
-    A process of its own, since libraries read variables of the environment when they are loaded. Exit status,
-    signals and console are the run's own.
+    A new process, since libraries read environment variables when they are loaded. The run gets the console
+    and all signals, and its exit status is the one of the command.
     """
     sys.stdout.flush()
     sys.stderr.flush()

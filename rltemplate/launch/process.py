@@ -1,4 +1,4 @@
-"""The fresh process of a run: its environment is the same for a single run and for a job of a sweep."""
+"""The fresh process of a run, with the same environment for a single run and for a job of a sweep."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STOP_VARIABLE, COMMAND_VARIABLE, _ = LAUNCHER_VARIABLES
 def worker_command() -> list[str]:
     """The command of a run's process.
 
-    `-P` keeps the current folder out of the import path: started from inside another checkout, a run would
-    otherwise import that one's code.
+    `-P` keeps the current folder out of the import path. In the folder of another checkout, a run would
+    otherwise import the code of that checkout.
     """
     return [sys.executable, "-P", "-m", WORKER]
 
 
 def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run's process, the same for equal jobs of any parent."""
+    """The environment of a run's process: equal for equal jobs, whatever process starts it."""
     config = from_dict(job.config)
     environment = prepared(base, config.determinism, config.num_threads)
     for name in LAUNCHER_VARIABLES:

@@ -1,7 +1,7 @@
-"""`make search`: values of hyperparameters drawn by Optuna, a run for each trial, several beside each other.
+"""`make search`: hyperparameters drawn by Optuna, with a run for each trial and several trials at once.
 
-A search is known by its words: the same command goes on with it, and trials that were cut short resume their
-runs. Optuna's study is an SQLite file in the folder of the search.
+The words of the command identify a search: the same command goes on with it, and interrupted trials resume
+their runs. Optuna's study is an SQLite file in the folder of the search.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Args:
 
     @property
     def words(self) -> list[str]:
-        """Words for the check of a run."""
+        """Words of `make train` for a trial, without the values that are drawn."""
         return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
 
 
 def main(args: Args) -> int:
-    """Draw and run trials; 0 if all of them have ended, 130 or 143 after a signal."""
+    """Draw and run trials; 0 if all have ended, 1 if one failed, 130 or 143 after a signal."""
     space = read_space(args.sweep, [] if args.config_dir is None else [args.config_dir])
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
-    # As in a sweep, what is `auto` takes what is left: here one core for each trial.
+    # Values `auto` are chosen for one core per trial.
     plan, *_ = (preflight([*args.words, each], usable_cores()) for each in tried)
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
@@ -79,7 +79,7 @@ def main(args: Args) -> int:
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
     folder.mkdir(parents=True, exist_ok=True)
     lock(folder)
-    cores = config.num_threads + config.env.num_workers  # that a trial takes
+    cores = config.num_threads + config.env.num_workers  # of a trial
     workers = args.workers or max(1, usable_cores() // cores)
     return _Search(args, space, folder, workers).run()
 
@@ -121,7 +121,7 @@ class _Search:
             pruner=pruner,
             load_if_exists=True,
         )
-        # A search that goes on draws other values than at its start.
+        # With another seed: a search that goes on must not draw its first values again.
         drawn = len(self._study.get_trials(deepcopy=False))
         self._study.sampler = optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
         self._one_at_a_time = threading.Lock()
@@ -153,15 +153,15 @@ class _Search:
         return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE, self._states.PRUNED])
 
     def _try(self, trial: Trial) -> float:
-        """Run a trial, in a thread of its own; the return of its last evaluation."""
+        """Run a trial, in its own thread; the return of its last evaluation."""
         words = [assigned(key, _draw(trial, key, rule)) for key, rule in self._space.items()]
         try:
-            with self._one_at_a_time:  # Hydra's state is that of the whole process
+            with self._one_at_a_time:  # Hydra has one global state per process
                 run_dir, job = self._find_run(trial, words)
             if job is not None:
                 self._train(trial, job, f"{' '.join(words)}{', resumed' * job.resume}")
             return _evaluations(run_dir)[-1][1]
-        except ConfigError as error:  # two values that do not fit each other, or a run that failed
+        except ConfigError as error:  # values that do not work together, or a failed run
             self._failed += 1
             print(f"trial {trial.number}: failed, {error}", file=sys.stderr)
             raise
@@ -196,7 +196,7 @@ class _Search:
         print(f"trial {trial.number}: {about}", flush=True)
         environment = worker_environment(job, os.environ)
         try:
-            # A run may take its time to end its iteration and write a checkpoint.
+            # Without a limit of time: a run ends its iteration and writes a checkpoint first.
             status = self._children.run(worker_command(), environment, log, enough=hopeless, grace_s=math.inf)
         except Interrupted:
             self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
@@ -224,7 +224,7 @@ class _Search:
             self._write({})
 
     def _importances(self) -> dict[str, float]:
-        """The weight of each key in the returns; nothing for too few trials, or for equal values."""
+        """The importance of each key for the return; empty with too few trials or equal values."""
         import optuna
 
         with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):

@@ -1,7 +1,7 @@
-"""Child processes that do a part of the work: started, watched, and ended with all that they have started.
+"""Child processes that do a part of the work: started, watched, and ended with all processes they started.
 
-Each has a session of its own: Ctrl-C on a terminal reaches this process alone, which ends its child, and
-what the child has left behind can be ended as one group.
+Each has its own session. Ctrl-C on a terminal reaches only this process, which then ends its children.
+Processes that a child leaves behind are ended as one group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rltemplate.interfaces import stop_signals
 
-_PATIENCE_S = 120.0  # for a child that has done enough and ends its iteration
+_PATIENCE_S = 120.0  # for a child that was asked to end after its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
 
@@ -31,7 +31,7 @@ class Interrupted(Exception):
 
 
 class Children:
-    """Child processes; a signal ends those that run, and the work."""
+    """Child processes. A signal ends the running ones, and no more are started."""
 
     def __init__(self) -> None:
         self._heard: list[int] = []
@@ -60,8 +60,8 @@ class Children:
     ) -> int:
         """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
-        Its output goes to `log`, and its standard output to `out` where that is given. The first signal asks
-        it to end, within `grace_s` seconds, and another one kills it; then this raises `Interrupted`.
+        Its output goes to `log`; with `out` its standard output goes there. The first signal asks it to end
+        within `grace_s` seconds, and a second one kills it. Then this raises `Interrupted`.
         """
         self.check()
         with log.open("wb") as errors, (out or log).open("ab") as output:
@@ -84,7 +84,7 @@ class Children:
                     break
                 time.sleep(_POLL_EVERY_S)
         finally:
-            # Also processes that it has left behind, such as workers of its environments.
+            # Also the processes that it left behind, such as workers of its environments.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -99,7 +99,7 @@ def lines_of(log: Path) -> list[str]:
 
 
 def complaint(log: Path) -> str:
-    """The error with which a process gave up, in a line or two; empty if it named none."""
+    """The last error message of a process, in a line or two; empty if it printed none."""
     lines = lines_of(log)
     last = max((i for i, line in enumerate(lines) if line.startswith(_ERROR)), default=len(lines))
     return "\n".join(lines[last:]).removeprefix(_ERROR).strip()

@@ -1,7 +1,7 @@
-"""A sweep: a supervisor, Hydra's launcher in a process of its own, and a fresh process for each run.
+"""A sweep: a supervisor, a process with Hydra's launcher, and a fresh process for each run.
 
-The id of a sweep follows from its words, so that it is found again when it is resumed. Jobs are in
-launch/sweep_job.py, what the console shows is in launch/sweep_table.py.
+The id of a sweep is made from its words, so that a resume finds it. Jobs are in launch/sweep_job.py, the
+console is in launch/sweep_table.py.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             commands=[],
             start_time=utc_now(),
             versions=package_versions(),
-            snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start in days
+            snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start days later
         )
     record.commands.append(list(command))
     record.write(folder)
-    # Jobs are numbered in the order of the words that the sweep was first started with.
+    # The order of the words at the first start numbers the jobs.
     place = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
     received: list[int] = []
@@ -73,7 +73,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
         launcher = _fork_launcher(stop)
         log = folder / "launcher.log"
         if launcher == 0:
-            with log.open("wb") as file:  # words of launchers and schedulers would break the table
+            with log.open("wb") as file:  # output of launchers and schedulers would break the table
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             run_hydra(argv)
@@ -85,7 +85,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
 
 
 def find_sweep(root: Path, label: str) -> Path:
-    """The folder of the newest sweep whose id has `label`, which stands for its words. Raises ConfigError."""
+    """The folder of the newest sweep whose id has `label`, a digest of its words. Raises ConfigError."""
     known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
     same = [folder for folder in known if f"-{label}-" in folder.name]
     if not same:
@@ -95,12 +95,12 @@ def find_sweep(root: Path, label: str) -> Path:
 
 
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
-    """Check that a sweep may be resumed, and make its record that of a new start."""
+    """Check that a sweep may be resumed, and prepare its record for a new start."""
     snapshot, name = take_snapshot(PROJECT), f"sweep {record.id}"
     record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept)
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
-    # Jobs of the last start that still wait in a queue of a scheduler are not to run beside the new ones.
+    # Jobs of the last start may still wait in a queue of a scheduler. They must not run beside new jobs.
     _send(_stop_file(folder, record), signal.SIGTERM)
     record.status, record.end_time, record.versions = "running", None, package_versions()
     record.num_jobs, record.jobs_beside, record.accept = plan.num_jobs, plan.jobs, plan.accept
@@ -109,21 +109,21 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:
-    """The signals that jobs of the last start pass on, one a line. With it, none of them starts a run."""
+    """The file with signals for jobs of the last start, one per line. If it exists, they start no run."""
     return folder / f"stop-{len(record.commands)}"
 
 
 def _send(stop: Path, number: int) -> None:
-    """Ask the jobs to pass on a signal. A run knows more of them, but only two ways to say what it was."""
+    """Ask the jobs to pass on a signal: SIGINT as it is, and any other one as SIGTERM."""
     with stop.open("a") as file:
         file.write(f"{signal.SIGINT if number == signal.SIGINT else signal.SIGTERM:d}\n")
 
 
 def _fork_launcher(stop: Path) -> int:
-    """Split off the process in which Hydra's launcher works; its id, and 0 inside of it.
+    """Fork the process of Hydra's launcher; its id, and 0 in the new process.
 
-    It leaves the process group of the terminal with its workers and runs: Ctrl-C would otherwise kill the
-    workers that wait for the runs. Only the supervisor hears it, and asks the runs to end.
+    It leaves the process group of the terminal, with its workers and runs: otherwise Ctrl-C would kill
+    workers that wait for runs. Only the supervisor receives Ctrl-C, and asks the runs to end.
     """
     supervisor, environment = os.getpid(), json.dumps(dict(os.environ))
     sys.stdout.flush()
@@ -142,13 +142,13 @@ def _fork_launcher(stop: Path) -> int:
     threading.Thread(target=end_without_supervisor, daemon=True).start()
     told = (str(stop), environment, str(stop.parent))
     os.environ |= dict(zip(process.LAUNCHER_VARIABLES, told, strict=True))
-    # Workers import this package to find the function that they are to call.
+    # Workers import this package to find the function of a job.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     return 0
 
 
 def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTable) -> bool:
-    """Wait for the launcher and pass signals on to the jobs; True if it came to its end.
+    """Wait for the launcher and pass signals on to the jobs; True if it has succeeded.
 
     The first signal asks the runs to end, which may take them an iteration; the second one reaches them
     again; the third one kills everything.
@@ -162,15 +162,15 @@ def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTa
                     os.killpg(launcher, signal.SIGKILL)
                 else:
                     _send(stop, number)
-            except OSError:  # of a full disk: all processes are ended without the file
+            except OSError:  # a full disk: all processes are ended without the file
                 os.killpg(launcher, signal.SIGTERM)
         table.update()
         time.sleep(0.05)
     table.close()
     if ended[1]:
-        with contextlib.suppress(OSError):  # of a full disk
+        with contextlib.suppress(OSError):  # a full disk
             _send(stop, signal.SIGTERM)  # to jobs on other machines
-    # Runs that nobody waits for any more, since the launcher or a worker of it was killed.
+    # Runs whose launcher or worker was killed: no process waits for them.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(launcher, signal.SIGTERM)
     return os.waitstatus_to_exitcode(ended[1]) == 0

@@ -1,8 +1,8 @@
-"""A job of a sweep, in a process of Hydra's launcher: finds its run, new or begun before, and waits for it.
+"""A job of a sweep, in a process of Hydra's launcher: starts or resumes its run, and waits for it.
 
-The id of a run follows from the sweep, the number of the job and the digest of its configuration. So a sweep
-that is resumed finds its runs again, as does a job that a scheduler calls a second time: a finished run is
-not repeated, one that ended early is resumed, a missing one is started.
+The id of a run is made from the sweep, the number of the job and the digest of its configuration. So a
+resumed sweep finds its runs, and so does a job that a scheduler starts a second time: a finished run is not
+repeated, a run that ended early is resumed, and a missing one is started.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def run_hydra(argv: Sequence[str]) -> None:
-    """Have Hydra carry out a sweep or answer a question such as --cfg; each job of a sweep is `hydra_job`."""
+    """Let Hydra run a sweep, whose jobs call `hydra_job`, or answer a flag such as --cfg."""
     sys.argv = ["train", *argv]
-    # All jobs are known to be good; Hydra would be silent for a tenth of a second for each.
+    # All jobs have been checked. Hydra's own check takes a tenth of a second for each.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(hydra_job)()
 
@@ -58,7 +58,7 @@ def hydra_job(_: DictConfig) -> None:
 
 
 def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
-    """Run the job that is composed of `words` to its end. Trouble is recorded and never raised.
+    """Run the job with the overrides `words` to its end. Errors are recorded and never raised.
 
     The run writes to `job_<number>.log` in the folder of the sweep.
     """
@@ -66,7 +66,7 @@ def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
     if stop.exists():
         return
     folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
-    exit_status = 128 + signal.SIGTERM  # of a job whose process is taken away by its scheduler
+    exit_status = 128 + signal.SIGTERM  # if the scheduler ends the process of the job
     try:
         job = _find_run(entry, folder, words)
         if job is not None:
@@ -85,11 +85,11 @@ def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
 
 
 def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None:
-    """The job of the run that `entry` stands for, new or resumed; None if the run has finished."""
+    """The new or resumed run of the job `entry`; None if it has finished. Fills in the run of `entry`."""
     record = SweepRecord.read(folder)
     config, auto = compose_job(words, record.jobs_beside)
     values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
-    # Where the sweep goes on elsewhere, `auto` may be another value, and the job is still the same.
+    # On another machine `auto` may become another value, and the job has to stay the same.
     values |= {key: AUTO for key in auto if affects_results(key)}
     for key in BOOKKEEPING_KEYS:
         del values[key]
@@ -108,7 +108,7 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
 def _run(job: Job, log: Path, stop: Path) -> int:
     """Run a job to its end, and pass on signals; its exit status, as a shell gives it.
 
-    The run does not outlive an exception.
+    An exception here ends the run, too.
     """
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
@@ -134,7 +134,7 @@ def _run(job: Job, log: Path, stop: Path) -> int:
 
 
 def close_job(job: SweepJob, folder: Path, exit_status: int) -> None:
-    """Write the end of a job. Only a run whose record says so is `finished`."""
+    """Write how a job ended. It is `finished` only if the record of its run says so."""
     run_dir, record = job.run(folder), None
     with contextlib.suppress(ConfigError):
         record = None if run_dir is None else RunRecord.read(run_dir)
@@ -149,7 +149,7 @@ def close_job(job: SweepJob, folder: Path, exit_status: int) -> None:
 
 
 def write(part: SweepRecord | SweepJob, folder: Path) -> None:
-    """Write a part of the record. A full disk is told, and ends nothing: each run has a record of its own."""
+    """Write a part of the record. A full disk costs a message only: each run has its own record."""
     try:
         part.write(folder)
     except OSError as error:
@@ -157,12 +157,12 @@ def write(part: SweepRecord | SweepJob, folder: Path) -> None:
 
 
 def digest(values: Any) -> str:
-    """Eight digits that stand for plain values."""
+    """A digest of plain values, in eight digits."""
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())[:8]
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line. The sweep goes on when its reader has read enough, as in `| head`."""
+    """Print a line. The sweep goes on if the reader of a pipe has closed it, as in `| head`."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)

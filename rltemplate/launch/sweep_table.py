@@ -1,7 +1,7 @@
 """The progress of a sweep on its console, and its end: jobs, and returns over seeds.
 
 A terminal shows a table that is redrawn in place; other consoles get a line when a job starts or ends, and
-one a minute. All of it is read from the files of jobs and runs, so that it can neither slow nor stop them.
+one a minute. Everything is read from the files of jobs and runs, so that this cannot slow or stop them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time
 
-_ENOUGH = 0.05  # of a sweep, to tell the time left: the first steps may have waited for a compiler
+_ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
 _REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 
@@ -43,14 +43,14 @@ class SweepTable:
         self._jobs: dict[int, SweepJob] = {}
         self._rows: dict[int, dict[str, Any]] = {}  # the last row of a job's run
         self._read: dict[int, str] = {}  # the status of a job when its row was read
-        self._steps: dict[int, int] = {}  # that the run of a job is to make
-        self._slurm: dict[int, str] = {}  # the id that Slurm has for a job
+        self._steps: dict[int, int] = {}  # total steps of a job's run
+        self._slurm: dict[int, str] = {}  # Slurm's id of a job
         self._drawn: list[str] = []
         self._asked_at = float("-inf")
         self._began = self._shown_at = time.monotonic()
-        self._news()  # of an earlier start
+        self._news()  # reads the jobs of earlier starts
         self._read_rows()
-        # The part of each job that was done then, and by which run: it may be started anew in another one.
+        # The part of each job that was done before, and its run: a job may start again with a new run.
         self._before = {
             number: (job.run_dir, 1.0 if job.status == FINISHED else self._row_part(number))
             for number, job in self._jobs.items()
@@ -90,7 +90,7 @@ class SweepTable:
         """Jobs whose files have changed since the last call."""
         news = []
         for path in self._folder.glob("job_*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError):  # of a disk that is full, or away
+            with contextlib.suppress(OSError, ValueError, TypeError):  # the disk is full, or away
                 changed = path.stat().st_mtime_ns
                 if self._changed.get(path) != changed:
                     job = SweepJob(**json.loads(path.read_text(encoding="utf-8")))
@@ -127,7 +127,7 @@ class SweepTable:
                 continue
             self._rows[number] = Run(run_dir, RunRecord(id="", status=""), {}).last_row
             self._read[number] = job.status
-            with contextlib.suppress(ConfigError):  # of a disk that is away
+            with contextlib.suppress(ConfigError):  # the disk is away
                 if number not in self._steps:
                     self._steps[number] = raw_config(run_dir)["total_env_steps"]
 
@@ -150,7 +150,7 @@ class SweepTable:
             if number not in jobs or jobs[number].run_dir == run_dir
         }
         done = sum((before | {number: self._part(job) for number, job in jobs.items()}).values())
-        here = done - sum(before.values())  # since this start
+        here = done - sum(before.values())  # done since this start
         if here > _ENOUGH * total:
             left = (total - done) * (time.monotonic() - self._began) / here
         return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
@@ -171,28 +171,28 @@ class SweepTable:
         return "  ".join(parts)
 
     def _visible(self) -> list[SweepJob]:
-        """All jobs that have begun, and those that run where the terminal is too low."""
+        """All jobs that have begun; on a terminal with too few lines only the running ones."""
         jobs = [self._jobs[number] for number in sorted(self._jobs)]
         room = max(1, shutil.get_terminal_size().lines - 2)
         return jobs if len(jobs) <= room else [job for job in jobs if job.status == RUNNING][:room]
 
     def _redraw(self, lines: list[str]) -> None:
         width = shutil.get_terminal_size().columns
-        # On a terminal that became narrower, a line that was drawn takes several of its rows.
+        # If the terminal became narrower, a line drawn before takes several rows.
         rows = sum(-(-len(line) // width) for line in self._drawn)
         self._drawn = [line[: width - 1] for line in lines]
         say(f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn), end="")
 
 
 def _title(job: SweepJob, record: SweepRecord) -> str:
-    """The number of a job, and its overrides without those of all jobs."""
+    """The number of a job, and the overrides that not all jobs have."""
     every = {*map(str.lower, record.words)}  # Hydra writes false as False
     own = (text for text in job.overrides if text.partition("=")[0] not in BOOKKEEPING_KEYS)
     return f"#{job.job} {' '.join(text for text in own if text.lower() not in every)}".rstrip()
 
 
 def show_end(record: SweepRecord, folder: Path) -> None:
-    """Print a line for each job, the reasons of those that failed, statistics, and where the record is."""
+    """Print a line for each job, the reasons of failures, statistics, and the place of the record."""
     say(f"sweep {record.id}: {record.status}")
     for job in record.jobs:
         value = "" if job.final_return is None else f", return {job.final_return:.2f}"

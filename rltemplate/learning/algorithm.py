@@ -17,10 +17,10 @@ from rltemplate.rng import Streams
 
 
 class StatefulAlgorithm:
-    """An algorithm over N environments, whose `state` is a NamedTuple of all that learning changes.
+    """An algorithm over N environments, whose `state` is a NamedTuple of everything that learning changes.
 
-    State, random streams, environments, `obs` and `env_steps` are the whole of it, besides a replay buffer:
-    exact resume, the trace and the fingerprint follow from them.
+    An algorithm consists of `state`, random streams, environments, `obs`, `env_steps` and perhaps a replay
+    buffer. Exact resume and the trace are made from these.
     """
 
     config: Any
@@ -37,7 +37,7 @@ class StatefulAlgorithm:
 
     @property
     def probe(self) -> Probe:
-        """The receiver of all that the trace shows."""
+        """The receiver of draws and results, such as the trace."""
         return self.engine.probe
 
     @probe.setter
@@ -45,19 +45,19 @@ class StatefulAlgorithm:
         self.engine.probe = self.streams.probe = self.envs.probe = probe
 
     def begin_iteration(self) -> Tensor:
-        """The observations (N, O) to act on, of the first reset in the first iteration."""
-        self.probe.begin(self)  # type: ignore[arg-type]  # which has the rest of the protocol
+        """The observations (N, O) to act on; the first iteration resets the environments."""
+        self.probe.begin(self)  # type: ignore[arg-type]  # subclasses have the rest of the protocol
         if self.obs is None:
             self.obs = self.to_device(self.envs.reset())
         return self.obs
 
     def scheduled(self, initial: float, schedule: Schedule) -> Tensor:
-        """A coefficient for the coming iteration, 0-d: an argument, since a number would compile anew."""
+        """A coefficient for the coming iteration, 0-d: a changing number would compile programs again."""
         left = max(0.0, 1.0 - self.env_steps / self.total_env_steps)
         return torch.tensor(initial * (left if schedule is Schedule.linear else 1.0), device=self.device)
 
     def to_device(self, array: np.ndarray) -> Tensor:
-        """The numbers in torch's default type. Nothing waits for a GPU: pageable memory is copied at once."""
+        """The numbers in torch's default type, copied without waiting for the work of a GPU."""
         return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
 
     def scaling(self) -> Scaling | None:

@@ -1,8 +1,8 @@
 """Runs the functions of an algorithm as they are written, or as compiled programs, and shows their results.
 
 An algorithm writes a decision or an update as a function of tensors, *everything in, everything out*. One
-definition is then stepped through in a debugger, compiled and traced: the names of its results are the fields
-of the NamedTuples that it returns.
+definition can then be debugged, compiled and traced: the names of its results are the fields of the
+NamedTuples that it returns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Engine:
     def run(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a step or an update, as it is written or compiled.
 
-        It takes and returns tensors, in tuples and lists however nested, draws no random numbers and changes
-        none of its arguments. A float among the arguments becomes a tensor. What else it reads is guarded by
-        `torch.compile`: a number that changed compiles it anew, up to eight times. Each combination of shapes
-        and of bools is a program of its own.
+        It takes and returns tensors, in nested tuples and lists, draws no random numbers and changes none of
+        its arguments. A float among the arguments becomes a tensor. `torch.compile` guards everything else
+        that it reads: if such a number changes, it is compiled again, up to eight times. Each combination of
+        shapes and of bools is a separate program.
         """
         results = self._program(function)(*arguments)
         self.probe.results(function.__name__, results)
@@ -51,7 +51,7 @@ class Engine:
         Compiled, all calls are one program: Python does nothing between two updates (docs/speed.md).
         """
         stepwise, num_rows = self.probe.stepwise, len(pytree.tree_leaves(inputs)[0])
-        # A loop of one call gains nothing, and on a GPU each call is a graph, which Python only starts.
+        # A loop of one call gains nothing. On a GPU each call is a graph, and Python does little.
         if not self.compiles or num_rows == 1 or self._on_gpu:
             metrics = []
             for row in _rows(inputs):
@@ -83,7 +83,7 @@ class Engine:
 
 def _loop(function: Function, stepwise: bool) -> Function:
     """`function` over the rows of its inputs: the last state, all metrics or all results if `stepwise`."""
-    # Torch 2.13 has no public name for it; its documentation imports it from here.
+    # Torch 2.13 has no public name for scan; its documentation imports it from here.
     from torch._higher_order_ops import scan
 
     def shown_of(report: Any, new: Any) -> Any:
@@ -92,7 +92,7 @@ def _loop(function: Function, stepwise: bool) -> Function:
     def loop(state: Any, inputs: Any, *constants: Any) -> Any:
         start, of_state = pytree.tree_flatten(state)
         rows, of_row = pytree.tree_flatten(inputs)
-        # For its form alone, in each program anew; the compiler leaves the numbers out.
+        # Only the form is used: the compiler removes the computation.
         example = shown_of(*function(state, pytree.tree_unflatten([x[0] for x in rows], of_row), *constants))
 
         def body(carry: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -105,12 +105,12 @@ def _loop(function: Function, stepwise: bool) -> Function:
         return pytree.tree_unflatten(last, of_state), pytree.tree_unflatten(shown, of_shown)
 
     loop.__qualname__ = function.__qualname__
-    loop.__code__ = loop.__code__.replace()  # the compiler counts programs by code object, which others share
+    loop.__code__ = loop.__code__.replace()  # the compiler counts programs per code object
     return loop
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """For `scan`, which refuses results that share memory with each other or with its inputs."""
+    """Copies for `scan`, which refuses results that share memory with each other or with its inputs."""
     return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
@@ -121,7 +121,7 @@ def _rows(stacked: Any) -> Iterator[Any]:
 
 
 def _on_cpu(function: Function) -> Function:
-    # A wrapper in C++ calls the kernels of a small update in half the time of one in Python.
+    # A C++ wrapper calls the kernels of a small update in half the time of a Python wrapper.
     options: dict[str, Any] = {"cpp_wrapper": True}
     from rltemplate.learning.products import ProductsByOneDNN, onednn_is_faster  # imports the compiler
 

@@ -22,7 +22,7 @@ def mlp(
     orthogonal_gain: float | None = None,
     layer_norm: bool = False,
 ) -> Rows:
-    """Linear layers of the given sizes with `activation` between them, after a layer normalisation if wanted.
+    """Linear layers of the given sizes with `activation` between them; `layer_norm` puts one before each.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
     in the last, biases zero (Engstrom et al. 2020, arXiv 2005.12729). Without, torch's own initialisation of
@@ -52,8 +52,7 @@ def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """A random matrix (rows, columns) whose rows or columns, whichever are fewer, are orthonormal.
 
     Saxe et al. 2014, arXiv 1312.6120. Gram-Schmidt in float64, each vector made orthogonal twice (Giraud et
-    al. 2005): LAPACK, which torch's own initialisation calls, gives other bits for another number of threads
-    or another CPU.
+    al. 2005). Torch's own initialisation calls LAPACK, whose bits depend on CPU and number of threads.
     """
     few, many = sorted((rows, columns))
     vectors = torch.randn(few, many, generator=generator, dtype=torch.float64).numpy()

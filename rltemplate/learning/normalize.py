@@ -1,6 +1,6 @@
 """Running statistics as values.
 
-Observations are scaled by the statistics of earlier iterations, rewards by those that include them.
+Observations are scaled by statistics of earlier iterations, rewards by statistics that include them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Statistics(NamedTuple):
 
     @classmethod
     def empty(cls, size: int, device: torch.device | None = None) -> Statistics:
-        """Statistics that change nothing."""
+        """Statistics of no rows; their scaling changes nothing."""
         zeros = torch.zeros(size, dtype=torch.float64, device=device)
         return cls(zeros, torch.ones_like(zeros), zeros.new_zeros(()))
 
     def merged(self, batch: Tensor) -> Statistics:
-        """These and the rows of `batch` (B, size) (Chan et al. 1979, parallel variance)."""
+        """The statistics of earlier rows and of `batch` (B, size) (Chan et al. 1979, parallel variance)."""
         rows = batch.to(torch.float64)
         batch_mean = rows.mean(0)
         batch_var = (rows - batch_mean).square().mean(0)
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
         return Statistics(self.mean + delta * share, var, total)
 
     def scaling(self) -> Scaling:
-        """The same in torch's default type, so that normalising costs two operations and no conversion."""
+        """Shift and scale in torch's default type, for normalisation in two operations."""
         precision = torch.get_default_dtype()
         return Scaling(self.mean.to(precision), (self.var + EPSILON).rsqrt().to(precision))
 
@@ -54,7 +54,7 @@ class Scaling(NamedTuple):
 
 
 def normalize(x: Tensor, scaling: Scaling | None, clip: float) -> Tensor:
-    """`x` (..., size) with zero mean and unit deviation, clipped; None leaves it as it is."""
+    """`x` (..., size) with zero mean and unit deviation, clipped; unchanged if `scaling` is None."""
     return x if scaling is None else ((x - scaling.shift) * scaling.scale).clamp(-clip, clip)
 
 

@@ -88,7 +88,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         raise NotImplementedError
 
     def update(self, learned: Any, inputs: Any, rates: Any) -> tuple[Any, Any]:
-        """One update: its report, a NamedTuple with `metrics`, and what was learned, as it was given.
+        """One update: its report, a NamedTuple with `metrics`, and the new `learned`, of the same form.
 
         The metrics are kept until the iteration ends; the rest of the report is for the trace alone.
         """
@@ -146,7 +146,8 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         config, done, draw = self.config, self.state.num_updates, self.streams.draw
         num_envs, size = self.envs.num_envs, config.batch_size
         steps = max(0, self.env_steps // num_envs - config.learning_starts // num_envs)
-        # A sum of fractions would lose updates by rounding, and a product just below a whole number as well.
+        # From the number of all steps: a sum of fractions would lose updates by rounding. The small term is
+        # for products just below a whole number.
         due = math.floor(config.updates_per_step * num_envs * steps + 1e-9)
         self.state = self.state._replace(num_updates=due)
         for number in range(done + 1, due + 1):

@@ -114,7 +114,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             log_prob=torch.stack([each.log_prob for each in decisions]),
             reward=reward,
             terminated=terminated,
-            truncated=truncated * (1.0 - terminated),  # an end that is both is an end
+            truncated=truncated * (1.0 - terminated),  # termination has priority
             last_obs=self.normalized(obs),
             final_obs=self.normalized(self.to_device(np.concatenate(final_obs))),
             episodes=episodes,

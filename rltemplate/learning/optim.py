@@ -2,7 +2,7 @@
 
 A whole update is written with these as *state in, state out*, so that one definition runs eagerly for
 debugging and compiles as a single program for speed. All parameters of a module lie in one vector: Adam and
-clipping are then a handful of operations whatever the number of layers.
+clipping are then a few operations for any number of layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AdamState(NamedTuple):
 
 
 class FlatModule:
-    """The shape of a module, whose parameters are given to every call as one vector."""
+    """A module without parameters of its own: each call gets them as one vector."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -44,20 +44,20 @@ class FlatModule:
         self._shapes = [p.shape for p in named.values()]
         self._sizes = [p.numel() for p in named.values()]
         self.initial = torch.cat([p.detach().reshape(-1) for p in named.values()])  # (P,)
-        # The module's own parameters are views of `_own`, which has the values of `_held`.
+        # The parameters inside the module are views of `_own`, a copy of the vector `_held`.
         self._own, self._held = self.initial.clone(), self.initial
         for p, view in zip(named.values(), self._own.split(self._sizes), strict=True):
             p.data = view.view(p.shape)
             p.requires_grad_(False)
 
     def call(self, flat: Tensor, *inputs: Any) -> Any:
-        """The module's output with the parameters `flat` (P,), which are never written to afterwards."""
+        """The module's output with the parameters `flat` (P,). `flat` must not be modified later."""
         if not torch.compiler.is_compiling():
             if flat is not self._held and not torch.is_grad_enabled():
                 self._own.copy_(flat)
                 self._held = flat
             if flat is self._held:
-                return self.module(*inputs)  # the same, in less time
+                return self.module(*inputs)  # equal results, in less time
         parts = zip(self._names, flat.split(self._sizes), self._shapes, strict=True)
         return functional_call(self.module, {name: x.view(shape) for name, x, shape in parts}, inputs)
 
@@ -65,7 +65,7 @@ class FlatModule:
 def gradient(loss: Callable[..., tuple[Tensor, Any]], flat: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
     """The gradient (P,) of `loss(flat, *inputs) -> (scalar, aux)`, and aux detached.
 
-    The compiler takes only the functional transform; eagerly the autograd tape takes half its time.
+    The compiler needs the functional transform. Without the compiler, autograd takes half the time.
     """
     if torch.compiler.is_compiling():
         grad, (_, aux) = grad_and_value(loss, has_aux=True)(flat, *inputs)
@@ -92,7 +92,7 @@ def adam(state: AdamState, grad: Tensor, rate: Tensor, eps: float) -> AdamState:
     steps, (beta1, beta2) = state.steps + 1.0, _BETAS
     mu = beta1 * state.mu + (1.0 - beta1) * grad
     nu = beta2 * state.nu + (1.0 - beta2) * grad * grad
-    # Its own place in memory: else the compiler computes the powers again for every 16 parameters.
+    # In its own memory: otherwise the compiler computes the powers again for every 16 parameters.
     correction1, correction2 = ((1.0 - torch.pow(beta, steps)).as_strided((), ()) for beta in _BETAS)
     root = kernels.sqrt(nu / correction2)
     rate = rate / correction1

@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
-        bias = bias.contiguous()  # oneDNN reads one number after the other, whatever the stride
+        bias = bias.contiguous()  # oneDNN ignores the stride
     # Of oneDNN's float32 products torch has no public name: this is the operation that its compiler emits.
     return torch.ops.mkldnn._linear_pointwise.default(a, b.t(), bias, "none", (), "")  # type: ignore[no-any-return]
 

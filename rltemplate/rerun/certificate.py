@@ -11,13 +11,14 @@ from rltemplate.run.git.snapshot import GitRecord
 
 JSON, TEXT = "certificate.json", "certificate.txt"
 HOLDS, BROKEN = "holds", "broken"
-# The largest |ratio - 1| before the first update of an iteration; 0 where rows depend on nothing else.
+# The largest |ratio - 1| before the first update of an iteration. It is 0 if a row's result depends on the
+# row alone.
 RATIO = "policy/first_ratio_max_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One run that has ended: `error` if it did not finish, `ratio` as `ratio_of` gives it."""
+    """One run that has ended: `error` if it did not finish, `ratio` from `prove.ratio_of`."""
 
     name: str
     run_dir: str
@@ -35,10 +36,10 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The outcome of a proof; `sentence` is all of it in a line, and another one for the inverse if it holds.
+    """The outcome of a proof; `sentence` tells it in one line, with a second line about the inverse.
 
-    `inverse` are the checks without the additions of the level: the problem of each, None where it holds all
-    the same.
+    `inverse` has the result of each check without the additions of the level: its problem, or None if the
+    check succeeds even so.
     """
 
     verdict: str
@@ -59,7 +60,7 @@ class Certificate:
         return json.dumps(asdict(self), indent=2)
 
     def write(self) -> None:
-        """Write both forms into the folder of the proof and into those of its runs."""
+        """Write both forms into the folder of the proof and into the folders of its runs."""
         for folder in filter(Path.is_dir, map(Path, (self.folder, *(run.run_dir for run in self.runs)))):
             (folder / JSON).write_text(self.to_json() + "\n", encoding="utf-8")
             (folder / TEXT).write_text(self.to_text() + "\n", encoding="utf-8")

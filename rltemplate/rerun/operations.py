@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-# The ways in which a first difference is made; the names of the operations of a and b, and the item.
+# The kinds of causes of a first difference. `a` and `b` are operations, `item` is the first difference.
 CAUSES = {
     "computed": "made by {a}: equal inputs, other results",
     "arguments": "made by {a}: called with other arguments",
@@ -18,17 +18,17 @@ CAUSES = {
     "iterations",
 }
 
-# Results of these are whatever was in memory.
+# Operations that return uninitialised memory.
 _UNWRITTEN = ("empty", "new_empty", "resize_")
 _DRAWING = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "poisson")
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedOperation:
-    """One operation of torch: digests of what it read and made, and the lines that led to it.
+    """One operation of torch: digests of its inputs and outputs, and the lines that called it.
 
-    In `arguments` a tensor is shown as its type and shape. `source` are the lines of this project, the
-    innermost first; `forward_source` those of the operation whose gradient it computes.
+    In `arguments` a tensor is shown as its type and shape. `source` has the calling lines of this project,
+    the innermost first. For a gradient, `forward_source` has the lines of the forward operation.
     """
 
     operation: str
@@ -48,9 +48,9 @@ class LoggedOperation:
 class Finding:
     """The cause of the first difference.
 
-    `kind` is one of CAUSES. `agreeing` operations came before. `a` and `b` are the operation
-    that made the difference, or for `outside` the first that saw it; None for a run that did nothing more.
-    `logged_from` is the event in which the log begins.
+    `kind` is one of CAUSES. `agreeing` is the number of equal operations before. `a` and `b` are the
+    operation with the difference, for `outside` the first one that reads it, and None if a run had no more
+    operations. `logged_from` is the event in which the log begins.
     """
 
     kind: str
@@ -61,10 +61,10 @@ class Finding:
 
 
 def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_from: str) -> Finding:
-    """The cause of the first item that differs, from the operations of both runs until the item was there.
+    """The cause of the first item that differs, from the operations of both runs before this item.
 
-    An operation is the cause if it had equal inputs in both runs and another result; memory that was never
-    written does not count. The first that had other inputs saw a difference that came from elsewhere.
+    An operation is the cause if it had equal inputs in both runs and different results; uninitialised memory
+    does not count. Different inputs of the first such operation mean that the cause was not logged.
     """
     agreeing, saw = 0, None
     for one, other in zip_longest(a, b):

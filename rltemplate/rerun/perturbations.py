@@ -1,4 +1,4 @@
-"""The plan of a proof: what is claimed, and runs in which something is changed that must not matter.
+"""The plan of a proof: the configuration, and runs with perturbations that must not change anything.
 
 Nothing is started here.
 """
@@ -19,8 +19,8 @@ from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import check_environments
 
-SHORT = 10_000  # environment steps of each run, where the user names no other number
-# The words that replace those about a level and its threads in the inverse of its proof.
+SHORT = 10_000  # environment steps of each run, unless the user gives total_env_steps
+# In the inverse of a proof these words replace the words about the level and its threads.
 WITHOUT = {
     Level.repeat: ("determinism=fast", "num_threads=2"),
     Level.invariant: ("determinism=repeat",),
@@ -32,9 +32,9 @@ WITHOUT = {
         "determinism.numpy_without=null",
     ),
 }
-# Levels whose bits depend neither on the number of threads nor on the rows beside a row.
+# Levels at which neither the number of threads nor the other rows of a batch change a row's bits.
 INVARIANT = (Level.invariant, Level.profile)
-# Of each the first value that is not there already; None removes the variable.
+# The first value that differs from the present one is set; None removes the variable.
 OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
     "LANG": ("tr_TR.UTF-8", "C"),
     "LC_ALL": ("C", "C.UTF-8"),
@@ -42,7 +42,7 @@ OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
     "COLUMNS": ("40", "200"),
     "PYTHONDONTWRITEBYTECODE": ("1", None),
 }
-# Only makes the environment larger, which moves the stack (Mytkowicz et al. 2009, "Producing wrong data
+# Makes the environment larger, which moves the stack (Mytkowicz et al. 2009, "Producing wrong data
 # without doing anything obviously wrong", ASPLOS).
 PADDING = "RLTEMPLATE_PADDING"
 _ROWS_IN_A_GROUP = 7
@@ -70,10 +70,10 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
         raise ConfigError("trace=off: a proof compares traces; use trace=iteration or trace=step")
     if not any(word.startswith("total_env_steps=") for word in words):
         steps = SHORT
-        # In a shorter run nothing would be learned.
+        # A shorter run would learn nothing.
         while steps < config.total_env_steps and any(config.algo.notes(config.env.num_envs, steps)):
             steps *= 2
-        # What gains by the compiler, and is proved compiled, is the run of full length.
+        # `auto` is resolved for the run of full length, since that run is to be proved.
         given = {word.partition("=")[0] for word in words}
         kept = {"compile": str(config.compile).lower(), "num_threads": config.num_threads}
         words = [*words, *(f"{key}={value}" for key, value in kept.items() if key not in given)]
@@ -83,13 +83,13 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
 
 
 def without(level: Level, overrides: Sequence[str]) -> Config:
-    """The configuration of a command without the additions of its level."""
+    """The configuration of a command without the additions of its level, for the inverse."""
     kept = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
     return _changed(config_of([*kept, *WITHOUT[level]]), {"video_every": 0})
 
 
 def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
-    """One configuration, which makes no videos, and its words."""
+    """One configuration, without videos, and its words."""
     plan = preflight(words)
     if plan.sweep or not plan.configs:
         raise ConfigError("a proof is about one configuration; give one value of each key, and no options")
@@ -97,10 +97,10 @@ def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
 
 
 def perturbed(number: int, config: Config) -> tuple[Config, dict[str, str | None], list[str]]:
-    """The configuration and variables of run `number`, and what is disturbed in it, in words.
+    """The configuration and environment variables of run `number`, and its perturbations in words.
 
-    None removes a variable. Threads and groups of rows must not matter at `invariant` levels only. The caller
-    adds another working directory, empty caches, and a busy core.
+    None removes a variable. Threads and groups of rows are changed only at levels that promise that these do
+    not matter. The caller adds another working directory, empty caches, and a busy core.
     """
     steps, all_observers = config.total_env_steps, number % 2 == 1
     changes, environment = dict(_NO_OBSERVERS), dict[str, str | None]({PADDING: "x" * (4096 + 1009 * number)})

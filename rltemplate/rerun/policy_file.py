@@ -1,7 +1,7 @@
-"""Policies in small files: a checkpoint of which only the tensors that acting reads are left.
+"""Policies in small files: a checkpoint in which all tensors that acting does not read are zero.
 
-A policy file is a ZIP with the two files of one checkpoint. It has the format of a run's `checkpoints/`, so
-that all that plays a run's policy plays a policy file, too.
+A policy file is a ZIP with the two files of one checkpoint, in the format of a run's `checkpoints/`. So every
+command that loads the policy of a run also loads a policy file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLICIES = Path("results") / "policies"
 def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterator[Path]:
     """The folder with the checkpoints that `run=RUN` or `policy=NAME` names, while the block runs.
 
-    NAME is that of a file of results/policies, or a path that ends in .zip. Raises ConfigError.
+    NAME is a file in results/policies without its ending, or a path that ends in .zip. Raises ConfigError.
     """
     if (run is None) == (policy is None):
         raise ConfigError("give run=RUN or policy=NAME, one of the two")
@@ -68,7 +68,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
     leaves, form = tree_flatten(state)
     for place, held in enumerate(leaves):
         if isinstance(held, torch.Tensor):
-            # Whatever noise in its place does not change, no policy reads.
+            # If noise in the place of a tensor does not change the actions, acting does not read it.
             leaves[place] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
             algorithm.load_state_dict(tree_unflatten(leaves, form))
             leaves[place] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
@@ -79,5 +79,5 @@ def export_policy(run_dir: Path, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for each in (path, path.with_suffix(".json")):
-                # Without the time: an equal policy is an equal file.
+                # Without a time stamp, so that equal policies give equal files.
                 archive.writestr(zipfile.ZipInfo(each.name), each.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -1,11 +1,11 @@
-"""`make prove`: a determinism level put to the test, with one configuration run several times.
+"""`make prove`: a test of a determinism level, with several runs of one configuration.
 
-The first run is left alone. The others are perturbed in everything that must not matter: hash seed, working
-directory, environment variables, caches, load, observers, and where the level promises it also threads and
-the grouping of rows. All must leave the same trace. Then the inverse: without the additions of the level at
-least one of its checks should fail, or else the checks may see nothing.
+The first run is undisturbed. In the other runs everything is changed that must not matter: hash seed, working
+directory, environment variables, caches, load, observers, and, if the level promises it, threads and the
+grouping of rows. All runs must have the same trace. Then the inverse: without the additions of the level at
+least one of its checks should fail. Otherwise the checks may be unable to fail.
 
-A process `python -m rltemplate.rerun.prove CHECK ...` tries the checks of a level, and trains nothing.
+A process `python -m rltemplate.rerun.prove CHECK ...` only runs the checks of a level, without training.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print a line per run, then the certificate; with --json that alone is on standard output."""
+    """Print a line per run, then the certificate. With --json standard output has only the certificate."""
     certificate = Proof(args.words, args.times, sys.stderr if args.json else sys.stdout).run()
     print(certificate.to_json() if args.json else f"\n{certificate.to_text()}")
     return 0 if certificate.verdict == HOLDS else 1
 
 
 class Proof:
-    """The work on one proof. `folder` will have the runs and the certificate, once the checks were tried."""
+    """One proof. Its `folder` gets the runs and the certificate; it is made after the checks."""
 
     def __init__(self, words: Sequence[str], times: int, out: TextIO | None = None) -> None:
         """`words` are overrides as for training; `out` gets a line about each run. Raises ConfigError."""
@@ -76,10 +76,10 @@ class Proof:
         self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS}
 
     def run(self) -> Certificate:
-        """Make checks and runs; the certificate, which is written into their folders and that of the proof.
+        """Run the checks and the runs; the certificate, which is also written into all their folders.
 
-        Raises ConfigError, before anything is created, where the run would be refused; Interrupted after a
-        signal. The runs made by then stay.
+        Raises ConfigError before anything is created if the run would be refused, and Interrupted after a
+        signal. Finished runs then stay.
         """
         with self._children.listening(), tempfile.TemporaryDirectory(prefix="prove-") as scratch:
             self._scratch = Path(scratch)
@@ -92,7 +92,7 @@ class Proof:
             for number in [] if problems else range(self._times):
                 runs.append(self._run(number))
                 print(runs[-1], file=self._out, flush=True)
-                if runs[0].error:  # the others cannot be compared with it
+                if runs[0].error:  # the other runs could not be compared with it
                     break
             problems += problems_of(runs, self.level)
             claim = f"for {self.config.algo.name} on {self.config.env.id}"
@@ -125,7 +125,7 @@ class Proof:
         return certificate
 
     def _inverse(self) -> tuple[str, dict[str, str | None]]:
-        """A sentence about the checks without the additions of the level, and the problem of each."""
+        """A sentence about the checks without the additions of the level, and the problem of each check."""
         words = " ".join(WITHOUT[self.level])
         checks = self._try_checks(self._bare)["checks"].items()
         found: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
@@ -136,7 +136,7 @@ class Proof:
         return f"Without it ({words}) {said}", found
 
     def _try_checks(self, config: Config) -> dict[str, Any]:
-        """Settings and checks of the level, from a separate process; ConfigError if it refuses."""
+        """Settings and results of the checks, from a process of their own; ConfigError if it refuses."""
         command = [sys.executable, "-P", "-m", "rltemplate.rerun.prove", *PROMISES[self.level.name]]
         environment = worker_environment(self._job("checks", config), self._environment)
         answer, log = self._scratch / "checks.json", self._scratch / "checks.log"
@@ -146,7 +146,9 @@ class Proof:
             raise ConfigError(said)
         if status:
             raise RuntimeError(f"the checks could not be tried: {last_words(log, status)}")
-        found: dict[str, Any] = json.loads(lines_of(answer)[-1])  # environments may print as well
+        found: dict[str, Any] = json.loads(
+            lines_of(answer)[-1]
+        )  # an environment may have printed lines before
         return found
 
     def _job(self, name: str, config: Config) -> Job:
@@ -159,7 +161,7 @@ class Proof:
         )
 
     def _run(self, number: int) -> RunResult:
-        """Run number 0 is left alone, the others are perturbed, with all observers and with none in turn."""
+        """Run 0 is undisturbed. The other runs are perturbed, with all observers and with none in turn."""
         name, config, perturbations = f"run_{number}", self.config, list[str]()
         variables: dict[str, str | None] = {}
         cwd, done = Path.cwd(), threading.Event()
@@ -192,19 +194,19 @@ class Proof:
 
 
 def _record(run_dir: Path) -> RunRecord:
-    """The record of a run, which has no facts if the run never came to one."""
+    """The record of a run; an empty one if the run ended before it had a record."""
     known = (run_dir / paths.RECORD).exists()
     return RunRecord.read(run_dir) if known else RunRecord(id=run_dir.name, status="")
 
 
 def ratio_of(run_dir: Path) -> float | None:
-    """The first value of RATIO that is not 0, NaN included; 0 if all are, None if the run has none."""
+    """The first value of RATIO that is not 0 (perhaps NaN); 0 if all are 0, None if the run logged none."""
     ratios = [row[RATIO] for row in read_metrics(run_dir) if RATIO in row]
     return next((ratio for ratio in ratios if ratio != 0.0), 0.0) if ratios else None
 
 
 def problems_of(runs: Sequence[RunResult], level: Level) -> Iterator[str]:
-    """The faults of runs that should be equal to the first one."""
+    """Problems of runs, all of which should equal the first one."""
     for run in runs:
         name = f"{run.name} ({', '.join(run.perturbations) or 'undisturbed'})"
         if run.error:
@@ -223,9 +225,9 @@ def _keep_busy(done: threading.Event) -> None:
 
 
 def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
-    """The settings read back, and by name the result of each check, with `problem` where it fails.
+    """The settings read back, and the result of each check by name, with `problem` if it fails.
 
-    Raises ConfigError where the run would be refused before its checks.
+    Raises ConfigError if the run would be refused before its checks.
     """
     from rltemplate.determinism import checks, switches
     from rltemplate.envs.global_rng import seed_global_rng

@@ -1,7 +1,7 @@
-"""Recorded code, run again: the one way for `reproduce` and `zoom`.
+"""Processes with recorded code, for `reproduce` and `zoom`.
 
-The recorded commit is checked out into a linked worktree beside the user's work. Its processes have the
-variables that may change bits as recorded, and cannot import the present project.
+The recorded commit is checked out into a linked worktree beside the user's work. Processes with this code get
+the recorded variables that may change bits, and cannot import the present project.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 
-# These lead to another interpreter or to another run.
+# Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
-# Takes the present project out of the import path, where the .pth file of its environment has put it.
+# Removes the present project from the import path, to which a .pth file of the environment added it.
 _BAR = """
 import os, sys
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in {barred!r}]
@@ -45,7 +45,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdi
 class Code:
     """The code of a recorded run in the folder `project`, to run it again.
 
-    Of the folders `barred` nothing is imported; `scratch` is a folder for temporary files.
+    Nothing is imported from the folders `barred`. `scratch` is a folder for temporary files.
     """
 
     record: RunRecord
@@ -75,7 +75,7 @@ class Code:
             "command": sys.argv,
             "overrides": [],
             "sweep": None,
-            # Its code is in a commit already.
+            # No snapshot: the code is in a commit already.
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
         environment = self.variables() | {JOB_VARIABLE: json.dumps(job)}
@@ -98,7 +98,7 @@ class Code:
 
 @contextmanager
 def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
-    """The code of a run in a folder of its own while the block runs.
+    """The code of a run in a temporary folder while the block runs.
 
     `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
     """
@@ -113,20 +113,20 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
             f"`{snapshot.fetch_command(record.id)}` brings it from the remote that it was pushed to"
         )
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
-        scratch = Path(made).resolve()  # tracebacks are searched for this name
+        scratch = Path(made).resolve()  # as tracebacks show it
         with snapshot.worktree(project, commit, scratch / "tree") as tree:
             yield Code(record, commit, tree, (project, PROJECT), scratch)
 
 
 def check_versions(record: RunRecord) -> list[str]:
-    """Raise ConfigError if Python or packages that compute have other versions; notes on the others."""
+    """Raise ConfigError if Python or computing packages have other versions; notes on other differences."""
     here = replace(record, machine=machine_facts(), versions=package_versions())
     was, now = (Run(Path(), each, {}) for each in (record, here))
     changed, notes = list[str](), list[str]()
     for one in compare_records(was, now, []).differences:
         computes = one.section == VERSIONS and one.a != ABSENT and package_matters(one.key)
         if computes or one.key == "cpu":
-            # Of another build or patch the numbers may differ, and need not.
+            # With another build or patch release the numbers may differ or be equal.
             fine = one.key in ("cpu", "libc") or _release(one.key, one.a) == _release(one.key, one.b)
             (notes if fine or not one.affects_results else changed).append(f"{one.key} {one.change}")
     if changed:
@@ -137,5 +137,5 @@ def check_versions(record: RunRecord) -> list[str]:
 
 
 def _release(package: str, version: str) -> str:
-    """A version without the patch of Python, or the processors or CUDA that a package was built for."""
+    """A version without Python's patch number, or without a local suffix such as +cpu."""
     return version.rpartition(".")[0] if package == "python" else version.partition("+")[0]

@@ -1,8 +1,8 @@
-"""A part of a recorded run once more, in a process of its own, with a closer look at it.
+"""Run a part of a recorded run again, in its own process, with a more detailed trace.
 
-`python -P -m rltemplate.rerun.replay REQUEST` finds the run's job in its environment. It goes on from a
-checkpoint or starts at the beginning, follows the run with fingerprints up to one iteration, takes every step
-and update of that one, and keeps the tensors of one event and torch's operations.
+`python -P -m rltemplate.rerun.replay REQUEST` finds the run's job in its environment. It starts from a
+checkpoint or at the beginning, and traces the run up to one iteration. It traces this iteration by step and
+update, and keeps the tensors of one event and torch's operations before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rltemplate.run.trace import Trace, digest
 from rltemplate.train import build_algorithm
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
-# The version of `Request` and of the files, for the process may be other code than the one that starts it.
+# The version of `Request` and of the files: the process may have other code than the process that starts it.
 FORM = 5
 
 # Addresses of objects in memory, such as generators, in the text of an operation's arguments.
@@ -50,10 +50,10 @@ _PLACE = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n(?!\s*File )(.*))?') 
 class Request:
     """The part of the run to look at, as JSON in the command line.
 
-    `checkpoint` is the file of one, or None for the beginning. The iteration `iteration` is traced by step
-    and update. Of its event `event` number `index` (or ITERATION) tensors and operations are kept; with
-    `since`, operations from that earlier event on, for the first item of an event may be made before it
-    opens. Files are written to `folder`.
+    `checkpoint` is a file, or None for the beginning. The iteration `iteration` is traced by step and update.
+    Tensors and operations of its event `event` number `index` (or ITERATION) are kept. With `since`,
+    operations are kept from the end of that earlier event on, since an event may use results from before it.
+    Files are written to `folder`.
     """
 
     folder: str
@@ -74,9 +74,9 @@ class _Kept(str):
 
 
 class Keeper(Trace):
-    """A trace that keeps the tensors of one event, and the operations that torch carries out until its end.
+    """A trace that keeps the tensors of one event, and torch's operations until its end.
 
-    An event has its name when it ends. So the operations are logged from the end of the event before.
+    The trace learns of an event at its end. So operations are logged from the end of the previous event on.
     """
 
     def __init__(self, request: Request, algo: str, device: str, first_iteration: int) -> None:
@@ -89,7 +89,7 @@ class Keeper(Trace):
         self._operations: list[LoggedOperation] = []
 
     def _digest(self, value: Any) -> str:
-        with _disable_current_modes():  # what is done here is not the run's own
+        with _disable_current_modes():  # operations of the trace are not logged
             kept = _Kept(super()._digest(value))
             if self.stepwise:
                 kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
@@ -111,7 +111,7 @@ class Keeper(Trace):
         return super()._add(event, index, items)
 
     def _calls(self) -> list[Any]:
-        """The operations so far that have a result that could differ."""
+        """The operations so far that have tensors as results."""
         logs = [] if self._log is None else self._log.logs
         return [call for call in logs if "hash" in (getattr(call, "log", None) or {})]
 
@@ -123,7 +123,7 @@ class Keeper(Trace):
 
 
 def _bits(tensor: Any) -> str | None:
-    if isinstance(tensor, FakeTensor):  # of a program that is being compiled, without numbers
+    if isinstance(tensor, FakeTensor):  # without numbers, while a program is compiled
         return None
     with _disable_current_modes():
         return digest(tensor.detach().cpu())
@@ -131,7 +131,7 @@ def _bits(tensor: Any) -> str | None:
 
 def _described(call: Any) -> LoggedOperation:
     given, named = call.log.get("input_hash") or ((), {})
-    read = {name: value for name, value in named.items() if name != "out"}  # which is only written
+    read = {name: value for name, value in named.items() if name != "out"}  # `out` is only written
     return LoggedOperation(
         operation=str(call.op),
         arguments=_ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
@@ -153,13 +153,13 @@ def _places(trace: str | None) -> list[str]:
 
 
 def replay(job: Job, request: Request) -> None:
-    """Carry out the request. Raises ConfigError where the run cannot be run again here."""
+    """Carry out the request. Raises ConfigError if the run cannot be run again here."""
     if request.form != FORM:
         raise ConfigError("this code is of another version; make compare in a worktree of it can zoom in")
     config = from_dict(job.config)
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    if request.event is not None and not config.compile:  # the compiler would start over
-        # Operations on memory that was never written then agree, where torch is deterministic.
+    if request.event is not None and not config.compile:  # the switch would cause a new compilation
+        # With deterministic algorithms, torch then fills uninitialised memory, and such operations agree.
         deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
         deterministic.fill_uninitialized_memory = True
     seed_global_rng(config.seed)

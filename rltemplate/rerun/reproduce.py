@@ -1,10 +1,9 @@
-"""`make reproduce`: a recorded run made again from its own code, and compared with what was recorded.
+"""`make reproduce`: a recorded run made again from its own code, and compared with its record.
 
-The code comes from the ref of the run, the recorded facts from its folder or from the ref alone. Compared are
-the traces, byte for byte, then the rows of metrics without times. A run that ended early is made again as far
-as it went; an interrupted and resumed run is compared with one straight run, since these are identical. The
-process is ended as soon as the rest can tell nothing more. A killed run may have been writing: its last whole
-iteration is the end that counts.
+The code comes from the ref of the run, the record from its folder or from the ref. The traces are compared,
+byte for byte, and then the rows of metrics without times. A run that ended early is made again up to its end,
+which for a killed run is its last whole iteration. A resumed run is compared with an uninterrupted run, since
+the two must be identical. The process is ended at the first difference and at the recorded end.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from rltemplate.run.record import FAILED, FINISHED, RunRecord
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
 LOG = "rerun.log"
-_LINE_EVERY_S = 10.0  # of progress
+_LINE_EVERY_S = 10.0  # between two lines of progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Make the run again, and print the outcome."""
+    """Make the run again, and print the result."""
     found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep)
     print(json.dumps(asdict(found)) if args.json else report(found))
     return 0 if found.verdict == IDENTICAL else 1
@@ -68,8 +67,8 @@ class Reproduction:
     """The outcome of `reproduce`, ready for JSON.
 
     `verdict`: "identical" if traces and metrics are; "diverged" if either differs; "shorter" if the new run
-    ended earlier and was equal until then. `kept` is the folder of the new run, if it is left; `status` is
-    how the recorded run had ended.
+    ended earlier and was equal until then. `kept` is the folder of the new run, if it was kept; `status` is
+    the status of the recorded run.
     """
 
     run: str
@@ -100,13 +99,13 @@ def reproduce(
         scratch = Path(name).resolve()
         run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
         record, trace = run.record, _recorded_trace(run)
-        recorded = run.rows  # damage is told before the run is made again
+        recorded = run.rows  # refuses damaged rows before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
             if (code.project / ".gitmodules").exists():
                 notes.append("submodules are not checked out; what needs them fails")
             error = _run_again(run, trace, code, run_dir, children)
-        # Its code is the recorded one, and its configuration too: observers that were off are no difference.
+        # The new run has the recorded code and configuration: switched-off observers are no difference.
         made = replace(RunRecord.read(run_dir), git=record.git)
         made.write(run_dir)
         total, finished = trace.reach[0], record.status == FINISHED
@@ -147,13 +146,13 @@ def reproduce(
 
 
 def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Children) -> str | None:
-    """Run the recorded configuration with the recorded code, unobserved; the error that ended it, if any."""
+    """Run the recorded configuration with the recorded code; the error that ended it, if any."""
     log, logger = run_dir.with_name(LOG), run.config["logger"]
     logger = logger | {"console": False, "journal": False, "tensorboard": False}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
-    logger |= {"sinks": {}} if "sinks" in logger else {}  # which older code does not know
+    logger |= {"sinks": {}} if "sinks" in logger else {}  # older code has no such key
     config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}
-    if config["device"] == "auto":  # the device that computed
+    if config["device"] == "auto":  # the recorded device
         config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
     status = code.run("train", [], config, run_dir, log, children, follower.enough)
@@ -161,7 +160,7 @@ def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Chil
     if status == REFUSED:
         raise ConfigError(f"{run.id}: cannot be run here: {error}")
     open_trace(run_dir, f"{run.id} came to no iteration this time: {error}")
-    # Asked to end when it had done enough, it ends like an interrupted run.
+    # A run that was asked to end has the status of an interrupted run.
     return error if status not in (0, 128 + signal.SIGTERM) else None
 
 
@@ -173,8 +172,8 @@ class _Follower:
         self._read, self._differs, self._said = 0, False, time.monotonic()
 
     def enough(self) -> bool:
-        """True if the rest of the run could tell nothing: it differs, or goes on behind the recorded end."""
-        with contextlib.suppress(FileNotFoundError), self._again.open("rb") as file:  # it has not begun
+        """True if the new trace differs from the recorded one, or is longer."""
+        with contextlib.suppress(FileNotFoundError), self._again.open("rb") as file:  # not written yet
             file.seek(self._read)
             new = file.read()
             self._differs |= self._recorded[self._read : self._read + len(new)] != new
@@ -186,9 +185,9 @@ class _Follower:
 
 
 def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Both without the rows that only a run has whose total was raised: at its old ends, and the next ones.
+    """Rows of both runs, without rows at old ends of a run whose total was raised, and without the next rows.
 
-    The next row has means over a shorter time.
+    An uninterrupted run logs no row at an old end, and its next row has means over a longer time.
     """
     made = sorted(row["env_steps"] for row in again)
     ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
@@ -198,12 +197,12 @@ def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[li
 
 
 def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:
-    """The first rows of metrics that differ, but for times."""
+    """The first difference between the rows of metrics, except for times."""
     if before and finished and len(before) != len(again):
         return f"{len(before)} rows were recorded, and {len(again)} made again"
     for a, b in zip(before, again, strict=False):
         names = [name for name in {**a, **b} if not name.startswith(("time/", "wall_time"))]
-        # As text, in which NaN equals NaN.
+        # As text, since NaN is not equal to NaN.
         if names := [name for name in names if str(a.get(name)) != str(b.get(name))]:
             return f"{few(names)} after {a['env_steps']:,.0f} environment steps"
     return None
@@ -218,7 +217,7 @@ def _keep(run_dir: Path, folder: Path) -> None:
 
 
 def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> Path:
-    """The folder of the run that `text` names: a folder, an id or a part of it, or a ref; folders go first.
+    """The folder of the run that `text` names: a folder, an id or a part of it, or a ref, in this order.
 
     The files of a ref are written to a folder below `scratch`. Raises ConfigError if there is no such run.
     """
@@ -257,7 +256,7 @@ def _recorded_trace(run: Run) -> Trace:
 
 
 def _limits(run: Run, trace: Trace) -> Iterator[str]:
-    """Notes about what may prevent an identical run; ConfigError if no single run can give this one."""
+    """Notes on obstacles to an identical run; ConfigError if no uninterrupted run can equal this one."""
     record = run.record
     for part in record.resumed:
         changed = [*part.changed.get("code", []), *part.changed.get("libraries", [])]
@@ -288,6 +287,6 @@ def report(found: Reproduction) -> str:
     lines += [] if found.kept is None else [f"  kept    {found.kept}"]
     if found.comparison.verdict == DIVERGED:
         lines += ["", "a was recorded, b was made again", "", compare.report(found.comparison)]
-        if (recorded := Path(found.comparison.a.run_dir)).exists():  # not of a ref
+        if (recorded := Path(found.comparison.a.run_dir)).exists():  # a run known by its ref has none
             lines += ["", f"closer: make compare a={from_here(recorded)} b={found.kept} zoom=true"]
     return "\n".join(lines)

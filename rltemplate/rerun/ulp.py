@@ -14,9 +14,9 @@ import numpy as np
 class ArrayDifference:
     """The result of `compare_arrays`.
 
-    `differing` of `size` elements have other bits; None for other shapes or types. Distances are over these;
-    they are None for integers, with infinity or NaN, and where nothing differs. `first` are the coordinates
-    of the first that differs, `values` its values in a and b, `hexes` the same in hexadecimal.
+    `differing` of `size` elements have different bits; None for different shapes or types. Distances are over
+    these elements. They are None for integers, with infinity or NaN, and if nothing differs. `first` are the
+    coordinates of the first difference, `values` its values in a and b, `hexes` the same in hexadecimal.
     """
 
     shapes: list[list[int]]
@@ -54,7 +54,7 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Steps (uint64) from each float to its counterpart through all floats in between; none from -0 to +0."""
+    """Number (uint64) of steps to the next float that lead from a to b; zero from -0 to +0."""
     # The bits of a magnitude count the floats below it (Dawson 2012, comparing floats).
     a, b = (np.copysign(1, x).astype(int) * np.abs(x).view(f"i{x.dtype.itemsize}") for x in (a, b))
     distance: np.ndarray = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)

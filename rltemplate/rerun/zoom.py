@@ -1,10 +1,10 @@
 """The first difference between two runs, down to the numbers and to the operation that made it.
 
-A trace says where two runs part, and holds digests only. So both runs are run again up to there, each in a
-process of its own with the environment and the code that it had, from the last checkpoint that both have. The
-first pass takes every step and update of the iteration in which they part; the second keeps the tensors of
-the event that differs, and the operations of torch that led to it. The new runs are held to the recorded
-ones: a run that does not repeat has nothing to say about itself.
+A trace shows where two runs diverge, but has only digests. So both runs are run again up to that place, each
+in its own process with its recorded code and environment, from the last checkpoint that both have. The first
+pass traces every step and update of the diverging iteration. The second pass keeps the tensors of the event
+that differs, and the operations of torch before it. The new runs are compared with the recorded ones: a run
+that does not repeat cannot explain the difference.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from rltemplate.run.trace import START
 
 
 def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
-    """Look closely at the divergence that `comparison` has found; progress goes to standard error.
+    """Find the cause of the divergence in `comparison`; progress goes to standard error.
 
-    `project` has the present code, in the repository that holds the recorded code. Raises ConfigError where
-    nothing can be found out, and Interrupted after a signal.
+    `project` has the present code, in the repository that holds the recorded code. Raises ConfigError if the
+    runs cannot be run again, and Interrupted after a signal.
     """
     at, children = comparison.divergence, Children()
     assert at is not None
@@ -57,14 +57,14 @@ def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
 
 
 def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
-    """Environment steps of the last checkpoint from before the divergence that both have, if any."""
+    """Environment steps of the last checkpoint of both runs before the divergence, if there is one."""
     known = [set(map(paths.steps_of, list_checkpoints(each))) for each in dirs]
     return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Two runs with their codes; `start` is the checkpoint that both go on from, in steps."""
+    """Two runs and their code; `start` is their common checkpoint, in environment steps."""
 
     dirs: list[Path]
     codes: list[Code]
@@ -74,9 +74,9 @@ class _Work:
     children: Children
 
     def run_again(self, aim: str, **wanted: Any) -> list[Path]:
-        """Run both runs again, and hold them to their records; the new folders.
+        """Run both runs again, and compare them with their records; the new folders.
 
-        `wanted` are the fields of the request about the event to keep, if there is one.
+        `wanted` are fields of `Request` about the event to keep, if there is one.
         """
         where = "the beginning" if self.start is None else f"step {self.start:,}"
         folders = [self.folder / ("event" if wanted else "steps") / name for name in "ab"]
@@ -99,7 +99,7 @@ class _Work:
 
 
 def _look(work: _Work, result: Zoom) -> None:
-    """Both passes; what they find goes into `result`."""
+    """Make both passes, and put their findings into `result`."""
     steps = [traces.open_trace(folder) for folder in work.run_again("its steps and updates")]
     at = traces.first_difference(*steps)
     if at is None or at.item in traces.NOT_FINGERPRINTS:
@@ -129,7 +129,7 @@ def _look(work: _Work, result: Zoom) -> None:
 
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:
-    """The first difference of a new trace from the recorded one, which goes on; None if none."""
+    """The first difference between a new trace and the recorded one, which is longer; None if none."""
     there, here = (
         ((event.index, event.values) for _, event in trace.events() if event.name == traces.ITERATION)
         for trace in map(traces.open_trace, (recorded, again))
@@ -137,13 +137,13 @@ def _not_repeated(recorded: Path, again: Path) -> str | None:
     for index, values in here:
         known = next((values for number, values in there if number == index), {})
         for name, value in values.items():
-            # Which items a line has depends on the detail of the trace.
+            # Traces of different detail have different items; only common ones are compared.
             if name != traces.OTHER_CHAIN and known.get(name, value) != value:
                 return f"it first differs from its own record in iteration {index:,}, {name}"
     return None
 
 
 def _operations_before(item: str, folder: Path) -> list[LoggedOperation]:
-    """The operations that had been carried out when the item was there."""
+    """The operations before the item."""
     document = json.loads((folder / OPERATIONS).read_text())
     return [LoggedOperation(**each) for each in document["operations"][: document["before"][item]]]

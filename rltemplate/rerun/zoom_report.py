@@ -14,10 +14,10 @@ from rltemplate.rerun.ulp import ArrayDifference
 class Zoom:
     """The outcome of `zoom_in`, ready for JSON.
 
-    The runs were run with the code of their commits, and went on after `from_env_steps` environment steps,
-    where both have a checkpoint; None stands for the beginning. They part in `event` number `index` of
-    `iteration`; `event` is None where there is no event that both have. `items` are all of the event, in
-    causal order, and `first` is the first that differs. `note` says what is missing.
+    The runs were run again with the code of their commits, from their common checkpoint after
+    `from_env_steps` environment steps; None is the beginning. They diverge in `event` number `index` of
+    `iteration`; `event` is None if the runs have different events there. `items` are all items of the event,
+    in causal order, and `first` is the first that differs. `note` explains a missing result.
     """
 
     commit_a: str

@@ -1,12 +1,12 @@
 """Checkpoints: whole or absent, compared with their digests, and loaded without executing code.
 
 `step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` is written last and makes it a
-checkpoint: a line with the digest of the next, which names format, configuration, and the digest of every
-file that belongs to it.
+checkpoint: its first line is the digest of the second line, which has the format, the configuration, and the
+digest of every file that belongs to the checkpoint.
 
 A replay buffer may be large and changes at one end only. It is kept in chunks,
-`experience_<first>_<last>.pt`, each with the transitions since the checkpoint before; a manifest names the
-chunks that it needs.
+`experience_<first>_<last>.pt`, each with the transitions since the previous checkpoint. A manifest names the
+chunks of its checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OURS = re.compile(r"step_\d+\.pt|experience_\d+_\d+\.pt|.*\.tmp")
 
 
 class Damaged(ConfigError):
-    """A file of a checkpoint is not the one that was written."""
+    """A file of a checkpoint is missing, or differs from what was written."""
 
 
 class Checkpoint(NamedTuple):
@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Writes the checkpoints of a run with this configuration, of which the newest `keep` remain."""
+    """Writes the checkpoints of a run, and keeps the newest `keep`."""
 
     run_dir: Path
     config: Mapping[str, Any]
@@ -58,8 +58,8 @@ class Checkpoints:
     def save(self, env_steps: int, state: Mapping[str, Any], replay: Replay | None) -> Path:
         """Write `state`, and the transitions that came into the replay buffer since the last checkpoint.
 
-        Each file is flushed to the disk and put in place in one step; older checkpoints go only after that.
-        Raises OSError if the disk does not take it: then the earlier checkpoints are as they were.
+        Each file is flushed to the disk and put in place in one step. Then older checkpoints are removed.
+        Raises OSError if the disk refuses: then the earlier checkpoints are unchanged.
         """
         path = paths.checkpoint_path(self.run_dir, env_steps)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,9 @@ class Checkpoints:
         return path
 
     def _write_chunk(self, folder: Path, replay: Replay) -> dict[str, str]:
-        """The chunks that a checkpoint now needs, the last of them just written."""
+        """Write the newest transitions as a chunk; all chunks of the new checkpoint, with digests."""
         held: dict[str, str] = {}
-        with contextlib.suppress(IndexError, ConfigError):  # without a readable one, everything is written
+        with contextlib.suppress(IndexError, ConfigError):  # nothing readable: write all
             held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
         came = replay.since(max((_range(name)[1] for name in held), default=0))
         oldest = came.last - replay.capacity
@@ -97,7 +97,7 @@ def _save(file: IO[bytes], content: Mapping[str, Any]) -> None:
     try:
         torch.save(dict(content), file)
     except RuntimeError as error:
-        # Torch closes its archive while the error of the disk passes, fails at it, and raises this instead.
+        # After an error of the disk, torch fails to close its archive, and raises this error instead.
         raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
@@ -108,7 +108,7 @@ def _digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Damaged if the file is gone. Any other trouble may pass, and the checkpoint is not given up for it."""
+    """Raise Damaged if the file is missing. Other errors may be temporary and raise ConfigError."""
     try:
         yield
     except OSError as error:
@@ -129,9 +129,9 @@ def _range(chunk: str) -> tuple[int, int]:
 
 
 def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -> None:
-    """Remove checkpoints but for the newest `keep` (0: all), those beyond `newest` steps, and leftovers.
+    """Remove all but the newest `keep` checkpoints (0: none), those after `newest` steps, and leftovers.
 
-    Leftovers are files of ours that belong to no checkpoint, such as those of a write that was cut off.
+    Leftovers are our files that belong to no checkpoint, such as files of an interrupted write.
     """
     needed = set[str]()
     checkpoints = list_checkpoints(run_dir)
@@ -142,7 +142,7 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
         try:
             needed |= {checkpoint.name, *_read_manifest(checkpoint)["chunks"]}
         except ConfigError:
-            return  # it may need any chunk, and a whole copy of it may turn up
+            return  # it may need any chunk, and the user may have a copy of it
     for path in (run_dir / paths.CHECKPOINTS).glob("*"):
         if _OURS.fullmatch(path.name) and path.name not in needed:
             path.unlink(missing_ok=True)
@@ -161,9 +161,9 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
-    """A checkpoint, with its tensors on the CPU, after every file of it was compared with its digest.
+    """A checkpoint with its tensors on the CPU. Every file is compared with its digest first.
 
-    Without `experience` the chunks are not looked at. Only tensors and plain values are accepted. Raises
+    Without `experience` the chunks are not read. Only tensors and plain values are accepted. Raises
     Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     manifest = _read_manifest(path)
@@ -184,7 +184,7 @@ def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
-        except Exception as error:  # torch has no error of its own for content that it does not accept
+        except Exception as error:  # torch raises various errors for damaged content
             cause = (str(error).splitlines() or [type(error).__name__])[0]
             raise Damaged(f"{path} is damaged, torch cannot load it: {cause}") from error
     return state
@@ -193,9 +193,9 @@ def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
 def newest_checkpoint(
     run_dir: Path, passed_over: Callable[[str], None], experience: bool = True
 ) -> Checkpoint | None:
-    """The newest whole checkpoint; None if none was ever finished. See `load_checkpoint`.
+    """The newest whole checkpoint; None if no checkpoint was finished. See `load_checkpoint`.
 
-    `passed_over` gets a line about each newer one that is damaged. Raises ConfigError if all are.
+    `passed_over` gets a line about each newer, damaged one. Raises ConfigError if all are damaged.
     """
     problems = list[str]()
     for path in reversed(list_checkpoints(run_dir)):
@@ -220,7 +220,7 @@ def load_experience(checkpoint: Checkpoint, first: int, last: int) -> Iterator[d
     for name in checkpoint.chunks:
         begin, end = _range(name)
         if begin <= first < min(end, last):
-            # Mapped, not read: it is copied once, to where it is wanted.
+            # Mapped into memory: the rows are copied once, into the replay buffer.
             chunk = _load(checkpoint.path.with_name(name), mmap=True)
             taken = slice(first - begin, min(end, last) - begin)
             yield {key: value[taken] for key, value in chunk.items()}

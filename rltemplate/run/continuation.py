@@ -1,8 +1,8 @@
-"""Resume of a run in its folder: the checkpoint, the changes since, and the rows and files beyond it.
+"""Resume of a run in its folder: its checkpoint, changes since then, and removal of everything after it.
 
-A resumed run must equal the run that was never interrupted. The configuration may not change, but for a
-larger `total_env_steps`; code and libraries may with `accept=changes`. Another machine, processor or path is
-noted in the record.
+A resumed run must equal a run that was never interrupted. The configuration must not change, except for a
+larger `total_env_steps`. Code and libraries may change with `accept=changes`. Another machine, processor or
+path is noted in the record.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Continuation(NamedTuple):
 
     record: RunRecord
     part: ResumedPart
-    checkpoint: Checkpoint | None  # None: start over, for no checkpoint was ever finished
+    checkpoint: Checkpoint | None  # None: no checkpoint was finished, the run starts over
 
 
 def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
-    """The newest whole checkpoint of a job's run, and all that has changed since the run began.
+    """The newest whole checkpoint of a job's run, and the changes since the run began.
 
     Raises ConfigError if the run must not resume. Changes nothing.
     """
@@ -81,7 +81,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         command_line=job.command,
         env_steps=0 if checkpoint is None else checkpoint.state["env_steps"],
         checkpoint=None if checkpoint is None else checkpoint.path.name,
-        # A killed process has no time to record it.
+        # A killed process could not record its end.
         interruption="killed" if record.status == RUNNING else record.status,
         error=record.error,
         changed=changed,
@@ -91,7 +91,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
 
 
 def _other_variables(recorded: Mapping[str, str], compiles: bool) -> list[str]:
-    """A line about variables of the environment that may change bits and are not those of the record."""
+    """A line about environment variables that may change bits and differ from the record."""
     then, now = (influences(each, compiles) for each in (recorded, os.environ))
     other = [
         f"{name}={now.get(name, '(not set)')}, was {then.get(name, '(not set)')}"
@@ -102,9 +102,9 @@ def _other_variables(recorded: Mapping[str, str], compiles: bool) -> list[str]:
 
 
 def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict[str, list[Any]]:
-    """The keys that `config` may change in a run that was made with the values `before`, then and now.
+    """Allowed changes between the recorded values `before` and `config`: old and new value by key.
 
-    Raises ConfigError for any other difference.
+    Raises ConfigError for any other change.
     """
     then, now = dict(leaves(to_dict(complete(before)[0]))), dict(leaves(to_dict(config)))
     compared = [key for key in {**then, **now} if key.partition(".")[0] not in BOOKKEEPING_KEYS]
@@ -121,9 +121,9 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict
 def check_changes(
     name: str, git: GitRecord, versions: Mapping[str, str], snapshot: GitRecord, accept: bool
 ) -> dict[str, list[str]]:
-    """Code and libraries that may change results and are not those recorded for the run or sweep `name`.
+    """Changes of code and libraries since the run or sweep `name` was recorded, if they may change results.
 
-    Raises ConfigError for any unless `accept` is set. Code is unknown without git.
+    Raises ConfigError for any unless `accept` is set. Without git, code is not compared.
     """
     found, here = dict[str, list[str]](), package_versions()
     if git.tree is not None and snapshot.tree is not None:
@@ -147,23 +147,23 @@ def check_changes(
 
 
 def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
-    """Continue from a checkpoint, bit for bit; the number of iterations that had ended there."""
+    """Continue from a checkpoint, bit for bit; the number of iterations before it."""
     state = checkpoint.state
     algorithm.load_state_dict(state)
     if algorithm.replay is not None:
         added = int(state["added"])
         first = max(0, added - algorithm.replay.capacity)
         algorithm.replay.restore(added, load_experience(checkpoint, first, added))
-    from rltemplate.envs.global_rng import restore_global_rng  # imports torch, which `make resume` need not
+    from rltemplate.envs.global_rng import restore_global_rng  # imports torch
 
     restore_global_rng(state["foreign"])
     return int(state["run"]["iterations"])
 
 
 def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> list[str]:
-    """Remove rows, checkpoints and leftovers beyond the checkpoint, which are made again; notes about gaps.
+    """Remove rows, checkpoints and leftovers after the checkpoint; notes about missing lines before it.
 
-    A run that dies in the middle of this loses nothing: all that is removed follows from the checkpoint.
+    A crash in the middle loses nothing: the run makes everything after the checkpoint again.
     """
     checkpoint = continuation.checkpoint
     sizes = {} if checkpoint is None else checkpoint.state["run"]["sizes"]
@@ -173,15 +173,15 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> list[
     replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
     prune_checkpoints(run_dir, newest=continuation.part.env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
-        leftover.unlink()  # of writers that were killed
+        leftover.unlink()  # of a process that was killed while writing
     return notes
 
 
 def _cut(file: Path, size: int) -> str:
-    """Cut a file back to its size at the checkpoint; a note if it lacks lines up to there.
+    """Cut a file back to its size at the checkpoint; a note if lines before it are missing.
 
-    They waited for a full disk when the process was killed, or somebody lost them. What is left of a trace is
-    put aside, because a new one begins behind the gap.
+    The process may have been killed while lines waited for a full disk. A trace with missing lines is
+    renamed, and a new one begins at the checkpoint.
     """
     lacks = f"{file.name} lacks lines up to the checkpoint"
     if not file.exists():

@@ -1,6 +1,6 @@
-"""Files of the repository and installed packages that may change results, and all others.
+"""Files of the repository and installed packages that may change results.
 
-In doubt they may. Files of `conf/` do not count: the resolved configuration is compared by itself.
+Unknown ones may. Files of `conf/` do not count, because the resolved configuration is compared.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import PurePosixPath
 _PACKAGE = __name__.partition(".")[0]
 
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf")
-# The process of a run loads none of these; versions are compared as they are installed.
+# The process of a run loads none of these files. Versions of packages are read from the installation.
 _IDLE_PATHS = (
     *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),
     *(f"{_PACKAGE}/analysis", f"{_PACKAGE}/rerun"),
 )
-# Packages that compute nothing in a run, and packages that only these need. Another version of any other
+# Packages that compute nothing in a run, and the packages that only they need. Another version of any other
 # package may give other bits.
 _IDLE_PACKAGES = {
     # logging, drawing and printing

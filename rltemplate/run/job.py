@@ -1,4 +1,4 @@
-"""The job that the process of a run is told to do, and the folder that it works in."""
+"""The job of a run's process, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ JOB_VARIABLE = "RLTEMPLATE_JOB"
 class Job:
     """The instructions for the process of a run.
 
-    `snapshot` is a `GitRecord` as JSON. In a sweep it stays behind in the index until the run's
-    process reads it there: it may name hundreds of files, and Linux allows 128 KiB for one variable.
+    `snapshot` is a `GitRecord` as JSON. In a sweep the process of the run reads it from the sweep's index: it
+    may name hundreds of files, and Linux allows 128 KiB for one environment variable.
 
     With `resume` the run of the folder is resumed; with `accept` also if code or libraries have changed.
-    With `journal` the run has an entry of its own there: one that somebody asked for, and not a part of a
-    sweep, a proof or a measurement.
+    With `journal` the run gets an entry in the journal. Runs of a sweep, a proof or a benchmark get none.
     """
 
     config: dict[str, Any]
@@ -48,7 +47,7 @@ class Job:
 
     @classmethod
     def from_environment(cls) -> Job:
-        """The job of this process, taken out of the environment so that its children do not see it."""
+        """The job of this process, removed from the environment so that child processes do not get it."""
         text = os.environ.pop(JOB_VARIABLE, None)
         if text is None:
             raise ConfigError("no job given: start runs with scripts/train.py, which prepares their process")
@@ -89,9 +88,9 @@ def resume_job(
     num_workers: int | None = None,
     **further: Any,
 ) -> Job | None:
-    """The job that resumes the run of a folder; None if it has finished and no more is wanted.
+    """The job that resumes the run of a folder; None if it has finished and gets no more steps.
 
-    `further` are other fields of `Job`. Raises ConfigError for all that can be known before anything starts.
+    `further` are other fields of `Job`. Raises ConfigError for a wrong total or number of workers.
     """
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps

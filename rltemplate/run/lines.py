@@ -19,10 +19,10 @@ from rltemplate.run.paths import LOCK
 
 
 def lock(folder: Path) -> Callable[[], None]:
-    """Keep a folder for this process until the returned function is called, or the process ends, however.
+    """Lock a folder for this process until the returned function is called, or the process ends.
 
-    A POSIX record lock: the kernel takes it back from a process that was killed, worker processes do not
-    inherit it, and it works on network file systems that know locks. Raises ConfigError in a line if another
+    A POSIX record lock: the kernel releases the lock of a killed process, worker processes do not inherit it,
+    and it works on network file systems with locks. Raises ConfigError in a line if another
     process has it or nothing can be written.
     """
     with in_a_line(f"{folder} cannot be written"):
@@ -35,16 +35,16 @@ def lock(folder: Path) -> Callable[[], None]:
         holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
         os.close(fd)
         raise ConfigError(f"{folder} is in use, by {holder}; wait, or end that first") from None
-    except OSError:  # a file system without locks, where every process gets it, or a full disk
+    except OSError:  # no locks on this file system, or a full disk: go on without
         pass
     return partial(os.close, fd)
 
 
 class LineFile:
-    """Appends lines to a file. A line that was written survives the death of the process.
+    """Appends lines to a file. A written line survives the end of the process.
 
-    Never raises for a disk that does not take a line: such lines wait in memory and are written with the
-    first one that succeeds again. `warn` gets one line when trouble begins and one when it is over.
+    If the disk refuses a line, it waits in memory until the disk takes lines again, and nothing is raised.
+    `warn` gets one line when waiting begins and one when it ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,9 +60,9 @@ class LineFile:
         self._write_waiting()
 
     def sync(self) -> int:
-        """Let all lines survive a power failure, and warn if the disk refuses that.
+        """Flush all lines to the disk, so that they survive a power failure; warn if the disk refuses.
 
-        The size of the file, once it also has the lines that wait. Raises OSError if that cannot be told.
+        Returns the size of the file including waiting lines. Raises OSError if the size cannot be read.
         """
         self._write_waiting()
         if self._fd is not None:
@@ -110,7 +110,7 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # not every file system can flush the name by itself
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         os.fsync(folder)
     os.close(folder)
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from rltemplate.interfaces import IterationResult
 
-# Iterations after which kept tensors are read although no row is due, to bound memory.
+# Iterations after which kept tensors are read even if no row is due, to limit memory.
 _READ_AT = 1024
 
 
 class Logger:
     """Collects the metrics of iterations and turns them into rows.
 
-    Sinks get each row in the order given, and close in reverse: name the console first, so that the last
-    words of the other sinks are seen. Rows carry `env_steps`, `wall_time_s` (seconds since the run began,
+    Sinks get each row in the order given, and close in reverse: with the console first, it can still show
+    messages of the closing sinks. Rows carry `env_steps`, `wall_time_s` (seconds since the run began,
     without the time between its parts) and the metrics.
     """
 
@@ -46,7 +46,7 @@ class Logger:
         self._episodes: list[Episode] = []
 
     def observe(self, result: IterationResult) -> None:
-        """Keep the metrics of an iteration. Reads no value, so that the device is not waited for."""
+        """Keep the metrics of an iteration. Reads no value, so as not to wait for the device."""
         for name, value in result.metrics.items():
             if getattr(value, "shape", None) != ():
                 raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
@@ -73,7 +73,7 @@ class Logger:
         self._to_sinks(lambda sink: sink.write(row))
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that the next row will be made of, and the clock: tensors and numbers."""
+        """The values for the next row, and the clock: tensors and numbers."""
         import torch
 
         self._read()
@@ -99,7 +99,7 @@ class Logger:
             to_stderr(text)
 
     def activity(self, text: str) -> None:
-        """Show what the run does beside training, such as `evaluating`; empty when it trains."""
+        """Show the present work beside training, such as `evaluating`; empty for training."""
         self._to_sinks(lambda sink: sink.activity(text))
 
     def close(self, status: str, env_steps: int | None = None) -> None:
@@ -130,13 +130,13 @@ class Logger:
             self._values.setdefault(name, []).append(number)
 
     def _to_sinks(self, call: Callable[[Sink], object]) -> list[object]:
-        """The answers of all sinks; one that fails is reported, closed and not used again."""
+        """Call all sinks; their answers. A sink that fails is reported, closed and removed."""
         answers = []
         for sink in list(self._sinks):
             try:
                 answers.append(call(sink))
             except Exception as error:
-                if sink not in self._sinks:  # it has failed at a message about another one
+                if sink not in self._sinks:  # it failed at the message about another failed sink
                     continue
                 self._sinks.remove(sink)
                 last = traceback.extract_tb(error.__traceback__)[-1]
@@ -148,7 +148,7 @@ class Logger:
 
 
 def _summary(name: str, values: Sequence[float]) -> float:
-    """The mean; of a largest error the largest value, which a mean would hide."""
+    """The mean; for a `_max_error` the largest value, which a mean would hide."""
     if not all(map(math.isfinite, values)):  # `fsum` raises for inf and -inf together, `max` ignores NaN
         return sum(values)
     return max(values) if name.endswith("_max_error") else math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Names that people can read, of runs and experiments: all runs that differ in the seed alone."""
+"""Readable names of runs and of experiments. An experiment is all runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MADE_WITH = ("kwargs", "wrappers", "training_wrappers")
 
 
 def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
-    """The name given to `env=`; else that of the file in conf/env/ with this environment, else the id."""
+    """The name given to `env=`, else the name of the file in conf/env/ with this environment, else the id."""
     if typed := [word.removeprefix("env=") for word in overrides if word.startswith("env=")]:
         return typed[-1]
     env = config["env"]
@@ -34,13 +34,13 @@ def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
 
 @cache
 def _in_files() -> list[tuple[Any, ...]]:
-    """Name and id of each environment in conf/env/, and what it is made with."""
+    """Name, id, arguments and wrappers of each environment in conf/env/."""
     files = [(path.stem, environment_file(path)) for path in CONF.glob("env/[!_]*.yaml")]
     return [(name, each.get("id"), *(each.get(key) or {} for key in _MADE_WITH)) for name, each in files]
 
 
 def given(overrides: Sequence[str]) -> dict[str, str]:
-    """Keys and values of the words that may change results, but for algorithm and environment."""
+    """Keys and values of words that may change results, except algorithm, environment and seed."""
     found = {}
     for word in sorted(overrides):
         key, _, value = word.lstrip("+").partition("=")
@@ -51,8 +51,8 @@ def given(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _plain(value: str) -> str:
-    """One form for each value, which a single run and a sweep write differently: `3e-4` and `0.0003`."""
-    with suppress(DecimalException):  # no number, or one beyond all bounds
+    """One form for equal values: a single run may have `3e-4` where a sweep has `0.0003`."""
+    with suppress(DecimalException):  # no number, or too large
         number = Decimal(value).normalize()
         return f"{number:e}" if 0 < abs(number) < Decimal("0.01") else f"{number:f}"
     return value.lower() if value.lower() in ("true", "false", "null") else value
@@ -63,7 +63,7 @@ def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str
     if config.get("name"):
         return [f"name={config['name']}"]
     words = given(overrides)
-    if "total_env_steps" in words:  # which a resume may have raised
+    if "total_env_steps" in words:  # a resume may have raised it
         words["total_env_steps"] = str(config["total_env_steps"])
     return [
         f"{key.rpartition('.')[2].replace('learning_rate', 'lr')}={value}" for key, value in words.items()
@@ -73,11 +73,11 @@ def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str
 def experiment_name(config: Mapping[str, Any], overrides: Sequence[str], *seed: str) -> str:
     """A name such as `ppo-Hopper-lr3e-4`."""
     start = [str(config["algo"]["name"]), env_name(config, overrides), *seed]
-    # A number stands directly behind its key, and a name without one.
+    # A number directly follows its key, and a name has no key.
     shorten = re.compile(r"^(?:name|debug|experiment)=|=(?=-?[.\d])")
     words = [shorten.sub("", each) for each in differences(config, overrides)]
     name = "-".join([*start, *words])
-    if len(name) > _MOST_LETTERS:  # other words have another name
+    if len(name) > _MOST_LETTERS:  # cut, with a digest of the words
         name = f"{name[: _MOST_LETTERS - 7]}-{sha256('-'.join(words).encode()).hexdigest()[:6]}"
     return name
 

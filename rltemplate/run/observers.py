@@ -1,4 +1,4 @@
-"""Everything that looks at a run while it trains: trace, checkpoints, evaluation, log rows and videos.
+"""The observers of a run during training: trace, checkpoints, evaluation, log rows and videos.
 
 Observers know an algorithm through its protocol only and change no bit of it. All of them act at the end of
 an iteration, so that they share one clock.
@@ -48,13 +48,13 @@ def evaluate(
 ) -> list[Episode]:
     """One whole episode for each of `seeds`, side by side, with one policy call per step.
 
-    Every episode has an environment of its own, new because of what outlives an episode, such as Box2D's
-    worlds. So the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
+    Every episode has a new environment, because some keep state between episodes, such as Box2D's worlds. So
+    the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
     """
     with own_global_rng(seeds[0]), contextlib.ExitStack() as stack:
         made = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
         longest = max(_LONGEST_EPISODE, (made[0].spec and made[0].spec.max_episode_steps) or 0)
-        envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks what they return
+        envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks observations and rewards
         obs = [env.reset(seed) for env, seed in zip(envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
         running = list(range(len(seeds)))
@@ -83,7 +83,7 @@ def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | Non
     for name, values in (*losses, *entries(algorithm.state_dict(), END)):
         if not hasattr(values, "is_floating_point") or not values.is_floating_point():
             continue
-        # A finite sum has finite terms, and costs a tenth of a look at each. Some sums only overflow.
+        # A finite sum has finite terms, and takes a tenth of the time of testing each. A sum may overflow.
         if not math.isfinite(values.sum().item()) and len(bad := (~values.isfinite()).nonzero()):
             return f"{name} became {values[tuple(bad[0])].item()} at {bad[0].tolist()}"
     return None
@@ -91,11 +91,11 @@ def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | Non
 
 @dataclass
 class Progress:
-    """The progress of a run, as far as its observers have to know it."""
+    """The progress of a run that its observers keep."""
 
     iterations: int = 0
     before: int = 0  # environment steps before the last iteration
-    looked: bool = False  # the last iteration has its evaluation and its row, as far as they are due
+    looked: bool = False  # evaluation and row of the last iteration are written, if due
     training_s: float = 0.0  # time spent in iterations since the last log row
     logged_steps: int = 0
 
@@ -151,13 +151,13 @@ class Observers:
         self._at.looked = False
         try:
             self._look()
-        finally:  # trouble in an evaluation or a video costs no weights
+        finally:  # an error in an evaluation or a video loses no weights
             if self._due(self._config.checkpoint_every):
                 self._save()
             self._logger.activity("")
 
     def resume(self, state: dict[str, Any] | None) -> None:
-        """Take over the state that a checkpoint has under `run`; None if the run starts over."""
+        """Continue from the entry `run` of a checkpoint; None if the run starts over."""
         if self.trace is not None:
             self.trace.resume(*((0, NO_PAST) if state is None else (state["iterations"], state["chain"])))
         if state is None:
@@ -168,7 +168,7 @@ class Observers:
             self._look()
 
     def finish(self) -> None:
-        """Save a run that ends early. Its next row waits until it resumes."""
+        """Save a run that ends early. Its unfinished row is kept for the resume."""
         saved = self._saved_steps == self._algorithm.env_steps
         if self._config.checkpoint_every and not (saved or self.complete):
             self._save()
@@ -182,7 +182,7 @@ class Observers:
         return every > 0 and (self._at_end or self._algorithm.env_steps // every > self._at.before // every)
 
     def _look(self) -> None:
-        """Evaluate, log and film, as far as it is due."""
+        """Evaluate, log and film, each if it is due."""
         with contextlib.suppress(_CutShort):
             evaluation = self._evaluate() if self._due(self._config.eval_every) else {}
             self._check_folder()
@@ -205,7 +205,7 @@ class Observers:
         return self._algorithm.act(obs)
 
     def _evaluate(self) -> dict[str, float]:
-        """Means over fresh episodes, which depend on the policy and the number of steps alone."""
+        """Means over new episodes, whose seeds depend on the seed of the run and the number of steps."""
         config = self._config
         self._logger.activity("evaluating")
         seeds = env_seeds(config.seed, "evaluation", config.eval_episodes, self._algorithm.env_steps)
@@ -213,7 +213,7 @@ class Observers:
         return episode_means("eval", episodes)
 
     def _film(self) -> None:
-        """A video of the run's one episode for videos, whose first steps it shows if it is a long one."""
+        """A video of one episode, with its first steps if it is long. All videos of a run have one seed."""
         self._logger.activity("filming")
         seeds, actions = env_seeds(self._config.seed, "video", 1), list[Any]()
         evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds, actions)
@@ -229,7 +229,7 @@ class Observers:
         self._logger.log(steps, {**evaluation, "time/steps_per_second": speed})
 
     def _check_finite(self, result: IterationResult) -> None:
-        """Raise RunError for NaN or infinity: nothing that follows would be worth anything."""
+        """Raise RunError for NaN or infinity: all later results would be worthless."""
         if (found := first_not_finite(self._algorithm, result)) is None:
             return
         self._log({})
@@ -244,7 +244,7 @@ class Observers:
         return f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
 
     def _save(self) -> None:
-        """Write a checkpoint; a disk that does not take it costs a note, at the end of the run an error."""
+        """Write a checkpoint. If the disk refuses it, print a note; at the end of the run raise RunError."""
         self._check_folder()
         self._logger.activity("saving a checkpoint")
         algorithm, steps = self._algorithm, self._algorithm.env_steps

@@ -1,6 +1,6 @@
-"""Names inside a run folder: the contract between what writes a run and what reads one.
+"""Names inside a run folder, for the code that writes a run and the code that reads one.
 
-Nothing heavy is imported here, so that tools which merely look at runs start at once.
+Nothing heavy is imported here, so that tools that only read runs start quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def safe_name(text: str) -> str:
-    """`text` with every character that a folder name or a git ref could choke on replaced by `-`."""
+    """`text` with `-` in the place of characters that a folder name or a git ref must not have."""
     return _UNSAFE.sub("-", text).strip("-.") or "unnamed"
 
 

@@ -55,7 +55,7 @@ def raw_config(run_dir: Path) -> dict[str, Any]:
     """The values of a run's `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
     path = run_dir / paths.CONFIG
     try:
-        # libyaml, which PyYAML's wheels have, is ten times as fast.
+        # libyaml is ten times as fast, and PyYAML's wheels include it.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
@@ -66,7 +66,7 @@ def raw_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _last_or_best(text: str, run_dirs: list[Path], none: str) -> Path:
-    """The run that began last, or the finished one with the highest final return, which is said in a line."""
+    """The run that began last, or the finished one with the highest final return; prints which one."""
     values: dict[Path, Any] = {}
     for run_dir in run_dirs:
         with contextlib.suppress(ConfigError):
@@ -105,7 +105,7 @@ def find_run_dirs(pattern: str) -> list[Path]:
 
 def _runs_in(pattern: str) -> list[Path]:
     pattern = os.path.expanduser(f"{pattern}/{paths.RECORD}")  # noqa: PTH111 - never raises
-    # As a pattern first, and then with brackets that are parts of names.
+    # First as a pattern. If nothing matches, brackets may be parts of names.
     found = glob.glob(pattern) or glob.glob(pattern.replace("[", "[[]"))  # noqa: PTH207 - absolute ones too
     return [Path(name).parent for name in sorted(found)]
 
@@ -113,7 +113,7 @@ def _runs_in(pattern: str) -> list[Path]:
 def read_metrics(run_dir: Path) -> list[Row]:
     """The rows of the run's `metrics.jsonl` up to a torn last line; none if the run wrote no row.
 
-    Null, which stands for a number that is not finite, is read as NaN. Raises ConfigError if the file cannot
+    Null means a number that is not finite, and is read as NaN. Raises ConfigError if the file cannot
     be read.
     """
     name = f"{run_dir.name}: {paths.METRICS}"

@@ -1,7 +1,7 @@
-"""Records: what a run was, on what it ran and how it ended (`record.json`), and the same of a sweep.
+"""Records of runs (`record.json`: code, machine, outcome) and of sweeps (`sweep.json`).
 
-Each file has one writer, is whole at any moment (written aside, then put in place) and strict JSON: numbers
-that JSON does not have become null. Times are UTC; `duration_s` comes from a clock that nobody can set.
+Each file has one writer. It is replaced in one step, and is strict JSON: numbers that are not finite become
+null. Times are UTC; `duration_s` comes from a clock that cannot be set back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TraceFacts:
 
 @dataclass(slots=True, kw_only=True)
 class ResumedPart:
-    """One resume of a run: from where, after what, and what had changed since the run began."""
+    """One resume of a run: its checkpoint, the interruption before it, and changes since the run began."""
 
     started_at: str | None = None
     pid: int | None = None
@@ -146,7 +146,7 @@ _NESTED = {"sweep": SweepMembership, "git": GitRecord, "determinism": Determinis
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass from those of its fields that have a value."""
+    """A dataclass from its known fields that have a value; missing ones get their defaults."""
     names = {each.name for each in fields(kind)}
     return kind(**{key: part for key, part in values.items() if key in names and part is not None})
 
@@ -186,13 +186,13 @@ class SweepRecord:
     """A sweep; `jobs` are read from their own files, and written here as well when the sweep has ended."""
 
     id: str
-    words: list[str]  # overrides that say which sweep it is, in the order that numbers its jobs
+    words: list[str]  # overrides that identify the sweep; their order numbers the jobs
     num_jobs: int
-    commands: list[list[str]]  # one for each time that it was started
+    commands: list[list[str]]  # one for each start
     start_time: str
     versions: dict[str, str]  # of packages, at the last start
     snapshot: GitRecord  # of the code, at the last start
-    jobs_beside: int = 1  # that share this machine at the last start
+    jobs_beside: int = 1  # jobs at once on this machine, at the last start
     accept: bool = False  # runs may go on with changed code and libraries
     changed: dict[str, list[str]] = field(default_factory=dict)  # what was accepted at the last start
     status: str = "running"

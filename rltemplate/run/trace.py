@@ -1,16 +1,16 @@
-"""The trace: a fingerprint of everything that a run computed, in the order in which it did.
+"""The trace: fingerprints of everything that a run computed, in order.
 
 One JSON value per line. The first line says what the file is. `["items", event, names]` names the items of
 an event, and `[event, index, digests]` gives their digests, 16 hex digits each. An iteration ends with
 `["iteration", number, environment steps, digests, chain]`, where `chain` is the digest of the chain before
-and of everything since: equal chains mean equal pasts. So two runs diverge where the first line differs.
-All that the algorithm holds is in it at the start and at the end of each iteration, entry by entry
-(`start/net/mu` is the entry `net`, `mu` of its `state_dict`): a change between two iterations is no part of
-either. Of a replay buffer only the part that came in during the iteration is looked at.
+and of everything since: equal chains mean equal pasts. So two runs diverge where the first line differs. The
+whole state of the algorithm is in it at the start and at the end of each iteration, entry by entry
+(`start/net/mu` is the entry `net`, `mu` of its `state_dict`), so that a change between two iterations shows.
+Of a replay buffer only new transitions of the iteration are in it.
 
-With detail `iteration`, a few kilobytes per iteration pass through the hash and one line is written: of the
-parts of the iteration, such as a rollout. With detail `step` every draw of a random stream and every result
-of an environment step, a decision or an update has its own digest.
+With detail `iteration` each iteration has one line, with the parts of the iteration, such as a rollout. With
+detail `step` every draw of a random stream and every result of an environment step, a decision or an update
+has its own digest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rltemplate.run.record import TraceFacts
 
 FORMAT, VERSION = "rltemplate-trace", 1
 NO_PAST = "0" * 32  # chain before the first iteration
-RESET = "reset"  # an event that is recorded at every detail, since it happens once
-START, END = "start", "end"  # of an iteration; how the names of its entries begin
+RESET = "reset"  # this event happens once, and is recorded at every detail
+START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
 
 
 def digest(value: Any) -> str:
@@ -73,7 +73,7 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def add_item(items: dict[str, Any], item: str, value: Any) -> None:
-    """Add an item, with a number where there are several of a name, such as two draws of a stream."""
+    """Add an item. A second one of the same name gets a number, such as a second draw of a stream."""
     name, number = item, 1
     while name in items:
         number += 1
@@ -88,7 +88,7 @@ class Trace(Probe):
         self, run_dir: Path, detail: str, algo: str, device: str = "cpu", first_iteration: int = 0
     ) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
-        self.stepwise = detail == "step"  # may be changed between two iterations
+        self.stepwise = detail == "step"  # may change between two iterations
         self.lines = LineFile(run_dir / paths.TRACE)
         self._names: dict[str, list[str]] = {}
         self._items: dict[str, str] = {}  # of the event under way
@@ -103,7 +103,7 @@ class Trace(Probe):
         self._new = [_json(head)]  # lines that wait for the end of the iteration
 
     def resume(self, iterations: int, chain: str) -> None:
-        """Continue behind `iterations`, which ended with `chain`, where the file was cut back to."""
+        """Continue after `iterations` iterations, the last of which ended with `chain`."""
         self._iteration, self.chain = iterations, chain
         with contextlib.suppress(FileNotFoundError), self.lines.path.open("rb") as file:
             for line in file:
@@ -155,7 +155,7 @@ class Trace(Probe):
         self._new = []
 
     def facts(self) -> TraceFacts:
-        """The digest of everything so far, for the record."""
+        """The chain and the number of iterations so far, for the record."""
         return TraceFacts(digest=self.chain, iterations=self._iteration)
 
     def _digest(self, value: Any) -> str:

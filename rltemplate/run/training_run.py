@@ -42,9 +42,9 @@ from rltemplate.run.sinks.sink import RunFacts
 
 
 def settled(job: Job) -> Job:
-    """`job` with the way of matrix products by name, where the level of a new run leaves it open.
+    """`job` with a named way of matrix products in the place of `auto`.
 
-    So it stands in the recorded configuration, and a rerun takes the same way.
+    The recorded configuration then has the name, and a rerun uses the same way.
     """
     config = from_dict(job.config)
     level, device = config.determinism, switches.resolve_device(config.device.name)
@@ -56,9 +56,9 @@ def settled(job: Job) -> Job:
 
 
 def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorithm) -> DeterminismFacts:
-    """Try all that the level of a run promises; `ConfigError` if it does not hold here and now.
+    """Check every promise of the level of a run; `ConfigError` if one does not hold.
 
-    `settings` are those that were applied, and are read back from the libraries.
+    `settings` were applied before. They are read back from the libraries again.
     """
     switches.confirm(settings)
     passes = algorithm.forward_passes()
@@ -67,9 +67,9 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
 
 
 class TrainingRun:
-    """A run that is being made, and that ends with the block that it is entered for.
+    """A run in progress. As a context manager it ends the run with its block.
 
-    Its methods are called in the order in which they stand here.
+    Its methods are called in the order of their definition.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TrainingRun:
         if self._job.resume:
             self._unlock = lock(self._path)
         text = self._job.snapshot
-        # Of a sweep's snapshot the ref is the sweep's own, and stays whatever becomes of this run.
+        # The ref of a sweep's snapshot belongs to the sweep, and a run must not remove it.
         shared = None if text is None else json.loads(text) | {"ref": None, "commit": None}
         self._git = snapshot.take_snapshot(PROJECT) if shared is None else GitRecord(**shared)
         if self._job.resume:
@@ -143,7 +143,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """End the run, from the last line up; each step is taken whatever becomes of those before it."""
+        """End the run, from the last line up. A step that fails does not stop the next ones."""
         observers, algorithm = self._observers, self.algorithm
         complete = observers is not None and observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
@@ -164,7 +164,7 @@ class TrainingRun:
                 ending.callback(observers.trace.lines.close)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
-        """Make the folder of a new run, and record it. A disk that does not take it leaves nothing."""
+        """Make the folder of a new run, and record it. If the disk refuses that, nothing is left."""
         job, path = self._job, self._path
         new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         make_folder("run_dir", path)
@@ -203,7 +203,7 @@ class TrainingRun:
         return record
 
     def _resume(self, continuation: Continuation) -> RunRecord:
-        """Add this part to the record, and remove all that lies beyond the checkpoint."""
+        """Add this part to the record, and remove everything after the checkpoint."""
         record, part = continuation.record, continuation.part
         text, before = to_yaml(self.config), record.git
         self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
@@ -241,4 +241,4 @@ class TrainingRun:
             problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
             if error is None:
                 raise RunError(problem) from failure
-            to_stderr(problem)  # what ended the run is already being raised
+            to_stderr(problem)  # the error that ended the run is raised

@@ -56,7 +56,7 @@ def test_one_change_is_said_in_a_line_and_two_are_refused(check: Check) -> None:
     with pytest.raises(ConfigError, match=f"^baseline=run-1: {TWO}"):
         check(both)
     (warning,) = check(both | {"baseline_check": "warn"})
-    assert warning.startswith(f"warning: {AGAINST}{TWO}; what a")
+    assert warning.startswith(f"warning: {AGAINST}{TWO}; the cause of a difference")
     with pytest.raises(ConfigError, match="all jobs of a sweep have one"):
         check({}, {"baseline": "nope"})
 

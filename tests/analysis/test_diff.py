@@ -119,7 +119,7 @@ def test_factors_beside_the_configuration(record: dict[str, Any], expected: list
 def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
     a, other = run("a"), {"algo.gamma": 0.9, "seed": 2}
     b = run("b", git={"tree": None, "commit": None, "problem": "no git"})
-    unknown = "what a difference of the returns comes from cannot be told"
+    unknown = "the cause of a difference in returns is unclear"
     cases: list[tuple[Run, list[str] | None, str]] = [
         (run("b", config=other), [], "1 thing differs: algo.gamma 0.99 -> 0.9"),
         (run("b", "seed=2", {"seed": 2}), [], "same experiment: only the seed differs, 1 -> 2"),

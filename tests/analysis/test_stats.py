@@ -117,10 +117,10 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     found = {each.name: each for each in found_in(tmp_path)}
     for a, b, said in (
         ("x", "y", "  y is better than x: IQM higher by 10 ("),
-        ("x", "luck", "  cannot be told: IQM of x minus that of luck is"),
+        ("x", "luck", "  undecided: IQM of x minus IQM of luck is"),
         ("x", "few", "  few looks better than x: "),
-        ("single", "x", "  cannot be told: a single seed has no spread"),
-        ("same", "once", "  cannot be told: IQM of same and once is the same, and single seeds differ"),
+        ("single", "x", "  undecided: a single seed has no spread"),
+        ("same", "once", "  undecided: IQM of same and once is the same, and single seeds differ"),
         ("same", "same", "  every run of same and same has the same score"),
     ):
         lines = compare(found[a], found[b])
@@ -156,7 +156,7 @@ def test_single_seeds_are_told_in_few_lines(tmp_path: Path, capsys: pytest.Captu
         "y on Thing: 1 seed, return 2.5 after 200 steps",
         "",
         "x against y on Thing",
-        "  cannot be told: a single seed has no spread; IQM differs by -1.5; 1 against 1 seeds",
+        "  undecided: a single seed has no spread; IQM differs by -1.5; 1 against 1 seeds",
         "",
         "caution: with fewer than 5 seeds the spread itself is little more than a guess",
     ]

@@ -1,4 +1,4 @@
-"""`make diff`: what was changed between two runs."""
+"""`make diff`: the changes between two runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print what differs, the number of things last."""
+    """Print the differences, and in the last line the number of changes."""
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
     found, text = diff_runs(a, b, PROJECT), None
     if found.changed_files and args.code == "full":

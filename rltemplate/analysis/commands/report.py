@@ -1,6 +1,6 @@
 """`make report`: one page of HTML about many runs, its figures as files, and its curves as a table.
 
-Nothing in the page asks a server for anything, and text from run folders is escaped where it is shown.
+The page needs no server, and text from run folders is escaped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Write the page, and say where it is."""
+    """Write the page, and print its place."""
     out = args.out or find_run_dirs(args.runs)[0].parent.parent / "report.html"
     seen = _state(args)
     _write(args, out)
@@ -78,7 +78,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def _state(args: Args) -> dict[Path, int]:
-    """When the files behind a report were written."""
+    """The times at which the files of a report were written."""
     dirs = find_run_dirs(args.runs)
     names = (paths.RECORD, paths.METRICS, paths.VIDEOS)
     files = [each / name for each in dirs for name in names]
@@ -116,7 +116,7 @@ class Film(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A page as HTML, what is drawn in it, and a line about everything that could not be read."""
+    """A page as HTML, its charts and experiments, and a line about each file that could not be read."""
 
     html: str
     charts: list[figures.Chart]
@@ -125,9 +125,9 @@ class Report(NamedTuple):
 
 
 def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) -> Report:
-    """The report about these run folders, which match `pattern`; its links lead from the folder `place`.
+    """The report about these run folders, which match `pattern`; links are relative to the folder `place`.
 
-    Raises ConfigError if none can be read.
+    Raises ConfigError if no run can be read.
     """
     runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
@@ -154,7 +154,7 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
-    # Files may hold what is no character; a page of UTF-8 cannot.
+    # Text of files may have invalid characters, which a page in UTF-8 must not have.
     html = html.encode("utf-8", "replace").decode("utf-8")
     drawn = [chart for each in charts.values() for chart in each]
     return Report(html, drawn + searches, experiments, problems)
@@ -169,7 +169,7 @@ def _newest_film(experiment: Experiment, place: Path) -> Film | None:
         for steps, path in paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()
     ]
     for _, steps, path in sorted(found, reverse=True):
-        with suppress(OSError, StopIteration, av.FFmpegError):  # not whole
+        with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
             link = quote(Path(os.path.relpath(path, place)).as_posix())
             return Film(experiment, steps, link, b64encode(_poster(path)).decode())
     return None

@@ -23,7 +23,7 @@ from rltemplate.config.command_args import json_flag, rest, whole, word
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 
-# The longer ones first, for they begin like the others.
+# The longer signs first: `>=` begins with `>`.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -132,7 +132,7 @@ def _equals(value: Any, text: str) -> bool:
 
 
 def _number(text: str) -> int | float | None:
-    """A whole number exactly, for not every seed is a float."""
+    """A number; whole ones exactly, since a float cannot hold every seed."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

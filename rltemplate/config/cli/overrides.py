@@ -1,4 +1,4 @@
-"""Words of the command as overrides, and answers to wrong ones: what is allowed, and the nearest match."""
+"""Words of the command as overrides, and answers to wrong words: the allowed ones, and the nearest match."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rltemplate.config.loading import CONF, environment_file, literal
 from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
 from rltemplate.interfaces import ConfigError
 
-# Chosen through their group, because recipe, folder name and further values go with the choice.
+# Keys that are set by choosing a file of a group: the choice also sets recipe, folder name and more values.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
-# Keys whose value is a mapping of any names, to which words add and which {} empties.
+# Keys with a mapping of arbitrary names as value. A word adds a name, and {} empties the mapping.
 MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden(?!\.)"
 
-# Keys by the names that other programs have for them.
+# Names that other programs have for our keys.
 _ELSEWHERE = {
     "algo.learning_rate": "lr",
     "algo.actor_learning_rate": "lr learning_rate",
@@ -94,7 +94,7 @@ def option_names(group: str, more: Iterable[Path] = ()) -> list[str]:
 
 
 def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of each key in a file of conf/sweep/; `other` are words that are allowed, too."""
+    """The values of each key in a file of conf/sweep/. `other` are further allowed names, for the message."""
     files = option_files("sweep", more)
     if name not in files:
         raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], 'conf/sweep/')}")
@@ -177,9 +177,9 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
 
 
 def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path] = ()) -> list[Override]:
-    """The words as Hydra is to read them; `ConfigError` for the first that it cannot, or would misread.
+    """The words as Hydra's overrides; `ConfigError` for the first that Hydra cannot read or would misread.
 
-    `more` are folders like conf/, which Hydra is told of in a word of its own.
+    `more` are further folders like conf/, which become the override hydra.searchpath.
     """
     parser = OverridesParser.create(config_loader=loader)
     overrides: dict[str, Override] = {}
@@ -245,11 +245,12 @@ def _would_change(key: str, value: str, override: Override | None) -> bool:
 
 
 def _names(override: Override) -> list[str]:
-    """The names that the override of a group stands for, one unless it is a sweep."""
+    """The names in the override of a group: one, or several in a sweep."""
     if override.is_discrete_sweep():
         values: list[Any] = ["null" if str(each) == "None" else each for each in override.sweep_iterator()]
         names = [each.text if isinstance(each, QuotedString) else str(each) for each in values]
-        if names := [name for name in names if not name.startswith("_")]:  # which glob() finds as well
+        # glob() also finds files with an underscore, on which other files build.
+        if names := [name for name in names if not name.startswith("_")]:
             return names
     value = override.value()
     return [value if isinstance(value, str) else override.get_value_string()]
@@ -267,7 +268,7 @@ def _option(group: str, name: str, allowed: Mapping[str, Any]) -> str:
 
 
 def _environment(name: str, files: Mapping[str, Path]) -> str:
-    """The file of conf/env/ that stands for a Gymnasium id, or a node made for it on the spot."""
+    """The name of the file in conf/env/ with this Gymnasium id, or of a node that is made for it here."""
     import gymnasium
 
     for file, path in files.items():
@@ -278,7 +279,7 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     try:
         if module:
             importlib.import_module(module)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the module of a package may raise anything
         why = first_line(error)
         raise ConfigError(f"env={name}: {module} cannot be imported ({why}); is it installed?") from error
     for point in brought("envs"):

@@ -1,8 +1,8 @@
 """The words of the command, checked before anything is created and before torch is imported.
 
 Hydra's own answers to mistakes are long, and one of its hints (`+key`) adds a key that nothing reads. So
-groups and names are compared with what exists, and every configuration that the command stands for is
-composed once. What Hydra receives afterwards cannot fail.
+groups and names are compared with the existing ones, and every configuration of the command is composed
+once. Hydra then receives only overrides that are known to work.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
-# Hydra's questions, which it answers itself.
+# Flags for which Hydra prints something and trains nothing.
 _QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i")
 _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
 _N_JOBS = "hydra.launcher.n_jobs"
 _EMPTIED = re.compile(rf"\+\+({MAPPINGS})=\{{\s*\}}")
-# Groups of which the name that was applied is a value of the configuration.
+# Groups whose chosen name is recorded as a value of the configuration.
 _NAMED = ("recipe", "experiment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The meaning of a command: the words for Hydra, and the configurations that it stands for."""
+    """The meaning of a command: the words for Hydra, and its configurations."""
 
     argv: list[str]
     sweep: bool = False
     num_jobs: int = 1
-    # One of those that differ in their seed alone; none if nothing is going to run (--help, --cfg).
+    # Of jobs that differ only in their seed, one. Empty if nothing is going to run (--help, --cfg).
     configs: list[Config] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
-    words: list[str] = field(default_factory=list)  # which sweep it is, wherever and however it runs
+    words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
     resume: bool = False  # the newest sweep with these words goes on
     accept: bool = False  # it may go on with changed code and libraries
-    jobs: int = 1  # of a sweep, beside each other
+    jobs: int = 1  # of a sweep, at the same time
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
 
 
@@ -96,7 +96,7 @@ def existing(text: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Words of `make train`: overrides and flags, how a sweep is carried out, and a folder like conf/."""
+    """Words of `make train`: overrides and flags, sweep files and resume, and a further folder like conf/."""
 
     sweep: str = word(default="")
     accept: str | None = word(one_of("changes"), None)
@@ -105,9 +105,9 @@ class Words:
 
 
 def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
-    """Check the words of the command (without the program's name); the plan for what is to be done.
+    """Check the words of the command (without the program's name) and return the plan.
 
-    `jobs` such runs are beside each other, jobs of a sweep apart.
+    `jobs` such runs share this machine, besides the jobs of a sweep.
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
     try:
@@ -182,7 +182,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
 
 
 def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
-    """The words in a file of conf/sweep/, without those whose keys are typed as well."""
+    """The words in a file of conf/sweep/, except for keys that are typed as well."""
     values = read_sweep(name, more, [_RESUME])
     if any(isinstance(value, dict) for value in values.values()):
         raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
@@ -200,14 +200,14 @@ def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> 
 
 
 def _words_of_sweep(plain: Sequence[str]) -> list[str]:
-    """Overrides that say which sweep it is, without place, purpose and launcher of its runs."""
+    """Overrides that identify a sweep: all but the folder, purpose and launcher of its runs."""
     other = (*BOOKKEEPING_KEYS, "hydra/launcher", SEARCHPATH)
     keyed = [(text.lstrip("+").partition("=")[0], text) for text in plain]
     return [text for key, text in keyed if key not in other and not key.startswith("hydra.launcher.")]
 
 
 def _check_folder(config: Config) -> None:
-    """Raise `ConfigError` unless the run's folder can be made, or is there and empty."""
+    """Raise `ConfigError` unless the run's folder is empty or can be made."""
     if config.run_dir is None:
         converted("runs_dir", config.runs_dir, folder)
     else:
@@ -223,14 +223,14 @@ def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
-    """The number of jobs that run beside each other on this machine, and the words for the launcher.
+    """The number of jobs that run at once on this machine, and the words for the launcher.
 
-    Another launcher than joblib's has its own way.
+    Launchers other than joblib's decide themselves: 1, and no words.
     """
     launcher = composed.hydra.launcher
     if not str(launcher["_target_"]).endswith("JoblibLauncher"):
         return 1, []
-    # What is `auto` takes what is left; wrong values are answered later.
+    # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
     threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
     workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
     cores = usable_cores() // max(1, threads + workers)
@@ -239,7 +239,7 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
 
 
 def _values(override: Override) -> list[str]:
-    """`key=value` for each value of an override, of a long list for the first ones."""
+    """`key=value` for each value of an override; a list beyond the limit of jobs is cut."""
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
@@ -261,7 +261,7 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
 
 
 def _of_the_run(job: Sequence[str]) -> list[str]:
-    """The words of a job without those for Hydra."""
+    """The words of a job, except for Hydra's own settings."""
     return [text for text in job if not text.startswith("hydra")]
 
 
@@ -273,7 +273,7 @@ class Composed(NamedTuple):
 
 
 def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
-    """The configuration of the job that Hydra would start with these overrides, one of `jobs` beside it."""
+    """The configuration that Hydra composes from these overrides, where `jobs` runs share this machine."""
     composed = _compose(words)
     choices = composed.hydra.runtime.choices
     more = [Path(path.removeprefix("file://")) for path in composed.hydra.searchpath]
@@ -299,7 +299,7 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
 
 
 def config_of(words: Sequence[str]) -> Config:
-    """The configuration of the words of a `Plan`, or of some of them."""
+    """The configuration of words that `preflight` has checked, such as those of a `Plan`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose_job(words).config
 

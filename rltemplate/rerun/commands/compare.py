@@ -30,7 +30,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print the first divergence, what to look at, and what else differs."""
+    """Print the first divergence, advice, and other differences."""
     a, b = (find_run(text, args.runs_dir, key) for key, text in (("a", args.a), ("b", args.b)))
     if a == b:
         print(f"note: a and b are the same run, {a.name}", file=sys.stderr)

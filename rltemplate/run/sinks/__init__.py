@@ -1,4 +1,4 @@
-"""Sinks: the console, TensorBoard and Weights & Biases, which show what `metrics.jsonl` holds."""
+"""Sinks: the console, TensorBoard and Weights & Biases, which show the rows of `metrics.jsonl`."""
 
 import inspect
 import os
@@ -19,7 +19,7 @@ from rltemplate.run.sinks.wandb import WandbSink
 def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
     """The sinks that are switched on, in the order in which they get each row.
 
-    One of another package that cannot be made is named, as on a machine that lacks it and resumes the run.
+    A sink of another package that cannot be made costs a note only: a run may resume where it is missing.
     """
     sinks: list[Sink] = []
     if config.console:

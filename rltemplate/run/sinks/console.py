@@ -42,7 +42,7 @@ def show_number(value: float) -> str:
 
 
 def show_time(seconds: float | None) -> str:
-    """`h:mm:ss`, and `-:--:--` for an unknown time."""
+    """`h:mm:ss`, or `-:--:--` for an unknown time."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--:--"
     hours, rest = divmod(max(0, round(seconds)), 3600)
@@ -70,7 +70,7 @@ class ConsoleSink(Sink):
             self.note(f"goes on after {facts.resumed_at} of {total} steps")
 
     def write(self, row: Row) -> None:
-        """Write a line, or redraw what stands in place with the latest value of each metric."""
+        """Write a line, or redraw the panel with the latest value of each metric."""
         self._latest.update(row)
         self._left = self._seconds_left(row)
         if self._in_place:
@@ -82,11 +82,11 @@ class ConsoleSink(Sink):
         self.note(f"video after {env_steps} steps: {self._shown(path)}")
 
     def note(self, text: str) -> bool:
-        """A line above what stands in place."""
+        """Write a line, above the panel if there is one."""
         if self._live is not None:
             from rich.text import Text
 
-            # As a Text: with markup=False the panel, which is drawn anew below, would show its markup.
+            # As a Text, because markup=False would also hold for the panel, which is drawn again.
             self._live.console.print(Text(text), soft_wrap=True)
             return True
         with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
@@ -111,13 +111,13 @@ class ConsoleSink(Sink):
         run = f"run={shlex.quote(str(self._run_dir))}"
         if status == "finished":
             self.note(f"next: make evaluate {run}\n      make film {run}")
-        # Before its first step it would only fail again, and without checkpoints it is refused.
+        # Not before the first step, where it would fail again, and not without checkpoints.
         elif self._facts.config["checkpoint_every"] and (steps or status != "failed"):
             self.note(f"next: make resume {run}")
 
     def _redraw(self) -> None:
         if self._live is None:
-            # Imported here: it takes a moment, which only a run on a terminal spends.
+            # Imported here, because only a run on a terminal needs it.
             from rich.console import Console
             from rich.live import Live
 
@@ -130,7 +130,7 @@ class ConsoleSink(Sink):
         self._live.update(self._panel(), refresh=True)
 
     def _panel(self) -> Constrain:
-        """All that matters, and the activity besides training."""
+        """The panel: progress, metrics, and the work beside training."""
         from rich.columns import Columns
         from rich.console import Group
         from rich.constrain import Constrain
@@ -166,13 +166,13 @@ class ConsoleSink(Sink):
         return Constrain(panel, _PANEL_WIDTH)
 
     def _shown(self, path: Path) -> Path:
-        """The path as typed in the current folder; whole in a file, which may be read elsewhere."""
+        """The path from the current folder; in a file the absolute one, since it may be read elsewhere."""
         return from_here(path) if self._in_place else path
 
     def _seconds_left(self, row: Row) -> float | None:
-        """From the speed over the last rows, so that it follows a slow evaluation, but not at once.
+        """The time left at the speed of the last rows, which include evaluations.
 
-        None from a first row alone: compiling may have taken most of its time.
+        None after the first row, because compiling may have taken most of its time.
         """
         now = (row["env_steps"], row["wall_time_s"])
         self._recent.append(now)
@@ -180,9 +180,9 @@ class ConsoleSink(Sink):
         return max(0.0, self._total - now[0]) * seconds / steps if steps > 0 else None
 
     def _parts(self, row: Row) -> list[str]:
-        """Parts of a line, the most important first, of a width that hardly changes."""
+        """Parts of a line, the most important first, with nearly constant widths."""
         steps = int(row["env_steps"])
-        done = min(100.0, 100 * steps / self._total)  # the last iteration may end behind it
+        done = min(100.0, 100 * steps / self._total)  # the last iteration may go beyond the total
         now = show_number(row["episode/return"]) if "episode/return" in row else "-"
         parts = [f"step {steps:>{len(str(self._total))}}/{self._total} {done:4.0f}%", f"return {now:>8}"]
         parts.append(f"left {show_time(self._left)}")

@@ -1,4 +1,4 @@
-"""Sinks, which show or store log rows besides `metrics.jsonl`, and the facts that they get.
+"""The interface of sinks, which show or store log rows besides `metrics.jsonl`, and the facts they get.
 
 A sink may fail at any time: the logger then reports it once, switches it off, and the run goes on.
 Rows are plain dicts: `env_steps` (int), `wall_time_s` (seconds since the run began) and the metrics.
@@ -60,10 +60,10 @@ class Sink(ABC):
 
 
 class RecordingSink(Sink):
-    """A sink with a store of its own, opened by the first row or video.
+    """A sink with its own store, which the first row or video opens.
 
-    A resumed run first gets its earlier rows and videos again, from the run folder: the store then holds
-    everything once, whatever became of the rows that an earlier process wrote.
+    In a resumed run it first gets all earlier rows and videos again, from the run folder. So the store has
+    each of them once, even if an earlier process lost some.
     """
 
     def __init__(self, facts: RunFacts) -> None:

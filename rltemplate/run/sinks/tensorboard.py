@@ -13,15 +13,15 @@ from rltemplate.run.paths import TENSORBOARD
 from rltemplate.run.read import leaves, read_metrics
 from rltemplate.run.sinks.sink import RecordingSink, Row
 
-# Ends the names of event files of this sink; other files in the folder belong to the user.
+# The names of this sink's event files end so; other files in the folder belong to the user.
 _SUFFIX = ".run"
 _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 
 
 class TensorBoardSink(RecordingSink):
-    """Scalars under the same names as in `metrics.jsonl`, videos, the configuration, and what differs in it.
+    """Scalars under their names in `metrics.jsonl`, videos, configuration and differences from the recipe.
 
-    Each row is written at once: no kill loses one, and the logger sees a full disk.
+    Each row is written at once: a killed run loses none, and the logger sees a full disk.
     """
 
     _writer: Any = None
@@ -34,14 +34,14 @@ class TensorBoardSink(RecordingSink):
         folder = self.facts.run_dir / TENSORBOARD
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             earlier.unlink()
-        # With `purge_step` a TensorBoard that is open drops the earlier rows, which it gets again.
+        # With `purge_step` a running TensorBoard drops the earlier rows, which it gets again.
         self._writer = SummaryWriter(folder, purge_step=0, filename_suffix=_SUFFIX)
         rows = read_metrics(self.facts.run_dir)
-        # Rows from before a resume are dated as they were written.
+        # Rows from before a resume keep their times.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
         config = json.dumps(self.facts.config, indent=2, default=str)
         self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()))
-        # The second summary begins a session of the tab HPARAMS. The first would hide keys of other runs.
+        # Only the second summary: the first one would hide keys of other runs in the tab HPARAMS.
         self._writer.file_writer.add_summary(hparams(self._hparams(), {})[1])
 
     def _hparams(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Weights & Biases, through its client, which has a service process of its own.
+"""Weights & Biases, through its client, which has its own service process.
 
-Online where a key is configured, else offline. A server that refuses, hangs or dies costs the run at most ten
+Online if a key is configured, else offline. A server that refuses, hangs or dies costs the run at most ten
 seconds and no row: rows are in `metrics.jsonl` and in the client's folder, which `wandb sync` uploads.
 """
 
@@ -24,8 +24,8 @@ from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
 
 _INIT_TIMEOUT_S = 4.0
 _FINISH_TIMEOUT_S = 3.5
-_CLOSE_LIMIT_S = 5.0  # for a client whose own process hangs, so that it does not keep its timeouts
-_INTERRUPTED_LIMIT_S = 3.0  # a run that was asked to end has ten seconds for everything
+_CLOSE_LIMIT_S = 5.0  # if the client's process hangs, which then ignores its own timeouts
+_INTERRUPTED_LIMIT_S = 3.0  # an interrupted run has ten seconds for everything
 
 
 class WandbSink(RecordingSink):
@@ -38,7 +38,7 @@ class WandbSink(RecordingSink):
     def __init__(self, facts: RunFacts, settings: WandbConfig) -> None:
         super().__init__(facts)
         self._settings = settings
-        self._wandb: Any = None  # the client, which takes a second to import
+        self._wandb: Any = None  # the client; importing it takes a second
         self._run: Any = None
         self._known_steps = 0
         self._uploaded = False
@@ -59,10 +59,10 @@ class WandbSink(RecordingSink):
                     self._run = self._init("online")
                     where = str(self._run.url)
                 except Exception as error:
-                    wandb.teardown()  # until then the id is in use
+                    wandb.teardown()  # the id is in use until then
                     where = f"offline, because {(str(error) or type(error).__name__).splitlines()[0]}"
         self._run = self._run or self._init("offline")
-        self._known_steps = self._run.step  # once, because it is asked from the service process
+        self._known_steps = self._run.step  # once, since the service process is asked for it
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
         self.facts.notify(f"W&B: {'' if self.facts.resumed_at is None else 'resumed, '}{where}")
@@ -71,12 +71,12 @@ class WandbSink(RecordingSink):
         facts, config, settings = self.facts, self.facts.config, self._settings
         tags = [config["algo"]["name"], config["env"]["id"], config["determinism"]["level"], facts.sweep]
         remote = remote_url(PROJECT)
-        # The server of a sweep of W&B waits for the run under the id that it gave.
+        # In a sweep of W&B, the server chooses the id and waits for this run.
         agents_id = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
         client = self._wandb.Settings(
             silent=True,
             console="off",
-            disable_git=True,  # the run has its own snapshot
+            disable_git=True,  # the run has a snapshot of its own
             disable_code=True,
             git_commit=facts.git.commit,
             git_remote_url=remote,
@@ -116,7 +116,7 @@ class WandbSink(RecordingSink):
         if run is None:
             return
         folder, url = Path(run.dir).parent, None if run.offline else run.url
-        # A daemon, so that a client that hangs holds neither the run nor the interpreter.
+        # A daemon, so that a hanging client stops neither the run nor the interpreter.
         thread = threading.Thread(target=self._finish, args=(status, final_metrics), daemon=True)
         thread.start()
         thread.join(_INTERRUPTED_LIMIT_S if status == "interrupted" else _CLOSE_LIMIT_S)
@@ -125,14 +125,14 @@ class WandbSink(RecordingSink):
         self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")
 
     def _finish(self, status: str, final_metrics: Row) -> None:
-        with contextlib.suppress(Exception):  # the caller says where the rows are
+        with contextlib.suppress(Exception):  # the caller prints where the rows are
             self._run.summary.update(dict(final_metrics))
             if self._settings.artifact:
                 self._add_policy(self.facts.run_dir)
             self._run.finish(exit_code=0 if status == "finished" else 1)
             self._uploaded = not self._run.offline
         with contextlib.suppress(Exception):
-            self._wandb.teardown()  # now, because its hook at exit would wait for a client that hangs
+            self._wandb.teardown()  # now, because its exit hook would wait for a hanging client
 
     def _add_policy(self, run_dir: Path) -> None:
         """Hand the newest checkpoint to W&B, if there is one, with the configuration of its policy."""

@@ -1,4 +1,4 @@
-"""The child process of a video: it repeats the actions of an episode, draws what they do, and encodes it."""
+"""The child process of a video: it repeats the actions of an episode, draws and encodes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-MAX_FPS = 30.0  # also the rate of environments that do not say how fast they run
-DISK = 3  # exit status: the renderer works, and the disk does not
+MAX_FPS = 30.0  # also for environments that give no rate
+DISK = 3  # exit status: the disk refuses the file
 NATIVE = "native"  # first line of output: the environment draws its own pictures
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An episode that was played, and how to draw it."""
+    """A finished episode, and how to draw it."""
 
     make_env: Callable[[str], Any]
     seed: int
@@ -42,7 +42,7 @@ class Job:
 
 
 def serve() -> None:
-    """Write the file of the job that standard input holds; the last line of output says what went wrong."""
+    """Write the file of the job in standard input; the last line of output is the error, if any."""
     try:
         _record(cloudpickle.load(sys.stdin.buffer))
         status = 0
@@ -92,7 +92,7 @@ def _record(job: Job) -> None:
 
 
 def _even(picture: Any) -> Picture:
-    """The picture without an odd last row or column, which H.264 does not take."""
+    """The picture without an odd last row or column, which H.264 cannot encode."""
     given = np.asarray(picture)
     if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
         raise TypeError(f"render() returned {given.dtype} {given.shape}, not uint8 (height, width, 3)")
@@ -101,14 +101,14 @@ def _even(picture: Any) -> Picture:
 
 
 def frame_rate(env: Any, wanted: int | None) -> tuple[int, Fraction]:
-    """The steps between two recorded frames, and the frames per second with which that is real time."""
+    """The steps between two recorded frames, and the frames per second for real time."""
     source = float(env.metadata.get("render_fps") or 1 / getattr(env.unwrapped, "dt", 1 / MAX_FPS))
     every = max(1, int(np.ceil(source / MAX_FPS - 1e-9)) if wanted is None else round(source / wanted))
     return every, max(Fraction(source).limit_denominator(100) / every, Fraction(1))
 
 
 def open_mp4(path: Path, fps: Fraction, picture: Picture) -> tuple[Any, Any]:
-    """An H.264 file for pictures like this one, with pixels and index as browsers want them; its stream."""
+    """An H.264 file that browsers play, for pictures like this one; and its stream."""
     import av
 
     container = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
@@ -117,7 +117,7 @@ def open_mp4(path: Path, fps: Fraction, picture: Picture) -> tuple[Any, Any]:
     stream = container.add_stream("libx264", rate=fps, options=options)
     stream.pix_fmt = "yuv420p"
     stream.height, stream.width = picture.shape[:2]
-    stream.codec_context.gop_size = max(1, round(2 * fps))  # two seconds: quick to seek
+    stream.codec_context.gop_size = max(1, round(2 * fps))  # a key frame every two seconds, for seeking
     return container, stream
 
 

@@ -17,7 +17,7 @@ from rltemplate.run.video.episode import open_mp4
 if TYPE_CHECKING:
     from rltemplate.run.video.episode import Picture
 
-ANIMATION_FPS = 15  # a GIF holds hundredths of seconds, and browsers slow down those of less than two
+ANIMATION_FPS = 15  # GIFs count in 1/100 s, and browsers slow down frames of less than two
 _HOLD_S = 1.0  # the last picture of a page
 
 
@@ -29,9 +29,9 @@ class Clip(NamedTuple):
 
 
 def join(clips: Sequence[Clip], grid: tuple[int, int], path: Path) -> None:
-    """Write one film of clips with pictures of one size: pages of rows x columns clips, played side by side.
+    """Write one film of clips with pictures of equal size: pages of rows x columns clips, side by side.
 
-    A clip that ends before the others of its page shows its last picture.
+    A clip that ends before others of its page keeps showing its last picture.
     """
     rows, columns = grid
     fps = _fps(clips[0].path)
@@ -46,7 +46,7 @@ def join(clips: Sequence[Clip], grid: tuple[int, int], path: Path) -> None:
 
 
 def _page(clips: Sequence[Clip], columns: int, rows: int, hold: int) -> Iterator[Picture]:
-    """The pictures of clips side by side, the last one `hold` times more."""
+    """The pictures of clips side by side; the last one is repeated `hold` times."""
     shown: list[Any] = [None] * len(clips)
     for coming in zip_longest(*(_pictures(clip) for clip in clips)):
         shown = [old if new is None else new for old, new in zip(shown, coming, strict=True)]

@@ -1,4 +1,4 @@
-"""Pictures of MuJoCo simulations: by OpenGL where there is any, else by rays, which need no system package.
+"""Pictures of MuJoCo simulations: by OpenGL, or by a ray caster that needs no system package.
 
 MuJoCo's collision code intersects rays with every kind of geometry (`mj_multiRay`). The ray caster computes a
 picture from one ray per pixel with numpy: a lamp and a checker floor. Shadows, sites, tendons,
@@ -52,8 +52,8 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
     """The camera for a video of `env`, a Gymnasium MuJoCo environment that has been reset.
 
     In this order: the camera that the user gave to the environment; the model's camera named `track`; the
-    default camera of the environment, moved to where it sees everything unless it follows a body. Gymnasium
-    itself passes over the camera `track`, so that a fast robot would leave the picture.
+    default camera of the environment, which is moved to see everything unless it follows a body. Gymnasium
+    itself ignores the camera `track`, so that a fast robot would leave the picture.
     """
     model, data, camera = env.unwrapped.model, env.unwrapped.data, mujoco.MjvCamera()
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)

@@ -1,11 +1,11 @@
 """One evaluation episode as an H.264 file that a browser plays, recorded without any effect on the run.
 
 The run plays the episode. A child process, new for each video, repeats its actions in an environment of its
-own, draws and encodes (`episode.py`). So a renderer that crashes or never answers takes only the child with
-it, and no state of a renderer can touch the run. The price is one to two seconds a video.
+own, draws and encodes (`episode.py`). So a renderer that crashes or hangs ends only the child, and cannot
+change the run. This takes one to two seconds per video.
 
 Renderers:
-    native             the environment's own `rgb_array` pictures, for all that is not MuJoCo
+    native             the environment's own `rgb_array` pictures, for all environments but MuJoCo's
     egl, osmesa, glfw  MuJoCo's OpenGL renderer; glfw needs a display
     raycast            MuJoCo without OpenGL (`mujoco_pictures.py`)
 
@@ -36,13 +36,13 @@ _CODE = "from rltemplate.run.video.episode import serve; serve()"
 
 @dataclass
 class VideoRecorder:
-    """Draws episodes that were played.
+    """Makes videos of finished episodes.
 
     `make_env(render_mode)` returns one Gymnasium environment; it is called in another process, so cloudpickle
     must take it. `note` gets one line, once, if videos turn out to be impossible. Without `fps` a video runs
     in real time with at most 30 frames per second. `size` is the edge of MuJoCo's pictures in pixels. A
-    renderer that draws no picture for `stall_s` seconds is given up. `renderers` are then the ones that are
-    left. A video is given up as soon as `stopping`.
+    renderer that draws no picture for `stall_s` seconds is removed from `renderers`. A video is given up once
+    `stopping()` is true.
     """
 
     make_env: Callable[..., Any]
@@ -58,7 +58,7 @@ class VideoRecorder:
     def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
         """Write the episode of `actions` after a reset with `seed` to `path`; false if there is no video.
 
-        Trouble with environment, renderer, encoder or disk ends here. `path` is the whole video or as it was.
+        Raises nothing for errors of environment, renderer, encoder or disk. Then `path` is unchanged.
         """
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
