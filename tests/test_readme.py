@@ -53,8 +53,9 @@ def test_the_page_of_results_is_made_from_the_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(RESULTS)
     page = import_module("table_page").page_text()
     assert page == PAGES[ROOT / "docs" / "results.md"]
-    (sentence,) = re.findall(r"^\* PPO: (.*)$", page, re.MULTILINE)
-    assert sentence in PAGES[ROOT / "README.md"].replace("\n", " ")
+    sentences = re.findall(r"^\* (?:PPO|SAC): (.*)\.$", page, re.MULTILINE)
+    assert len(sentences) == 2
+    assert all(sentence in PAGES[ROOT / "README.md"].replace("\n", " ") for sentence in sentences)
 
 
 @of_this_project

@@ -39,7 +39,7 @@ class Learned(NamedTuple):
 
     actor: AdamState
     critic: AdamState
-    target: Tensor  # (P,) of the critics' targets, which follow slowly
+    target: Tensor  # (P,) of the target critics, which follow slowly
     alpha: AdamState  # the logarithm of the temperature (1,)
 
 
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The results of an update besides new parameters. The policy has several updates or none in it."""
+    """The results of an update besides new parameters. Each update of the policy has its entry."""
 
     td_target: Tensor  # (B,)
     critic_metrics: Tensor  # CriticMetrics, stacked

@@ -201,7 +201,7 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
     factors = _config_factors({one.key: one for one in keys}, given)
     if code and code != [REVISION]:
         factors["code"] = f"({few(code)})"
-    # Of a setting with one value, only one version of the code may know how to read it.
+    # If only one run has a setting, perhaps only its version of the code reads this setting back.
     settings = [one for one in counted[SETTINGS] if not (code and one.one_sided)]
     if {name.partition(".")[0] for name in factors} & _SETTING_KEYS or counted[VERSIONS] or counted[MACHINE]:
         settings = []  # another factor explains them

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _Parts = list[tuple[dict[str, str], list[Run]]]  # of each experiment: shared values, and runs
 
 _MOST_INTERVALS = 100  # along a curve; each takes a bootstrap
-_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # changes at a resume that matter
+_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # changes at a resume, except the machine
 _CLOSE = 1.05  # numbers of steps within this factor count as equal
 
 

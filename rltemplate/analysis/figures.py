@@ -203,7 +203,7 @@ def _drawn(chart: Chart) -> Any:
 
 
 def _cut_bands(axes: Any, panel: Panel) -> None:
-    """Limit the axis to half the height of the curves above and below them: bands of two seeds are wide."""
+    """Limit the axis to half the height of the curves beyond them: wide bands would press the curves flat."""
     values = [value for line in panel.lines for _, value in line.points if isfinite(value)]
     values += [end for ends in panel.levels.values() for end in ends]
     if values and (half := (max(values) - min(values)) / 2) > 0:

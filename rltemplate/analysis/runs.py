@@ -127,7 +127,7 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
 
 
 # Keys that may differ between runs of one experiment: the seed, and keys that do not change results. The
-# steps and the number of evaluations must be equal.
+# steps between evaluations and the episodes of each must be equal.
 _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 

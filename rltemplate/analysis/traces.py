@@ -132,7 +132,7 @@ class Event:
 
 
 def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
-    """The whole iterations of the trace in `run_dir`. The last one of a killed run may be cut.
+    """The whole iterations of the trace in `run_dir`; the last line of a killed run may be cut.
 
     Raises ConfigError, which ends with `when_missing` if there is no iteration.
     """

@@ -1,4 +1,4 @@
-"""The one list of secrets: names of files that likely hold one, and forms of tokens and keys.
+"""The one list of secrets: names of files that likely hold one, and unmistakable forms of tokens and keys.
 
 New files with such a name, and new or changed files with such content, never enter a snapshot of the code
 (run/git). A configuration with such a value is refused. Names are matched without regard to case.

@@ -35,7 +35,7 @@ _RACES_WITHOUT = 5000
 
 
 def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
-    """Equal inputs give equal bits, again and again: networks with their gradients, and indexing.
+    """Equal inputs give equal bits, several times: networks, gradients of their inputs, and indexing.
 
     In the gradient of indexing, torch's fast kernels add in the order in which threads arrive.
     """

@@ -158,7 +158,7 @@ def use_blas_threads(number: int) -> None:
 
 @cache
 def _of_torch(name: str) -> Any:
-    """A C function: a preloaded one, else the one that torch's library for the CPU brings, else None."""
+    """A C function: a preloaded one, else one of torch's library for the CPU or of its libraries, or None."""
     for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):
         with contextlib.suppress(OSError, AttributeError):
             return getattr(ctypes.CDLL(library), name)

@@ -6,8 +6,9 @@ the generator's state before a later one, and the actions. Restoring replays the
 bit for bit.
 
 The episode before the running one is replayed too. An environment that keeps state elsewhere, such as in a
-generator of its own or across episodes, may begin an episode equally and differ later. A whole episode nearly
-always shows this, and the environment is refused. State that changes neither episode is not detected.
+generator of its own or across episodes, may begin an episode in the same way and differ later. A whole
+episode nearly always shows this, and the environment is refused. State that changes neither episode is not
+detected.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rltemplate.interfaces import RunError
 @dataclass(slots=True)
 class _Episode:
     from_seed: bool
-    generator: str | None  # its state before the reset; None after a reset with a seed
+    generator: str | None  # its state before the reset; None after a reset with a seed, or without one
     outcome: str = ""  # digest of the last step, once the episode has ended
     packed: list[np.ndarray] = field(default_factory=list)  # at most one array, of the first actions
     newest: list[np.ndarray] = field(default_factory=list)  # later actions
@@ -89,7 +90,7 @@ class ActionRecorder:
         running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
             obs, reward, terminated, truncated, self._info = self.env.step(action)
-            denormals.keep()  # many environments import libraries at their first step
+            denormals.keep()  # environments load libraries when they first need them
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)
             terminated = validity.checked_flag("terminated", terminated)

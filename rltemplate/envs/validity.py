@@ -1,7 +1,8 @@
 """Checks of the values that an environment returns, always on.
 
-An observation that is not finite or not as its space says, a reward that is no finite number and a flag that
-is no bool end the run before anything learns from them. `RunError` names the value and the expected kind.
+An observation that is not finite or not of the kind that its space announces, a reward that is no finite
+number, and a flag that is neither true nor false end the run before anything learns from them. `RunError`
+names the value and the expected kind.
 """
 
 from __future__ import annotations

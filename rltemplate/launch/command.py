@@ -60,8 +60,8 @@ def main(args: Args) -> int:
 def become(job: Job) -> NoReturn:
     """Replace this process by `python -P -m rltemplate.train`, which finds the job in its environment.
 
-    A new process, since libraries read environment variables when they are loaded. The run gets the console
-    and all signals, and its exit status is the one of the command.
+    A fresh interpreter, since libraries read environment variables when they are loaded. The run gets the
+    console and all signals, and its exit status is the one of the command.
     """
     sys.stdout.flush()
     sys.stderr.flush()

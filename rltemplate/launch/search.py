@@ -67,7 +67,7 @@ def main(args: Args) -> int:
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
-    # Values `auto` are chosen for one core per trial.
+    # For this check, values `auto` are chosen as if each core had a trial.
     plan, *_ = (preflight([*args.words, each], usable_cores()) for each in tried)
     if plan.sweep:
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rltemplate.interfaces import stop_signals
 
-_PATIENCE_S = 120.0  # for a child that was asked to end after its iteration
+_PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
 
@@ -60,8 +60,9 @@ class Children:
     ) -> int:
         """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
-        Its output goes to `log`; with `out` its standard output goes there. The first signal asks it to end
-        within `grace_s` seconds, and a second one kills it. Then this raises `Interrupted`.
+        Its output goes to `log`, or with `out` its standard output to `out` and the rest to `log`. The first
+        signal asks it to end within `grace_s` seconds, and a second one kills it. Then this raises
+        `Interrupted`.
         """
         self.check()
         with log.open("wb") as errors, (out or log).open("ab") as output:

@@ -114,7 +114,7 @@ def _stop_file(folder: Path, record: SweepRecord) -> Path:
 
 
 def _send(stop: Path, number: int) -> None:
-    """Ask the jobs to pass on a signal: SIGINT as it is, and any other one as SIGTERM."""
+    """Ask the jobs to pass on a signal: SIGINT, or SIGTERM for any other. Runs report only these two."""
     with stop.open("a") as file:
         file.write(f"{signal.SIGINT if number == signal.SIGINT else signal.SIGTERM:d}\n")
 

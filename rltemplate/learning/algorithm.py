@@ -57,7 +57,7 @@ class StatefulAlgorithm:
         return torch.tensor(initial * (left if schedule is Schedule.linear else 1.0), device=self.device)
 
     def to_device(self, array: np.ndarray) -> Tensor:
-        """The numbers in torch's default type, copied without waiting for the work of a GPU."""
+        """The numbers in torch's default type. Does not wait for a GPU: pageable memory is copied at once."""
         return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
 
     def scaling(self) -> Scaling | None:

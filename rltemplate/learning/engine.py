@@ -105,7 +105,7 @@ def _loop(function: Function, stepwise: bool) -> Function:
         return pytree.tree_unflatten(last, of_state), pytree.tree_unflatten(shown, of_shown)
 
     loop.__qualname__ = function.__qualname__
-    loop.__code__ = loop.__code__.replace()  # the compiler counts programs per code object
+    loop.__code__ = loop.__code__.replace()  # its own: the compiler counts per code object
     return loop
 
 

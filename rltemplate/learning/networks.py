@@ -22,7 +22,7 @@ def mlp(
     orthogonal_gain: float | None = None,
     layer_norm: bool = False,
 ) -> Rows:
-    """Linear layers of the given sizes with `activation` between them; `layer_norm` puts one before each.
+    """Linear layers of the given sizes with `activation` between them; `layer_norm` normalises before it.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
     in the last, biases zero (Engstrom et al. 2020, arXiv 2005.12729). Without, torch's own initialisation of

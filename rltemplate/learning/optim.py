@@ -35,7 +35,7 @@ class AdamState(NamedTuple):
 
 
 class FlatModule:
-    """A module without parameters of its own: each call gets them as one vector."""
+    """A module as a function: each call gets the parameters as one vector."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

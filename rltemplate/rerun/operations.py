@@ -64,7 +64,8 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
     """The cause of the first item that differs, from the operations of both runs before this item.
 
     An operation is the cause if it had equal inputs in both runs and different results; uninitialised memory
-    does not count. Different inputs of the first such operation mean that the cause was not logged.
+    does not count. The first operation with other inputs is reported as `outside`, if no operation is the
+    cause.
     """
     agreeing, saw = 0, None
     for one, other in zip_longest(a, b):

@@ -3,7 +3,7 @@
 The first run is undisturbed. In the other runs everything is changed that must not matter: hash seed, working
 directory, environment variables, caches, load, observers, and, if the level promises it, threads and the
 grouping of rows. All runs must have the same trace. Then the inverse: without the additions of the level at
-least one of its checks should fail. Otherwise the checks may be unable to fail.
+least one of its checks should fail. Otherwise the checks may see nothing.
 
 A process `python -m rltemplate.rerun.prove CHECK ...` only runs the checks of a level, without training.
 """
@@ -146,9 +146,7 @@ class Proof:
             raise ConfigError(said)
         if status:
             raise RuntimeError(f"the checks could not be tried: {last_words(log, status)}")
-        found: dict[str, Any] = json.loads(
-            lines_of(answer)[-1]
-        )  # an environment may have printed lines before
+        found: dict[str, Any] = json.loads(lines_of(answer)[-1])  # environments may print lines before it
         return found
 
     def _job(self, name: str, config: Config) -> Job:

@@ -126,7 +126,7 @@ def check_versions(record: RunRecord) -> list[str]:
     for one in compare_records(was, now, []).differences:
         computes = one.section == VERSIONS and one.a != ABSENT and package_matters(one.key)
         if computes or one.key == "cpu":
-            # With another build or patch release the numbers may differ or be equal.
+            # Another build or patch release may give equal bits, so it costs a note only.
             fine = one.key in ("cpu", "libc") or _release(one.key, one.a) == _release(one.key, one.b)
             (notes if fine or not one.affects_results else changed).append(f"{one.key} {one.change}")
     if changed:

@@ -52,7 +52,8 @@ class Request:
 
     `checkpoint` is a file, or None for the beginning. The iteration `iteration` is traced by step and update.
     Tensors and operations of its event `event` number `index` (or ITERATION) are kept. With `since`,
-    operations are kept from the end of that earlier event on, since an event may use results from before it.
+    operations are kept from the end of that earlier event on, because the
+    first item of an event may be made before the event begins.
     Files are written to `folder`.
     """
 

@@ -146,13 +146,13 @@ def reproduce(
 
 
 def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Children) -> str | None:
-    """Run the recorded configuration with the recorded code; the error that ended it, if any."""
+    """Run the recorded configuration with the recorded code, without sinks and videos; its error, if any."""
     log, logger = run_dir.with_name(LOG), run.config["logger"]
     logger = logger | {"console": False, "journal": False, "tensorboard": False}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # older code has no such key
     config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}
-    if config["device"] == "auto":  # the recorded device
+    if config["device"] == "auto":  # the digest in the trace tells which one it was
         config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
     status = code.run("train", [], config, run_dir, log, children, follower.enough)

@@ -54,7 +54,7 @@ def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Number (uint64) of steps to the next float that lead from a to b; zero from -0 to +0."""
+    """Distance (uint64) from a to b, counted in neighbouring floats; zero from -0 to +0."""
     # The bits of a magnitude count the floats below it (Dawson 2012, comparing floats).
     a, b = (np.copysign(1, x).astype(int) * np.abs(x).view(f"i{x.dtype.itemsize}") for x in (a, b))
     distance: np.ndarray = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)

@@ -57,7 +57,7 @@ def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
 
 
 def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
-    """Environment steps of the last checkpoint of both runs before the divergence, if there is one."""
+    """Environment steps of the last common checkpoint before the divergence, if there is one."""
     known = [set(map(paths.steps_of, list_checkpoints(each))) for each in dirs]
     return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
 

@@ -16,8 +16,9 @@ class Zoom:
 
     The runs were run again with the code of their commits, from their common checkpoint after
     `from_env_steps` environment steps; None is the beginning. They diverge in `event` number `index` of
-    `iteration`; `event` is None if the runs have different events there. `items` are all items of the event,
-    in causal order, and `first` is the first that differs. `note` explains a missing result.
+    `iteration`; `event` is None if the runs did different things there. `items` are all items that both runs
+    have in the event, in causal order, and `first` is the first that differs. `note` explains a missing
+    result.
     """
 
     commit_a: str

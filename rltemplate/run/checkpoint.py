@@ -129,7 +129,7 @@ def _range(chunk: str) -> tuple[int, int]:
 
 
 def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints (0: none), those after `newest` steps, and leftovers.
+    """Remove leftovers, checkpoints after `newest` steps, and all but the newest `keep` (0: keep all).
 
     Leftovers are our files that belong to no checkpoint, such as files of an interrupted write.
     """

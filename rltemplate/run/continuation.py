@@ -1,4 +1,4 @@
-"""Resume of a run in its folder: its checkpoint, changes since then, and removal of everything after it.
+"""Resume of a run in its folder: its checkpoint, changes since its start, removal of later rows and files.
 
 A resumed run must equal a run that was never interrupted. The configuration must not change, except for a
 larger `total_env_steps`. Code and libraries may change with `accept=changes`. Another machine, processor or
@@ -154,7 +154,7 @@ def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
         added = int(state["added"])
         first = max(0, added - algorithm.replay.capacity)
         algorithm.replay.restore(added, load_experience(checkpoint, first, added))
-    from rltemplate.envs.global_rng import restore_global_rng  # imports torch
+    from rltemplate.envs.global_rng import restore_global_rng  # imports torch, which `make resume` need not
 
     restore_global_rng(state["foreign"])
     return int(state["run"]["iterations"])

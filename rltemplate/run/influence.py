@@ -1,6 +1,7 @@
 """Files of the repository and installed packages that may change results.
 
-Unknown ones may. Files of `conf/` do not count, because the resolved configuration is compared.
+Files and packages that are not listed here may. Files of `conf/` do not count, because the resolved
+configuration is compared.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def resume_job(
 ) -> Job | None:
     """The job that resumes the run of a folder; None if it has finished and gets no more steps.
 
-    `further` are other fields of `Job`. Raises ConfigError for a wrong total or number of workers.
+    `further` are other fields of `Job`. Raises ConfigError for a damaged record, and a wrong total or
+    number of workers.
     """
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps

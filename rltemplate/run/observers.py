@@ -213,7 +213,7 @@ class Observers:
         return episode_means("eval", episodes)
 
     def _film(self) -> None:
-        """A video of one episode, with its first steps if it is long. All videos of a run have one seed."""
+        """A video of one episode, of a long one its first steps only. All videos of a run have one seed."""
         self._logger.activity("filming")
         seeds, actions = env_seeds(self._config.seed, "video", 1), list[Any]()
         evaluate(lambda: make_env(self._config.env), self._codec, self._act, seeds, actions)

@@ -32,7 +32,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def safe_name(text: str) -> str:
-    """`text` with `-` in the place of characters that a folder name or a git ref must not have."""
+    """`text` with `-` in the place of characters that a folder name or a git ref might not take."""
     return _UNSAFE.sub("-", text).strip("-.") or "unnamed"
 
 

@@ -66,7 +66,7 @@ def raw_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _last_or_best(text: str, run_dirs: list[Path], none: str) -> Path:
-    """The run that began last, or the finished one with the highest final return; prints which one."""
+    """The run that began last, or the finished one with the highest final return, which is printed."""
     values: dict[Path, Any] = {}
     for run_dir in run_dirs:
         with contextlib.suppress(ConfigError):

@@ -103,7 +103,7 @@ class Trace(Probe):
         self._new = [_json(head)]  # lines that wait for the end of the iteration
 
     def resume(self, iterations: int, chain: str) -> None:
-        """Continue after `iterations` iterations, the last of which ended with `chain`."""
+        """Continue after `iterations` iterations, which ended with `chain`; the file ends there."""
         self._iteration, self.chain = iterations, chain
         with contextlib.suppress(FileNotFoundError), self.lines.path.open("rb") as file:
             for line in file:

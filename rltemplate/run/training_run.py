@@ -42,7 +42,7 @@ from rltemplate.run.sinks.sink import RunFacts
 
 
 def settled(job: Job) -> Job:
-    """`job` with a named way of matrix products in the place of `auto`.
+    """`job` with a named way of matrix products in the place of `auto`, for a new run on the CPU.
 
     The recorded configuration then has the name, and a rerun uses the same way.
     """

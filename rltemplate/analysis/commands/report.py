@@ -1,6 +1,6 @@
 """`make report`: one page of HTML about many runs, its figures as files, and its curves as a table.
 
-The page needs no server, and text from run folders is escaped.
+The page loads nothing from a network, and text from run folders is escaped.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def _state(args: Args) -> dict[Path, int]:
-    """The times at which the files of a report were written."""
+    """The times at which the sources of a report were written."""
     dirs = find_run_dirs(args.runs)
     names = (paths.RECORD, paths.METRICS, paths.VIDEOS)
     files = [each / name for each in dirs for name in names]
@@ -116,7 +116,7 @@ class Film(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A page as HTML, its charts and experiments, and a line about each file that could not be read."""
+    """A page as HTML, its charts and experiments, and a line about each unreadable run or search."""
 
     html: str
     charts: list[figures.Chart]

@@ -279,7 +279,7 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     try:
         if module:
             importlib.import_module(module)
-    except Exception as error:  # the module of a package may raise anything
+    except Exception as error:  # a user's module may raise anything
         why = first_line(error)
         raise ConfigError(f"env={name}: {module} cannot be imported ({why}); is it installed?") from error
     for point in brought("envs"):

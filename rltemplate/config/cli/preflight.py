@@ -107,7 +107,7 @@ class Words:
 def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
     """Check the words of the command (without the program's name) and return the plan.
 
-    `jobs` such runs share this machine, besides the jobs of a sweep.
+    `jobs` such runs share this machine; for a sweep the number of its own jobs counts instead.
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
     try:
@@ -299,7 +299,7 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
 
 
 def config_of(words: Sequence[str]) -> Config:
-    """The configuration of words that `preflight` has checked, such as those of a `Plan`."""
+    """The configuration of overrides, such as those of a `Plan`, without the checks of `preflight`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose_job(words).config
 

@@ -172,7 +172,7 @@ class ConsoleSink(Sink):
     def _seconds_left(self, row: Row) -> float | None:
         """The time left at the speed of the last rows, which include evaluations.
 
-        None after the first row, because compiling may have taken most of its time.
+        None at the first row, because compiling may have taken most of its time.
         """
         now = (row["env_steps"], row["wall_time_s"])
         self._recent.append(now)

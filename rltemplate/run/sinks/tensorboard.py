@@ -13,7 +13,7 @@ from rltemplate.run.paths import TENSORBOARD
 from rltemplate.run.read import leaves, read_metrics
 from rltemplate.run.sinks.sink import RecordingSink, Row
 
-# The names of this sink's event files end so; other files in the folder belong to the user.
+# The names of this sink's event files end with this; other files in the folder belong to the user.
 _SUFFIX = ".run"
 _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 
@@ -41,7 +41,7 @@ class TensorBoardSink(RecordingSink):
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
         config = json.dumps(self.facts.config, indent=2, default=str)
         self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()))
-        # Only the second summary: the first one would hide keys of other runs in the tab HPARAMS.
+        # Only the second summary, which begins a session: the first would hide keys of other runs in HPARAMS.
         self._writer.file_writer.add_summary(hparams(self._hparams(), {})[1])
 
     def _hparams(self) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class VideoRecorder:
     def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
         """Write the episode of `actions` after a reset with `seed` to `path`; false if there is no video.
 
-        Raises nothing for errors of environment, renderer, encoder or disk. Then `path` is unchanged.
+        Raises nothing for errors of environment, renderer, encoder or disk: `path` then is unchanged, and
+        never a part of a video.
         """
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
