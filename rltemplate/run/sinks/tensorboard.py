@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import tempfile
 import time
 from pathlib import Path
@@ -21,28 +23,41 @@ _GIF_PIXELS, _GIF_S = 240, 10.0  # width, and the part of a video that is shown
 class TensorBoardSink(RecordingSink):
     """Scalars under their names in `metrics.jsonl`, videos, configuration and differences from the recipe.
 
-    Each row is written at once: a killed run loses none, and the logger sees a full disk.
+    Each row is written at once: a killed run loses none, and the logger sees a full disk. So torch's
+    `SummaryWriter` is not used, whose thread writes later and prints a traceback when the disk is full.
     """
 
-    _writer: Any = None
+    _records: Any = None
 
     def open(self) -> None:
         """Begin an event file. In a resumed run it replaces the sink's earlier ones, which may lack rows."""
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import hparams, text
 
         folder = self.facts.run_dir / TENSORBOARD
+        folder.mkdir(exist_ok=True)
         for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             earlier.unlink()
-        # With `purge_step` a running TensorBoard drops the earlier rows, which it gets again.
-        self._writer = SummaryWriter(folder, purge_step=0, filename_suffix=_SUFFIX)
+        name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}{_SUFFIX}"
+        self._records = RecordWriter((folder / name).open("wb"))
+        self._add(file_version="brain.Event:2")
+        # A running TensorBoard then drops the earlier rows, which it gets again.
+        self._add(session_log=SessionLog(status=SessionLog.START))
         rows = read_metrics(self.facts.run_dir)
         # Rows from before a resume keep their times.
         self._begun = time.time() - (rows[-1]["wall_time_s"] if rows else 0.0)
         config = json.dumps(self.facts.config, indent=2, default=str)
-        self._writer.add_text("config", "\n".join("    " + line for line in config.splitlines()))
+        self._add(summary=text("config", "\n".join("    " + line for line in config.splitlines())))
         # Only the second summary, which begins a session: the first would hide keys of other runs in HPARAMS.
-        self._writer.file_writer.add_summary(hparams(self._hparams(), {})[1])
+        self._add(summary=hparams(self._hparams(), {})[1])
+
+    def _add(self, wall_time: float | None = None, **event: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        event["wall_time"] = time.time() if wall_time is None else wall_time
+        self._records.write(Event(**event).SerializeToString())
+        self._records.flush()
 
     def _hparams(self) -> dict[str, Any]:
         """Seed, learning rates, and the values that differ from the recipe."""
@@ -54,10 +69,11 @@ class TensorBoardSink(RecordingSink):
         return {k: v if type(v) in (int, float, str) else str(v) for k, v in values.items()}
 
     def add_row(self, row: Row) -> None:
-        at, when = int(row["env_steps"]), self._begun + row["wall_time_s"]
-        for name in [name for name in row if name != "env_steps"]:
-            self._writer.add_scalar(name, row[name], at, when)
-        self._writer.flush()
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=key, simple_value=row[key]) for key in row if key != "env_steps"]
+        when = self._begun + row["wall_time_s"]
+        self._add(when, step=int(row["env_steps"]), summary=Summary(value=values))
 
     def add_video(self, path: Path, env_steps: int) -> None:
         """The video as a GIF, which TensorBoard shows among images."""
@@ -69,12 +85,11 @@ class TensorBoardSink(RecordingSink):
             animate(path, gif := Path(folder) / "video.gif", _GIF_PIXELS, _GIF_S)
             image = Summary.Image(encoded_image_string=gif.read_bytes())
         summary = Summary(value=[Summary.Value(tag="video", image=image)])
-        self._writer.file_writer.add_summary(summary, env_steps, path.stat().st_mtime)
-        self._writer.flush()
+        self._add(path.stat().st_mtime, step=env_steps, summary=summary)
 
     def close(self, status: str, final_metrics: Row) -> None:
-        if self._writer is not None:
+        if self._records is not None:
             from torch.utils.tensorboard.summary import hparams
 
-            self._writer.file_writer.add_summary(hparams({}, {})[2])  # the end of the session
-            self._writer.close()
+            self._add(summary=hparams({}, {})[2])  # the end of the session
+            self._records.close()
