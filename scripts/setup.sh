@@ -93,7 +93,7 @@ fi
 
 command -v git >/dev/null 2>&1 ||
     say "note: git was not found; without it a run cannot record the code that made it (apt install git)"
-say "installing the locked dependencies into .venv (about a minute, once) ..."
+say "installing the locked dependencies into .venv (one to two minutes, once) ..."
 # Stays when pip was killed or ran out of space: then nothing in .venv can be trusted and it is made anew.
 : >.venv/.installing || exit 1
 # A user's PIP_USER=1 would be an error in a virtual environment; outside of one, pip shall refuse. Modules are compiled
