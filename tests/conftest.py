@@ -135,19 +135,27 @@ def program(project: Path, command: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without settings of W&B and Python, and more variables."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
+    """This process's environment without settings of W&B, Python and git, and more variables."""
+    # What git hands to its hooks would lead to another repository.
+    dropped = ("WANDB", "PYTHON", "GIT_")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     return {**clean, "PYTHONPATH": FAULTS, **more}
+
+
+def run(
+    folder: Path, *command: str, status: int | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with more variables, to its end with the exit status."""
+    done = subprocess.run(command, cwd=folder, env=environment(**variables), capture_output=True, text=True)
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def run_train(
     project: Path, folder: Path, *words: str, status: int | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `scripts/train.py` of a project in a folder, as a user would, to its end with the exit status."""
-    command = [*program(project, "train"), *words]
-    done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True)
-    assert status in (None, done.returncode), done.stderr
-    return done
+    return run(folder, *program(project, "train"), *words, status=status, **more)
 
 
 def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -348,6 +356,14 @@ def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:
         container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
     container.mux(stream.encode(None))
     container.close()
+
+
+def read_video(path: Path) -> list[np.ndarray]:
+    """The pictures of a video."""
+    import av
+
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
 Programs = Callable[[], int]

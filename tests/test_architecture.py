@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT, git
+from conftest import ROOT, git, run
 
 # Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
 AGAINST_THE_ORDER = {
@@ -35,10 +34,6 @@ OF_ONE_MACHINE = [
 ]
 
 
-def called(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     package = shutil.copytree(ROOT / "rltemplate", tmp_path / "rltemplate")
@@ -47,14 +42,13 @@ def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) 
             module.write(f"\n{text}\n")
     lint = "from importlinter import cli; cli.lint_imports_command()"
     script = f"import sys; sys.path[0] = {str(tmp_path)!r}; {lint}"
-    imports = called(sys.executable, "-P", "-c", script, folder=tmp_path)
+    imports = run(tmp_path, sys.executable, "-P", "-c", script, status=1)
     contracts = re.findall(r'^name = "(.*)"', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)
-    assert imports.returncode == 1, imports.stdout + imports.stderr
     assert re.findall(r"^(.*) BROKEN", imports.stdout, re.MULTILINE) == contracts[-4:]
     for pair in ("interfaces -> rltemplate.rng", "envs.vector -> rltemplate.learning.optim"):
         assert f"rltemplate.{pair} (" in imports.stdout
     words = ["check", "--output-format", "concise", "rltemplate"]
-    names = called(sys.executable, "-m", "ruff", *words, folder=tmp_path)
+    names = run(tmp_path, sys.executable, "-m", "ruff", *words)
     assert {line.partition(":")[0] for line in names.stdout.splitlines() if "TID251" in line} == {
         f"rltemplate/{file}" for file in BANNED
     }

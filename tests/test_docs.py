@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from conftest import ROOT, RecordedRun, environment, program
+from conftest import ROOT, RecordedRun, program, record, run
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.interfaces import ConfigError
@@ -49,18 +46,14 @@ def project(recorded_run: RecordedRun, tmp_path_factory: pytest.TempPathFactory)
     """A copy of the project in which the runs RUN and OTHER of the pages lie."""
     copy = Path(shutil.copytree(recorded_run.project, tmp_path_factory.mktemp("docs") / "project"))
     (copy / ".venv").symlink_to(sys.prefix)
-    for name in run_id(recorded_run.run_dir), "OTHER":
+    for name in record(recorded_run.run_dir)["id"], "OTHER":
         shutil.copytree(recorded_run.run_dir, copy / "runs" / "ppo-CartPole" / name)
     return copy
 
 
-def run_id(run_dir: Path) -> str:
-    return str(json.loads((run_dir / "record.json").read_text())["id"])
-
-
 def run_command(command: str, project: Path) -> None:
     """Run a command of a page in a copy of the project; of training, the words are checked only."""
-    command = re.sub(r"\bRUN\b", run_id(project / "runs" / "ppo-CartPole" / "OTHER"), command)
+    command = re.sub(r"\bRUN\b", record(project / "runs" / "ppo-CartPole" / "OTHER")["id"], command)
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=(?!--)", word)]
     if words[:2] == ["make", "train"] and not words[-1].startswith("ARGS="):
         assert preflight(words[2:]).configs
@@ -71,8 +64,7 @@ def run_command(command: str, project: Path) -> None:
         words = [*program(project, words[1]), *given, *flags]
     else:
         words = ["sh", "-c", command]
-    done = subprocess.run(words, cwd=project, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(project, *words, status=0)
 
 
 def run_page(page: str, project: Path) -> None:
@@ -109,17 +101,12 @@ def test_items_of_the_trace_that_a_page_explains_are_fields_of_results() -> None
     assert len(names) > 10
 
 
-def build(folder: Path, site: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    return subprocess.run(words, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
-
-
 @pytest.mark.long
 def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_path: Path) -> None:
     for name in "mkdocs.yml", "docs", "scripts":
-        subprocess.run(["cp", "-r", str(ROOT / name), tmp_path], check=True)
-    done = build(tmp_path, tmp_path / "site", SOURCE_URL="https://example.org/source")
-    assert done.returncode == 0, done.stderr
+        run(tmp_path, "cp", "-r", str(ROOT / name), ".", status=0)
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    run(tmp_path, *build, status=0, SOURCE_URL="https://example.org/source")
     pages = {path: path.read_text() for path in (tmp_path / "site").rglob("*.html")}
     loaded = re.compile(
         r"""<(?:script|img|iframe)[^>]*\ssrc="?(https?:[^" >]+)|<link[^>]*href="?(https?:[^" >]+)"""
@@ -127,6 +114,8 @@ def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_p
     assert {found for text in pages.values() for found in loaded.findall(text)} == set()
     assert any("https://example.org/source/CONTRIBUTING.md" in text for text in pages.values())
     with (tmp_path / "docs" / "index.md").open("a") as file:
-        file.write("\n[gone](commands.md#nowhere)\n")
-    done = build(tmp_path, tmp_path / "site")
-    assert (done.returncode, "anchor '#nowhere'" in done.stderr) == (1, True), done.stderr
+        file.write("\n[gone](commands.md#nowhere)\n[gone](stories/gone.md)\n")
+    done = run(tmp_path, *build, status=1)
+    told = done.stdout + done.stderr
+    for text in ("anchor '#nowhere'", "'stories/gone.md'", "Aborted with 2 warnings"):
+        assert text in told, told

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
-from conftest import ROOT
+from conftest import ROOT, run
 
 SCRIPT = """
 import gymnasium as gym, numpy as np
@@ -21,9 +19,9 @@ print(rewards[:, 0].tobytes().hex())
 
 
 def test_rewards_over_a_set_depend_on_the_hash_seed() -> None:
-    def rewards(hash_seed: int) -> bytes:
-        environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
-        return subprocess.check_output([sys.executable, "-c", SCRIPT], env=environment)
+    def rewards(hash_seed: int) -> str:
+        variables = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
+        return run(ROOT, sys.executable, "-c", SCRIPT, status=0, **variables).stdout
 
     assert rewards(0) == rewards(0)
     assert len({rewards(seed) for seed in range(4)}) > 1

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SHRUNK, copy_project, git, rows, run_train
+from conftest import ROOT, SHRUNK, copy_project, git, rows, run, run_train
 
 DOCS = ROOT / "docs"
 SECTIONS = re.split(r"^## ", (DOCS / "examples.md").read_text(), flags=re.MULTILINE)[1:]
@@ -63,9 +61,8 @@ def outcome_of(folder: Path, which: str, *files: str) -> str:
     """The output of tests of an extended project."""
     words = ["-q", "-rp", "-p", "no:cacheprovider", "-m", "not slow", "-k", which]
     words += [f"tests/{file}.py" for file in files]
-    environ = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
+    return run(folder, *command, PYTHONPATH=str(folder), PYTEST_ADDOPTS="").stdout
 
 
 @pytest.mark.parametrize(("name", "number"), {"td3": 3, "ppo": 1, "sac": 1, PARTS: 8}.items())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
-from conftest import copy_project
+from conftest import copy_project, run
 
 
 def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path) -> None:
@@ -15,8 +14,7 @@ def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path
     copy_project(project)
 
     def answer(script: str, *words: str) -> str:
-        command = [sys.executable, str(project / "scripts" / script), *words]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        done = run(project, sys.executable, str(project / "scripts" / script), *words)
         assert done.returncode == (2 if done.stderr else 0), done.stderr
         return done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, RecordedRun, program, until
+from conftest import ROOT, RecordedRun, program, run, until
 
 from rltemplate.__main__ import COMMANDS, main
 from rltemplate.run import paths
@@ -156,9 +156,7 @@ REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0", "train": "algo.lr
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_refusal_waits_for_no_large_library(name: str, tmp_path: Path) -> None:
     """With them it would take seconds instead of a half."""
-    command = [sys.executable, "-c", LOADED, name, REFUSALS[name]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run(tmp_path, sys.executable, "-c", LOADED, name, REFUSALS[name], PYTHONPATH=str(ROOT))
     assert (done.stdout, faults(done.stderr)) == ("2 []\n", [])
 
 
@@ -175,7 +173,7 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str |
     assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), -signal.SIGINT)
 
 
-def test_help_is_for_standard_output_whoever_closes_it() -> None:
+def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
     pipe = f"{shlex.join(program(ROOT, 'prove'))} --help | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
+    done = run(tmp_path, "bash", "-c", pipe)
     assert (done.stdout.startswith("usage: python -m "), done.stderr) == (True, "")

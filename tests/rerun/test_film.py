@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
-from conftest import RecordedRun
+from conftest import RecordedRun, read_video
 from PIL import Image
 
 from rltemplate.__main__ import main
 from rltemplate.rerun.policy_file import export_policy
-
-
-def pictures(path: Path) -> list[np.ndarray]:
-    with av.open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
 @pytest.mark.long
@@ -33,7 +27,7 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     returns = [float(line.rpartition(" ")[2]) for line in told]
     first, second = (round(each, 1) for each in json.loads(evaluated)["returns"])
     assert returns == [first, first, second]
-    one, two = pictures(single), pictures(both)
+    one, two = read_video(single), read_video(both)
     height, width, _ = one[0].shape
     assert two[0].shape == (height, 2 * width, 3)
     # The left half is the first episode, but for what compression changes.
@@ -61,7 +55,7 @@ def test_a_policy_file_plays_the_episodes_of_its_run(
         path.stat().st_size for path in recorded_run.run_dir.glob("checkpoints/*")
     )
     assert main(["film", f"policy={file}", f"out={film}"]) == 0
-    assert pictures(film)
+    assert read_video(film)
     whole = file.read_bytes()
     file.write_bytes(whole[:200] + bytes(30) + whole[230:])
     assert main(["evaluate", f"policy={file}"]) == 2

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHRUNK, Started, git, program, run_train
+from conftest import SHRUNK, Started, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.interfaces import ConfigError
@@ -134,9 +133,8 @@ def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, t
     """Nothing of the present code is found by it, which, without them, gives another run."""
     (place.clone / "present_only.py").write_text("HERE = 0.5\n")
     before = place.state()
-    command = [*program(place.clone, "reproduce"), f"run={place.run}", "--json", "keep=kept"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = [f"run={place.run}", "--json", "keep=kept"]
+    done = run(tmp_path, *program(place.clone, "reproduce"), *words, status=0)
     for line in done.stderr.splitlines():  # on a slow machine
         assert re.fullmatch(r"iteration \d of 8, equal so far", line)
     found = json.loads(done.stdout)
@@ -290,4 +288,4 @@ def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path
     begun.end(128 + signal.SIGTERM)
     assert begun.said == "interrupted, so there is no answer\n"
     assert place.state() == before
-    assert subprocess.run(["pgrep", "-f", str(scratch)], check=False, capture_output=True).stdout == b""
+    assert run(tmp_path, "pgrep", "-f", str(scratch)).stdout == ""

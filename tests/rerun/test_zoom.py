@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import SHRUNK, git, program, run_train
+from conftest import SHRUNK, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.interfaces import ConfigError
@@ -85,9 +84,8 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     a, b = runs.plain, runs.flipped
     (tmp_path / "tmp").mkdir()
     words = [f"a={a}", f"b={b}", "zoom=true", "--json"]
-    command = ["env", f"TMPDIR={tmp_path / 'tmp'}", *program(runs.project, "compare"), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
+    command = [*program(runs.project, "compare"), *words]
+    done = run(tmp_path, *command, status=1, TMPDIR=str(tmp_path / "tmp"))
     document = json.loads(done.stdout)
     found = document["zoom"]
     assert document["verdict"] == "diverged"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import git
 
 from rltemplate.run.git.snapshot import remote_url
 from rltemplate.run.names import differences, env_name, experiment_name, run_name
@@ -61,14 +61,11 @@ def test_long_names_stay_apart_and_fit_what_wandb_takes() -> None:
 
 
 def test_the_address_of_a_remote_has_no_credentials(tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-
     assert remote_url(tmp_path) is None
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     assert remote_url(tmp_path) is None
     password = "se" + "@cret"  # put together here, because this project holds none
-    git("remote", "add", "origin", f"https://me:{password}@host.org/a.git")
+    git(tmp_path, "remote", "add", "origin", f"https://me:{password}@host.org/a.git")
     assert remote_url(tmp_path) == "https://host.org/a.git"
-    git("remote", "set-url", "origin", "git@host.org:a.git")
+    git(tmp_path, "remote", "set-url", "origin", "git@host.org:a.git")
     assert remote_url(tmp_path) == "git@host.org:a.git"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 from fed import feed, run_facts
 
 from rltemplate.config.schema import WandbConfig
@@ -91,9 +91,7 @@ def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_poli
     }
     command = [word for each in sweep["command"] for word in places.get(each, [each])]
     of_agent = {"WANDB_SWEEP_ID": "s7", "WANDB_RUN_ID": "given1", "WANDB_MODE": "offline"}
-    environment = os.environ | of_agent | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, *command, status=0, PYTHONPATH=str(ROOT), **of_agent)
     (stored,) = tmp_path.glob("runs/ppo-CartPole/*/wandb/*run-2*/run-given1.wandb")
     content = stored.read_bytes()
     for text in ("ppo-CartPole-s1-clip_coef0.1-lr1e-4-compile=false-fast", "policy-given1", "step_2048.pt"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ import gymnasium
 import mujoco
 import numpy as np
 import pytest
-from conftest import alive, until
+from conftest import alive, read_video, run, until
 from numpy.typing import NDArray
 
 from rltemplate.run.video.mujoco_pictures import RayCaster, choose_camera
@@ -69,11 +68,6 @@ def recorder(make_env: Callable[..., Any], **kwargs: Any) -> tuple[VideoRecorder
     return VideoRecorder(make_env, notes.append, **kwargs), notes
 
 
-def frames_of(path: Path) -> list[NDArray[Any]]:
-    with av.open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-
-
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log of its warnings into the working directory
@@ -105,7 +99,7 @@ def test_an_episode_becomes_a_file_that_browsers_play(
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         assert (stream.width, stream.height % 2) == (edge, 0)
         seconds = float((stream.duration or 0) * (stream.time_base or 0))
-    pictures = frames_of(path)
+    pictures = read_video(path)
     assert len(pictures) == 1 + 60 // every
     assert seconds == pytest.approx(len(pictures) / 25, abs=1e-3)
     content = path.read_bytes()
@@ -121,7 +115,7 @@ def test_an_episode_becomes_a_file_that_browsers_play(
 def test_frame_rate_and_odd_sizes(tmp_path: Path) -> None:
     videos, _ = recorder(Toy, fps=5)
     assert videos.record(tmp_path / "plain.mp4", 1, [0] * 7)
-    pictures = frames_of(tmp_path / "plain.mp4")
+    pictures = read_video(tmp_path / "plain.mp4")
     assert [p.shape for p in pictures] == [(32, 44, 3)] * 5  # 33 x 45, states 0 2 4 6 7 at half of 10 Hz
     assert [round(float(p.mean())) for p in pictures] == pytest.approx([20, 60, 100, 140, 160], abs=3)
 
@@ -159,7 +153,7 @@ def test_opengl_that_crashes_or_is_missing_is_replaced_by_the_ray_caster(
     for videos in (crashes, missing):
         assert videos.record(tmp_path / "v.mp4", 1, [HOPPER] * 10)
         assert list(videos.renderers) == ["raycast"]
-        assert len(frames_of(tmp_path / "v.mp4")) == 3
+        assert len(read_video(tmp_path / "v.mp4")) == 3
 
 
 def test_a_full_disk_and_a_wish_to_stop_cost_one_video_only(tmp_path: Path) -> None:
@@ -194,9 +188,8 @@ VideoRecorder(make, print).record(Path("videos/step_1.mp4"), 1, [0] * 8)
 
 
 def test_a_run_that_is_killed_leaves_no_half_written_file_and_no_process(tmp_path: Path) -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environ, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    line = [sys.executable, "-c", KILLED]
+    run(tmp_path, *line, status=-signal.SIGKILL, PYTHONPATH=os.pathsep.join(sys.path))
     child = int((tmp_path / "pid").read_text())
     until(lambda: not list((tmp_path / "videos").iterdir()) and not alive(child))
 
