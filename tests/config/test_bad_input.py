@@ -1,8 +1,4 @@
-"""Wrong calls of every command are refused in a line or two, and nothing is left behind.
-
-Overrides of training are tried one by one in test_cli.py; here are those that are refused after they have
-been understood.
-"""
+"""Wrong calls of every command are refused in a line or two, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -69,6 +65,55 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("report out=runs", "out=runs: expected a file"),
     (f"diff a={SECRET} b=x", "a=(a secret)"),
 ]
+# Words of training that are not understood.
+CALLS += [
+    (f"train {words}", *says)
+    for words, *says in [
+        # keys
+        ("learning_rate=1e-3", "no such key; did you mean algo.learning_rate? allowed: algo, debug, "),
+        ("track=true", "did you mean logger=wandb?"),
+        ("algo=sac algo.clip_coef=0.1", "algo=sac has no such key, algo=ppo has"),
+        ("env.id=Hopper-v5", "choose it with env="),
+        ("hydra/launcher=joblib hydra.launcher.njobs=2", "hydra.launcher.njobs=2: no such key of the chosen"),
+        ("hydra.run.dir=elsewhere", "runs_dir and run_dir"),
+        # groups and their options
+        ("algo=scc", "algo=scc: no such algo; did you mean sac? allowed: "),
+        ("recipe=ppo-Hoper", "did you mean ppo-Hopper? allowed: ", " more, see conf/recipe/"),
+        # environments
+        ("env=Hoper-v5", "did you mean Hopper-v5?", "any id registered in Gymnasium", " more, see conf/env/"),
+        ("env=no_such_module:Pong-v5", "no_such_module cannot be imported (No module named"),
+        # values
+        ("seed=-1", "seed=-1: must be at least 0"),
+        ("seed=1,x", "seed=x: expected a whole number", "brackets, as 1,2 (in the job runs_dir=none seed=x)"),
+        ("seed=interval(0,1)", "is no list of values"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
+        ("algo.learning_rate=inf", "algo.learning_rate=inf: must be finite"),
+        ("algo.hidden_sizes=64", "expected a list, as [64,64]"),
+        ("algo.hidden_sizes=[]", "algo.hidden_sizes=[]: needs at least one", "[64,64]"),
+        ("determinism.cublas_workspace=:4096:2", "did you mean :4096:8?", "allowed: :4096:8, :16:8, null"),
+        ("logger.wandb=true", "logger.wandb.enabled"),
+        ("env.kwargs=3", "env.kwargs.name=value, or {} for none"),
+        ("env.wrappers.own.module:Class.x=1", "a name with a colon stands in braces"),
+        ("algo.num_minibatches=7 seed=1,2", "nearest that does: 8", "none algo.num_minibatches=7 seed=1)"),
+        ("run_dir=a seed=1,2", "run_dir is the folder of a single run"),
+        # how a sweep is carried out
+        ("seed=3 sweep=resume", "sweep=resume: this is a single run", "make resume run=RUN"),
+        ("sweep=five-seed", "did you mean five-seeds? allowed: resume, five-seeds, paper, ppo-rates"),
+        ("sweep=ppo-rates", "has values to draw from; make search sweep=ppo-rates"),
+        ("--config-dir=nowhere", "--config-dir=nowhere: no such folder"),
+        ("--config-dir nowhere", "--config-dir=nowhere: no such folder"),
+        ("--config-dir", "--config-dir=: a value is missing"),
+        ("seed=1,2 accept=changes", "goes with sweep=resume"),
+        ("seed=range(1,9999999)", "more than 10,000 jobs"),
+        # form
+        ("hopper", "hopper: expected key=value, did you mean env=Hopper?"),
+        ("~seed", "~seed: expected key=value, as in seed=3"),
+        ("env.num_workers=[1", "env.num_workers=[1: expected auto, or a whole number"),
+        ("seed=1 seed=2", "seed is given twice"),
+        ("--cfg job seed=1,2", "show one configuration"),
+        ("seed=range(1,3", "brackets come in pairs, as in seed=range(1,3)"),
+    ]
+]
 # How a file of run A can be damaged, a command that reads this file, and what it says.
 BINARY = bytes(range(256))
 DAMAGES: list[tuple[str, bytes | None, str, str]] = [
@@ -107,6 +152,8 @@ def faults(said: str, says: Sequence[str] = ()) -> list[str]:
     found = [] if 1 <= len(lines) <= 2 else [f"{len(lines)} lines"]
     if "Traceback" in said or SECRET in said or max(map(len, lines), default=0) > 1000:
         found.append("a traceback, a secret, or a line that is too long to read")
+    if len(said.partition("allowed")[2]) >= 250:
+        found.append("a list that is too long to read")
     return found + [f"does not say: {text}" for text in says if text not in said]
 
 
@@ -119,8 +166,9 @@ def refused(here: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 
     def check(words: str, *says: str) -> None:
         before = {path: path.stat().st_size for path in here.rglob("*")}
-        default = [] if "runs_dir=" in words or not words.startswith("train") else ["runs_dir=none"]
-        assert main([*words.split(), *default]) == 2
+        command, *rest = words.split()
+        default = [] if "runs_dir=" in words or command != "train" else ["runs_dir=none"]
+        assert main([command, *default, *rest]) == 2
         out, err = capsys.readouterr()
         assert (out, faults(err, says)) == ("", []), err[:2000]
         assert {path: path.stat().st_size for path in here.rglob("*")} == before
