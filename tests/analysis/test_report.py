@@ -134,7 +134,7 @@ def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) ->
 def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) -> None:
     """Labels say what differs; returns after other numbers of steps are no comparison."""
     for env, zeta in (("CartPole", 1), ("Pendulum", 2)):
-        keys = {"clip": 1, "gamma": 0.8, "lambda": 2, "zeta": zeta}
+        keys = {"clip": 1, "gamma": 0.8, "lambda": 2, "tau": 3, "zeta": zeta}
         for tag, algo in (("-a", {}), ("-b", keys), ("-c", {"gamma": 0.5})):
             for seed in range(1 + (env == "Pendulum"), 4):
                 returns = [0.0] * (99 if tag == "-c" else 999) + [9.0]
@@ -142,7 +142,7 @@ def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) ->
                 write_run(tmp_path, seed, returns, env=env, tag=tag, config=config)
     experiments = reported(tmp_path).experiments
     changed = [
-        [None, f"clip=1, gamma=0.8, lambda=2, zeta={zeta}", "gamma=0.5, total_env_steps=10000"]
+        [None, f"clip=1, gamma=0.8, lambda=2, tau=3, zeta={zeta}", "gamma=0.5, total_env_steps=10000"]
         for zeta in (1, 2)
     ]
     assert [each.by for each in experiments] == [*changed[0], *changed[1]]
