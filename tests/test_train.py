@@ -255,6 +255,20 @@ def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
     assert withdrawn == [None]
 
 
+def test_a_run_that_cannot_begin_leaves_no_ref(
+    configure: Configure, fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Any:
+        assert git(fork, "for-each-ref", "refs/runs/run") != ""  # it has its code already
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rltemplate.run.training_run.PROJECT", fork)
+    monkeypatch.setattr(RunRecord, "write", full)
+    with pytest.raises(RunError, match="nothing was begun"):
+        run(replace(job_in(tmp_path / "run", configure), snapshot=None))
+    assert git(fork, "for-each-ref", "refs/runs/run") == ""
+
+
 def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
