@@ -172,40 +172,24 @@ def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
     assert (ended["status"], ended["error"]) == ("failed", f"RunError: {first}")
 
 
-class Endless(gym.Env[np.ndarray, Any]):
-    """Never ends, and has a reward that is no number in one step, counted from 1."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
-
-    def __init__(self, broken_at: int | None = None) -> None:
-        self.broken_at, self.steps = broken_at, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return np.zeros(1, np.float32), math.nan if self.steps == self.broken_at else 1.0, False, False, {}
-
-
 def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    codec = Codec("Endless-v0", Endless.observation_space, Endless.action_space)
+    endless = gym.make("Pendulum-v1", max_episode_steps=-1)
+    codec = Codec("Pendulum-v1", endless.observation_space, endless.action_space)
 
-    def lengths(limit: int | None, broken_at: int | None = None) -> list[int]:
+    def lengths(limit: int, broken_at: int | None = None) -> list[int]:
         def make() -> gym.Env[Any, Any]:
-            env = Endless(broken_at)
-            env.spec = gym.envs.registration.EnvSpec("Endless-v0", max_episode_steps=limit)
-            return env if limit is None else gym.wrappers.TimeLimit(env, limit)
+            env, steps = gym.make("Pendulum-v1", max_episode_steps=limit), itertools.count(1)
+            return gym.wrappers.TransformReward(env, lambda _: math.nan if next(steps) == broken_at else 1.0)
 
-        episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.int64), [1, 2])
+        episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.float32), [1, 2])
         return [episode.length for episode in episodes]
 
     monkeypatch.setattr("rltemplate.run.observers._LONGEST_EPISODE", 5)
-    assert [lengths(limit) for limit in (None, 3, 8)] == [[5, 5], [3, 3], [8, 8]]
-    with pytest.raises(RunError, match=r"Endless-v0, step 3 of its episode: the reward is nan"):
-        lengths(None, broken_at=3)
+    assert [lengths(limit) for limit in (-1, 3, 8)] == [[5, 5], [3, 3], [8, 8]]
+    with pytest.raises(RunError, match=r"Pendulum-v1, step 3 of its episode: the reward is nan"):
+        lengths(-1, broken_at=3)
 
 
 def test_a_signal_during_an_evaluation_keeps_the_weights(

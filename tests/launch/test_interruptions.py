@@ -28,22 +28,7 @@ OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0"
 TOTAL = {"ppo": 4800}  # environment steps
 WORK = {algo: small(algo, f"total_env_steps={TOTAL.get(algo, 1920)}", *OBSERVED) for algo in ALGORITHMS}
 
-OfAlgorithm = Callable[[str], Path]
-CopyOfAlgorithm = Callable[[str, Path], Path]
-
-
-@pytest.fixture(scope="module")
-def straight(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> OfAlgorithm:
-    """The run that nobody interrupts, by algorithm."""
-    folder = tmp_path_factory.mktemp("straight")
-
-    def run(algo: str) -> Path:
-        if not (folder / algo).exists():
-            words = [*WORK[algo], f"run_dir={folder / algo}"]
-            Started(fork, folder, folder / f"{algo}.log", "train", *words).end(0)
-        return folder / algo
-
-    return run
+Made = Callable[..., Path]
 
 
 def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
@@ -52,19 +37,24 @@ def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
 
 
 @pytest.fixture(scope="module")
-def killed(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> CopyOfAlgorithm:
-    """A copy of a run that was killed with SIGKILL after its fifth checkpoint."""
-    folder = tmp_path_factory.mktemp("killed")
+def made(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The run of an algorithm that nobody interrupts.
 
-    def run(algo: str, copy: Path) -> Path:
-        original = folder / algo
-        if not original.exists():
-            words = [*WORK[algo], f"run_dir={original}"]
-            begun = Started(fork, folder, folder / f"{algo}.log", "train", *words)
-            begun.until(saved(original, 480))
-            begun.kill()
-        shutil.copytree(original, copy)
-        return copy
+    With a folder for `killed`, a copy there of one that SIGKILL ended after its fifth checkpoint.
+    """
+    folder = tmp_path_factory.mktemp("made")
+
+    def run(algo: str, killed: Path | None = None) -> Path:
+        run_dir = folder / f"{algo}{'' if killed is None else '-killed'}"
+        if not run_dir.exists():
+            words = [*WORK[algo], f"run_dir={run_dir}"]
+            begun = Started(fork, folder, folder / f"{run_dir.name}.log", "train", *words)
+            if killed is None:
+                begun.end(0)
+            else:
+                begun.until(saved(run_dir, 480))
+                begun.kill()
+        return run_dir if killed is None else Path(shutil.copytree(run_dir, killed))
 
     return run
 
@@ -85,16 +75,10 @@ def assert_same(run_dir: Path, straight: Path) -> None:
     ],
 )
 def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
-    fork: Path,
-    start: Start,
-    straight: OfAlgorithm,
-    killed: CopyOfAlgorithm,
-    tmp_path: Path,
-    algo: str,
-    damaged: bool,
+    fork: Path, start: Start, made: Made, tmp_path: Path, algo: str, damaged: bool
 ) -> None:
     """From its newest whole checkpoint; one that is damaged is named."""
-    run_dir = killed(algo, tmp_path / "moved" / "here")  # not where it began
+    run_dir = made(algo, killed=tmp_path / "moved" / "here")  # not where it began
     before = record(run_dir)
     assert before["status"] == "running"
     before["machine"]["cpu"] = "an abacus"
@@ -116,7 +100,7 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     assert record(run_dir)["duration_s"] > trained_s
     assert not leftover.exists()
     assert (f"{newest.name} is damaged" in said) is ("an older one is taken" in said) is damaged
-    assert_same(run_dir, straight(algo))
+    assert_same(run_dir, made(algo))
     after = record(run_dir)
     assert (after["id"], after["started_at"]) == (before["id"], before["started_at"])
     (part,) = after["resumed"]
@@ -130,10 +114,10 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
 
 @pytest.mark.long
 def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
-    start: Start, killed: CopyOfAlgorithm, tmp_path: Path
+    start: Start, made: Made, tmp_path: Path
 ) -> None:
     """They waited for a full disk, or were lost with it: both files break off within a line."""
-    run_dir = killed("ppo", tmp_path / "run")
+    run_dir = made("ppo", killed=tmp_path / "run")
     for name in (paths.METRICS, paths.TRACE):
         content = (run_dir / name).read_bytes()
         (run_dir / name).write_bytes(content[: content.index(b"\n", len(content) // 3) + 9])
@@ -154,7 +138,7 @@ def assert_refused(done: Started, message: str) -> None:
 
 
 @pytest.mark.long
-def test_interrupted_again_and_again(start: Start, straight: OfAlgorithm, tmp_path: Path) -> None:
+def test_interrupted_again_and_again(start: Start, made: Made, tmp_path: Path) -> None:
     """By each of the signals that ask a run to end, one after another."""
     run_dir = tmp_path / "run"
     words = ["train", *WORK["ppo"], f"run_dir={run_dir}"]
@@ -172,7 +156,7 @@ def test_interrupted_again_and_again(start: Start, straight: OfAlgorithm, tmp_pa
         assert state["run"]["chain"] == now["trace"]["digest"]
         assert state["env_steps"] == now["env_steps"]
     start(*words, status=0)
-    assert_same(run_dir, straight("ppo"))
+    assert_same(run_dir, made("ppo"))
     assert [part["interruption"] for part in record(run_dir)["resumed"]] == ["interrupted"] * 4
 
 
@@ -216,10 +200,10 @@ def listing(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
-    fork: Path, start: Start, killed: CopyOfAlgorithm, tmp_path: Path
+    fork: Path, start: Start, made: Made, tmp_path: Path
 ) -> None:
     """And documentation is not."""
-    run_dir = killed("ppo", tmp_path / "run")
+    run_dir = made("ppo", killed=tmp_path / "run")
     before, commit = listing(run_dir), record(run_dir)["git"]["commit"]
     notes, code = fork / "NOTES.md", fork / "rltemplate" / "learning" / "optim.py"
     original = code.read_text()
@@ -245,34 +229,28 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
 
 
 @pytest.mark.long
-def test_a_run_without_a_checkpoint_starts_again_unless_that_wipes_what_it_has_shown(
-    start: Start, straight: OfAlgorithm, tmp_path: Path
-) -> None:
-    early, finished = tmp_path / "early", tmp_path / "finished"
+def test_a_run_without_a_checkpoint_starts_again(start: Start, made: Made, tmp_path: Path) -> None:
+    early = tmp_path / "early"
     begun = start("train", *WORK["sac"], f"run_dir={early}")
     begun.until((early / paths.RECORD).exists)
     begun.kill()
     assert list_checkpoints(early) == []
     start("resume", f"run={early}", status=0)
-    assert_same(early, straight("sac"))
+    assert_same(early, made("sac"))
     assert record(early)["resumed"][0]["checkpoint"] is None
-    words = small("ppo", "total_env_steps=64", *OBSERVED[:-1], "checkpoint_every=0", "logger=none")
-    start("train", *words, f"run_dir={finished}", status=0)
-    before = listing(finished)
-    assert_refused(start("resume", f"run={finished}", "total_env_steps=128"), "has no checkpoint")
-    assert listing(finished) == before
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(
+def test_a_finished_run_without_a_checkpoint_and_a_checkpoint_of_an_earlier_version_are_refused(
     recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = resume_job(recorded_run.run_dir, [], total_env_steps=384)
     assert job is not None
     older = load_checkpoint(list_checkpoints(recorded_run.run_dir)[-1])
     del older.state["run"]["sizes"]
-    monkeypatch.setattr(continuation, "newest_checkpoint", lambda *_: older)
-    with pytest.raises(ConfigError, match="its checkpoints are of an earlier version"):
-        find_continuation(job, GitRecord())
+    for newest, said in (None, "has no checkpoint"), (older, "its checkpoints are of an earlier version"):
+        monkeypatch.setattr(continuation, "newest_checkpoint", lambda *_, newest=newest: newest)
+        with pytest.raises(ConfigError, match=said):
+            find_continuation(job, GitRecord())
 
 
 @pytest.fixture
@@ -295,7 +273,7 @@ def fill(ballast: Path) -> None:
 
 @pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_no_checkpoint(
-    start: Start, straight: OfAlgorithm, small_disk: Path
+    start: Start, made: Made, small_disk: Path
 ) -> None:
     """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
     run_dir, ballast = small_disk / "run", small_disk / "ballast"
@@ -329,7 +307,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_n
     start("resume", f"run={run_dir}", status=0)
     assert "Traceback" not in begun.said + refused.said
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
-    assert differences(run_dir, straight("ppo")) == [paths.TRACE, "checkpoint/run/chain"]  # of every step
+    assert differences(run_dir, made("ppo")) == [paths.TRACE, "checkpoint/run/chain"]  # of every step
     lines = (run_dir / paths.TRACE).read_text().splitlines()
     ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
     assert ends == list(range(150))

@@ -75,11 +75,6 @@ def repeat(prove_it: Prove) -> Certificate:
     return prove_it("determinism=repeat", "trace=step", times=3)
 
 
-def facts_of(run: RunResult) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(Path(f"{run.run_dir}.facts").read_text())
-    return facts
-
-
 @pytest.mark.long
 def test_a_proof_that_holds_says_so_and_its_inverse_fails(repeat: Certificate) -> None:
     assert (repeat.verdict, repeat.problems) == ("holds", [])
@@ -100,7 +95,7 @@ def test_a_proof_that_holds_says_so_and_its_inverse_fails(repeat: Certificate) -
 
 @pytest.mark.long
 def test_every_perturbation_reached_its_process(repeat: Certificate) -> None:
-    calm, first, second = (facts_of(run) for run in repeat.runs)
+    calm, first, second = (json.loads(Path(f"{run.run_dir}.facts").read_text()) for run in repeat.runs)
     assert [run["environment"]["PYTHONHASHSEED"] for run in (calm, first, second)] == ["0", "7", "14"]
     assert len({calm["cwd"], first["cwd"], second["cwd"]}) == 3
     caches = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
