@@ -9,9 +9,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import RecordedRun, Start, Started, differences, git, plain, record, rows, small
 
 from rltemplate.analysis.traces import ITERATION, open_trace
@@ -23,6 +25,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.continuation import OLD_TRACE, check_changes, find_continuation
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
+from rltemplate.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps
@@ -251,6 +254,22 @@ def test_a_finished_run_without_a_checkpoint_and_a_checkpoint_of_an_earlier_vers
         monkeypatch.setattr(continuation, "newest_checkpoint", lambda *_, newest=newest: newest)
         with pytest.raises(ConfigError, match=said):
             find_continuation(job, GitRecord())
+
+
+def test_a_run_that_saves_nothing_starts_again_only_if_it_has_shown_nothing(
+    recorded_run: RecordedRun, tmp_path: Path
+) -> None:
+    run_dir = Path(shutil.copytree(recorded_run.run_dir, tmp_path / "run"))
+    shutil.rmtree(run_dir / paths.CHECKPOINTS)
+    replace(RunRecord.read(run_dir), status="interrupted").write(run_dir)
+    config = yaml.safe_load((run_dir / paths.CONFIG).read_text())
+    (run_dir / paths.CONFIG).write_text(yaml.safe_dump(config | {"checkpoint_every": 0}))
+    job = resume_job(run_dir, [])
+    assert job is not None
+    with pytest.raises(ConfigError, match="would overwrite what it has shown"):
+        find_continuation(job, GitRecord())
+    (run_dir / paths.METRICS).unlink()
+    assert find_continuation(job, GitRecord()).checkpoint is None
 
 
 @pytest.fixture
