@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
-from rltemplate.config.command_args import one_of, program, rest, whole, word
+from rltemplate.config.command_args import first_line, make_folder, one_of, program, rest, whole, word
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.checks import check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
@@ -77,11 +77,18 @@ def main(args: Args) -> int:
     check_plan(plan)
     name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("runs_dir", folder)
     lock(folder)
     cores = config.num_threads + config.env.num_workers  # of a trial
     workers = args.workers or max(1, usable_cores() // cores)
-    return _Search(args, space, folder, workers).run()
+    from sqlalchemy.exc import SQLAlchemyError  # of Optuna's storage
+
+    try:
+        return _Search(args, space, folder, workers).run()
+    except (OSError, SQLAlchemyError) as error:
+        raise RunError(
+            f"the search in {folder} has stopped: {first_line(error)}; the same command goes on with it"
+        ) from error
 
 
 def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:

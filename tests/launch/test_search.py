@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from conftest import Start, plain
 
 from rltemplate.config.command_args import parse
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, main
 from rltemplate.launch.subprocesses import Children
@@ -97,6 +98,21 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
     found = json.loads(file.read_text())
     assert (looked.call_count, found["importances"]) == (2, {"x": 1.0})
     assert len({str(each["params"]) for each in found["trials"]}) == 6
+
+
+def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1", "trials=1"]
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(search, "replace_text", full)
+    with pytest.raises(RunError, match="No space left on device; the same command goes on with it"):
+        main(parse(words, Args))
+    (study,) = tmp_path.glob("sweeps/*/study.db")
+    study.unlink()
+    study.mkdir()  # which no database can open
+    with pytest.raises(RunError, match="unable to open database file; the same"):
+        main(parse(words, Args))
 
 
 @pytest.mark.parametrize(
