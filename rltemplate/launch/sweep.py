@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -21,14 +22,14 @@ from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.command_args import make_folder
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, stop_signals
+from rltemplate.interfaces import ConfigError, RunError, in_a_line, stop_signals
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
-from rltemplate.run.git.snapshot import take_snapshot
+from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.lines import lock, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, SweepRecord, utc_now
@@ -37,7 +38,7 @@ from rltemplate.run.record import FINISHED, SweepRecord, utc_now
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     """Run the sweep of a checked command to its end; the exit status of the command.
 
-    Raises ConfigError, before anything has started, if the sweep cannot be resumed.
+    Raises ConfigError if the sweep cannot be resumed, and RunError if it cannot be recorded.
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     label = f"sweep-{digest(sorted(plan.words))}"  # the same for these words in any order
@@ -50,7 +51,8 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             say("every job has finished already; nothing is started")
             show_end(record, folder)
             return 0
-        _resume(record, folder, plan)
+        with in_a_line(f"{folder} cannot be written", RunError):
+            _resume(record, folder, plan)
     else:
         record = SweepRecord(
             id=folder.name,
@@ -63,7 +65,13 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start days later
         )
     record.commands.append(list(command))
-    record.write(folder)
+    try:
+        record.write(folder)
+    except OSError as error:
+        if not plan.resume:
+            withdraw_run(PROJECT, record.snapshot)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise RunError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
     # The order of the words at the first start numbers the jobs.
     place = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SHRUNK, Configure
+from conftest import SHRUNK, Configure, environment
 
 from rltemplate.run.job import run_folder
 
@@ -23,15 +23,18 @@ def test_folders_are_named_after_what_the_user_chose(
 
 
 @pytest.mark.long
-def test_debug_here_stops_at_breakpoints_and_computes_the_same(tmp_path: Path) -> None:
+def test_debug_here_stops_at_breakpoints_and_computes_the_same(fork: Path, tmp_path: Path) -> None:
     """The debugger stops inside of the algorithm; without `debug=here` it loses the process before that."""
     small = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
     place = "rltemplate.algos.ppo"
     questions = f"import {place}\nb {place}.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
 
     def train(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "pdb", str(ROOT / "scripts" / "train.py"), *small, *words]
-        return subprocess.run(line, cwd=tmp_path, input=questions, capture_output=True, text=True)
+        line = [sys.executable, "-m", "pdb", str(fork / "scripts" / "train.py"), *small, *words]
+        variables = environment(PYTHONPATH=str(fork))
+        return subprocess.run(
+            line, cwd=tmp_path, env=variables, input=questions, capture_output=True, text=True
+        )
 
     assert "(42, 0." in train("debug=here", "run_dir=here").stdout
     assert "(42, 0." not in train("run_dir=away").stdout

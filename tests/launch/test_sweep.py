@@ -5,6 +5,7 @@ They run in a copy of the project whose `rltemplate/train.py` is replaced by `wo
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,10 +21,11 @@ import pytest
 from conftest import Start, alive, copy_project, environment, git, plain, program, until
 from hydra import initialize_config_dir
 
+from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
-from rltemplate.interfaces import ConfigError
-from rltemplate.launch import process, sweep_job
+from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.launch import process, sweep, sweep_job
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
 
@@ -334,6 +336,22 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     (tmp_path / "stop").write_text("15\n")
     assert run_job(2, "seed=3") is None
     assert len(SweepRecord.read(tmp_path).jobs) == 1
+
+
+def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
+    fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        assert git(fork, "for-each-ref", "refs/runs") != before  # it has its code already
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sweep, "PROJECT", fork)
+    monkeypatch.setattr(SweepRecord, "write", full)
+    before = git(fork, "for-each-ref", "refs/runs")
+    with pytest.raises(RunError, match="No space left on device; nothing was started"):
+        sweep.run_sweep(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), [])
+    assert git(fork, "for-each-ref", "refs/runs") == before
+    assert list((tmp_path / "sweeps").iterdir()) == []
 
 
 def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:

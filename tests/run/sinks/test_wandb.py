@@ -73,7 +73,9 @@ def test_an_offline_run_is_stored_with_its_videos(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_policy(tmp_path: Path) -> None:
+def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_policy(
+    fork: Path, tmp_path: Path
+) -> None:
     """The agent's own functions make the command of examples/wandb-sweep.yaml."""
     from wandb.sdk.launch.sweeps import utils
 
@@ -91,7 +93,7 @@ def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_poli
     }
     command = [word for each in sweep["command"] for word in places.get(each, [each])]
     of_agent = {"WANDB_SWEEP_ID": "s7", "WANDB_RUN_ID": "given1", "WANDB_MODE": "offline"}
-    run(tmp_path, *command, status=0, PYTHONPATH=str(ROOT), **of_agent)
+    run(tmp_path, *command, status=0, PYTHONPATH=str(fork), **of_agent)
     (stored,) = tmp_path.glob("runs/ppo-CartPole/*/wandb/*run-2*/run-given1.wandb")
     content = stored.read_bytes()
     for text in ("ppo-CartPole-s1-clip_coef0.1-lr1e-4-compile=false-fast", "policy-given1", "step_2048.pt"):
