@@ -85,7 +85,7 @@ def main(args: Args) -> int:
 
     try:
         return _Search(args, space, folder, workers).run()
-    except (OSError, SQLAlchemyError) as error:
+    except SQLAlchemyError as error:
         raise RunError(
             f"the search in {folder} has stopped: {first_line(error)}; the same command goes on with it"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
 from rltemplate.__main__ import COMMANDS, main
+from rltemplate.config.command_args import exit_status
 from rltemplate.run import paths
 
 DIGITS, SECRET = "9" * 5000, "ghp_" + "a1B2" * 9
@@ -225,3 +227,15 @@ def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
     pipe = f"{shlex.join(program(ROOT, 'prove'))} --help | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = run(tmp_path, "bash", "-c", pipe)
     assert (done.stdout.startswith("usage: python -m "), done.stderr) == (True, "")
+
+
+def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(number: int) -> int:
+        raise OSError(number, os.strerror(number), "runs/x")
+
+    assert exit_status(lambda: fails(errno.ENOSPC)) == 1
+    assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
+    with pytest.raises(OSError, match="Input/output error"):
+        exit_status(lambda: fails(errno.EIO))
