@@ -29,7 +29,7 @@ from bench import tables
 from bench.contenders import configuration
 from bench.works import PARTS, WORKS, Job, jobs
 from rltemplate.config import command_args
-from rltemplate.config.command_args import Kind, folder, one_of, whole, word
+from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.interfaces import ConfigError
@@ -53,12 +53,12 @@ def _several(kind: Kind) -> Kind:
 class Args:
     """Speed, beside Stable-Baselines3 and SBX where they are installed."""
 
-    only: Sequence[str] = word(_several(one_of(*PARTS)), PARTS)
-    works: Sequence[str] = word(_several(one_of(*WORKS)), tuple(WORKS))
-    seconds: int = word(whole(1), 15)
-    repetitions: int = word(whole(1), 3)
-    cores: int = word(whole(1, len(cores())), min(2, len(cores())))
-    out: Path = word(folder, Path("results"))
+    only: Sequence[str] = argument(_several(one_of(*PARTS)), PARTS)
+    works: Sequence[str] = argument(_several(one_of(*WORKS)), tuple(WORKS))
+    seconds: int = argument(whole(1), 15)
+    repetitions: int = argument(whole(1), 3)
+    cores: int = argument(whole(1, len(cores())), min(2, len(cores())))
+    out: Path = argument(folder, Path("results"))
 
 
 def main(argv: list[str]) -> int:

@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command `argv`, by default the words of this process; its exit status.
+    """Run the command `argv`, by default the arguments of this process; its exit status.
 
     Mistakes and signals bring a line or two on standard error.
     """

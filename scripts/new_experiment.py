@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rltemplate.config.cli.preflight import preflight  # noqa: E402
-from rltemplate.config.command_args import exit_status, parse, word  # noqa: E402
+from rltemplate.config.command_args import argument, exit_status, parse  # noqa: E402
 from rltemplate.config.loading import CONF, to_dict  # noqa: E402
 from rltemplate.interfaces import ConfigError  # noqa: E402
 
@@ -43,9 +43,9 @@ _TEXT = """\
 class Args:
     """Start an experiment: name=wide-nets [algo=ppo] [env=CartPole]."""
 
-    name: str = word()
-    algo: str = word(default="ppo")
-    env: str = word(default="CartPole")
+    name: str = argument()
+    algo: str = argument(default="ppo")
+    env: str = argument(default="CartPole")
 
 
 def write(args: Args) -> Path:

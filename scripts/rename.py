@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rltemplate.config.command_args import exit_status, one_of, parse, word  # noqa: E402
+from rltemplate.config.command_args import argument, exit_status, one_of, parse  # noqa: E402
 from rltemplate.interfaces import ConfigError  # noqa: E402
 
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
@@ -41,9 +41,9 @@ LONGEST = 60  # characters of a name
 class Args:
     """Turn a fork into your project: name=my_project [keep=true] [force=true]."""
 
-    name: str = word()
-    keep: str = word(one_of("true", "false"), "false")
-    force: str = word(one_of("true", "false"), "false")
+    name: str = argument()
+    keep: str = argument(one_of("true", "false"), "false")
+    force: str = argument(one_of("true", "false"), "false")
 
 
 def current_name(root: Path) -> str:

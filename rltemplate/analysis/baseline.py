@@ -27,7 +27,7 @@ def check_baseline(
     """Lines about the changes of a command's jobs against their baseline.
 
     `configs` are the resolved configurations of jobs in which each value of a sweep occurs, `overrides` the
-    words of the command line for each, `project` lies in the repository whose work tree is their code.
+    arguments of the command line for each, `project` lies in the repository whose work tree is their code.
     Raises ConfigError if there is no such run, and, unless `baseline_check` is `warn`, if the jobs differ
     from it in more than one thing.
     """

@@ -68,7 +68,7 @@ class Run:
 
     @cached_property
     def changes(self) -> list[str]:
-        """The differences from the recipe, as words."""
+        """The differences from the recipe, as arguments."""
         return names.differences(self.config, self.record.overrides)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Configuration: types of all keys, loading, checks, and the words of a command."""
+"""Configuration: types of all keys, loading, checks, and the arguments of a command."""

@@ -1,8 +1,8 @@
-"""`key=value` words of the commands that compose no configuration.
+"""Arguments `key=value` of the commands that compose no configuration.
 
-A command is a module with a dataclass `Args`, whose fields are made by `word`, `json_flag` and `rest`, and a
-function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated, and
-`run=007` is the text 007.
+A command is a module with a dataclass `Args`, whose fields are made by `argument`, `json_flag` and `rest`,
+and a function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated,
+and `run=007` is the text 007.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
-def word(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
+def argument(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
     """A field for `key=value`, by default under the field's name. Required unless there is a default."""
     return dataclasses.field(default=default, metadata={"kind": kind, "key": key})
 
@@ -41,12 +41,12 @@ def json_flag() -> Any:
 
 
 def rest(*, options: bool = False) -> Any:
-    """A field for words `key=value` with other keys, as typed; with `options` also for other words."""
+    """A field for arguments `key=value` with other keys, as typed; with `options` for all other arguments."""
     return dataclasses.field(default_factory=list, metadata={"rest": options})
 
 
 def parse(argv: Sequence[str], args: type[Args]) -> Args:
-    """The command's words as an instance of its dataclass; `ConfigError` names the first wrong word."""
+    """The command's arguments as an instance of its dataclass; `ConfigError` names the first wrong one."""
     fields = dataclasses.fields(args)  # type: ignore[arg-type]
     words = {field.metadata["key"] or field.name: field for field in fields if "kind" in field.metadata}
     flags = {field.metadata["flag"]: field.name for field in fields if "flag" in field.metadata}
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
     for text in texts:
         key, equals, value = text.partition("=")
         if key.startswith("-") and key in words and not equals:
-            equals, value = "=", next(texts, "")  # an option and its value may be two words
+            equals, value = "=", next(texts, "")  # an option and its value may be two arguments
         if key in flags and not equals:
             values[flags[key]] = True
         elif key in words and equals:
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
 
 
 def usage(name: str, args: type[Any]) -> str:
-    """The words of a command with their defaults, and the description of its dataclass."""
+    """The arguments of a command with their defaults, and the description of its dataclass."""
     words = []
     for field in dataclasses.fields(args):
         key = field.metadata.get("key") or field.name
@@ -100,7 +100,7 @@ def program(*words: str) -> list[str]:
 
 
 def converted(key: str, text: str, kind: Kind) -> Any:
-    """The converted value of `key=text`; a `ConfigError` of `kind` gets the word in front."""
+    """The converted value of `key=text`; a `ConfigError` of `kind` gets the argument in front."""
     if not text.strip():
         raise ConfigError(f"{key}={text}: a value is missing after '='")
     try:
@@ -164,7 +164,7 @@ def file(text: str) -> Path:
 
 
 def make_folder(key: str, folder: Path) -> None:
-    """Make the folder that the word `key=folder` names, unless it is there; `ConfigError` if that fails."""
+    """Make the folder that the argument `key=folder` names, if it is missing; `ConfigError` if that fails."""
     with in_a_line(f"{key}={folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
 

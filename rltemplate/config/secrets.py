@@ -186,9 +186,9 @@ def refuse_secrets(value: Any, key: str = "") -> None:
 
 
 def refuse_secret_words(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for the first word of a command whose value is a secret.
+    """Raise `ConfigError` for the first argument of a command whose value is a secret.
 
-    Words are checked before they are read, so that no later message can repeat a secret.
+    Arguments are checked before they are read, so that no later message can repeat a secret.
     """
     for word in words:
         key, equals, value = word.lstrip("+~").partition("=")

@@ -1,4 +1,4 @@
-"""`make train`: check the words of the command, then become the process of a run.
+"""`make train`: check the arguments of the command, then become the process of a run.
 
 Next: `main` of rltemplate/train.py, in that process. A list of values is a sweep (launch/sweep.py), of which
 each job starts such a process.

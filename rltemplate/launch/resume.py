@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rltemplate.config.command_args import one_of, program, whole, word
+from rltemplate.config.command_args import argument, one_of, program, whole
 from rltemplate.launch.command import become
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import resume_job
@@ -22,11 +22,11 @@ class Args:
     Exit status: as of training; 0 also for a run that has finished already.
     """
 
-    run: str = word()
-    total_env_steps: int | None = word(whole(1), None)
-    accept: str | None = word(one_of(ACCEPT), None)
-    num_workers: int | None = word(whole(0), None, key="env.num_workers")
-    runs_dir: Path = word(Path, Path("runs"))
+    run: str = argument()
+    total_env_steps: int | None = argument(whole(1), None)
+    accept: str | None = argument(one_of(ACCEPT), None)
+    num_workers: int | None = argument(whole(0), None, key="env.num_workers")
+    runs_dir: Path = argument(Path, Path("runs"))
 
 
 def main(args: Args) -> int:

@@ -1,7 +1,7 @@
 """`make search`: hyperparameters drawn by Optuna, with a run for each trial and several trials at once.
 
-The words of the command identify a search: the same command goes on with it, and interrupted trials resume
-their runs. Optuna's study is an SQLite file in the folder of the search.
+The arguments of the command identify a search: the same command goes on with it, and interrupted trials
+resume their runs. Optuna's study is an SQLite file in the folder of the search.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
-from rltemplate.config.command_args import first_line, make_folder, one_of, program, rest, whole, word
+from rltemplate.config.command_args import argument, first_line, make_folder, one_of, program, rest, whole
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.checks import check_plan
@@ -48,16 +48,16 @@ class Args:
     search, up to `trials` in all. `--config-dir=FOLDER` adds a folder like conf/.
     """
 
-    sweep: str = word()
-    trials: int = word(whole(1, 100_000), 20)
-    workers: int | None = word(whole(1, 1024), None)
-    prune: str = word(one_of("true", "false"), "true")
-    config_dir: Path | None = word(existing, None, key="--config-dir")
+    sweep: str = argument()
+    trials: int = argument(whole(1, 100_000), 20)
+    workers: int | None = argument(whole(1, 1024), None)
+    prune: str = argument(one_of("true", "false"), "true")
+    config_dir: Path | None = argument(existing, None, key="--config-dir")
     overrides: list[str] = rest()
 
     @property
     def words(self) -> list[str]:
-        """Words of `make train` for a trial, without the values that are drawn."""
+        """Arguments of `make train` for a trial, without the values that are drawn."""
         return [*([] if self.config_dir is None else [f"--config-dir={self.config_dir}"]), *self.overrides]
 
 

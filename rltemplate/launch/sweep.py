@@ -41,7 +41,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     Raises ConfigError if the sweep cannot be resumed, and RunError if it cannot be recorded.
     """
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
-    label = f"sweep-{digest(sorted(plan.words))}"  # the same for these words in any order
+    label = f"sweep-{digest(sorted(plan.words))}"  # the same for these arguments in any order
     folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
     make_folder("runs_dir", folder)
     lock(folder)
@@ -72,7 +72,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             withdraw_run(PROJECT, record.snapshot)
             shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
-    # The order of the words at the first start numbers the jobs.
+    # The order of the arguments at the first start numbers the jobs.
     place = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
     received: list[int] = []

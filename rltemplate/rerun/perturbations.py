@@ -20,7 +20,7 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import check_environments
 
 SHORT = 10_000  # environment steps of each run, unless the user gives total_env_steps
-# In the inverse of a proof these words replace the words about the level and its threads.
+# In the inverse of a proof these overrides replace the ones about the level and its threads.
 WITHOUT = {
     Level.repeat: ("determinism=fast", "num_threads=2"),
     Level.invariant: ("determinism=repeat",),

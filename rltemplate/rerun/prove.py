@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import exit_status, json_flag, make_folder, program, rest, whole, word
+from rltemplate.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
@@ -46,12 +46,12 @@ _CACHES = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 class Args:
     """Proof that a level holds here: algo=ppo env=Hopper determinism=repeat [times=5].
 
-    All other words are overrides, as for training.
+    All other arguments are overrides, as for training.
     Exit status: 0 it holds, 1 it is broken, 2 it cannot be asked.
     """
 
     words: list[str] = rest(options=True)
-    times: int = word(whole(2, 1000), 5)
+    times: int = argument(whole(2, 1000), 5)
     json: bool = json_flag()
 
 

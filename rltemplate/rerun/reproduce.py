@@ -22,7 +22,7 @@ from pathlib import Path
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
-from rltemplate.config.command_args import few, json_flag, nearest, new_folder, word
+from rltemplate.config.command_args import argument, few, json_flag, nearest, new_folder
 from rltemplate.config.loading import complete
 from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
@@ -49,9 +49,9 @@ class Args:
     Exit status: 0 identical, 1 diverged or ended earlier, 2 it cannot be made again, 130 or 143 interrupted.
     """
 
-    run: str = word()
-    keep: Path | None = word(new_folder, None)
-    runs_dir: Path = word(Path, Path("runs"))
+    run: str = argument()
+    keep: Path | None = argument(new_folder, None)
+    runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
 

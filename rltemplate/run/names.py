@@ -40,7 +40,7 @@ def _in_files() -> list[tuple[Any, ...]]:
 
 
 def given(overrides: Sequence[str]) -> dict[str, str]:
-    """Keys and values of words that may change results, except algorithm, environment and seed."""
+    """Keys and values of arguments that may change results, except algorithm, environment and seed."""
     found = {}
     for word in sorted(overrides):
         key, _, value = word.lstrip("+").partition("=")
@@ -77,7 +77,7 @@ def experiment_name(config: Mapping[str, Any], overrides: Sequence[str], *seed: 
     shorten = re.compile(r"^(?:name|debug|experiment)=|=(?=-?[.\d])")
     words = [shorten.sub("", each) for each in differences(config, overrides)]
     name = "-".join([*start, *words])
-    if len(name) > _MOST_LETTERS:  # cut, with a digest of the words
+    if len(name) > _MOST_LETTERS:  # cut, with a digest of the arguments
         name = f"{name[: _MOST_LETTERS - 7]}-{sha256('-'.join(words).encode()).hexdigest()[:6]}"
     return name
 

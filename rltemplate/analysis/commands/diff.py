@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rltemplate.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
 from rltemplate.analysis.runs import NOTHING, Run, cell, load_run
-from rltemplate.config.command_args import one_of, word
+from rltemplate.config.command_args import argument, one_of
 from rltemplate.run.git import changes
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
@@ -24,10 +24,10 @@ class Args:
     two snapshots in place of the names of the files.
     """
 
-    a: str = word()
-    b: str = word()
-    code: str = word(one_of("names", "full"), "names")
-    runs_dir: Path = word(Path, Path("runs"))
+    a: str = argument()
+    b: str = argument()
+    code: str = argument(one_of("names", "full"), "names")
+    runs_dir: Path = argument(Path, Path("runs"))
 
 
 def main(args: Args) -> int:

@@ -25,7 +25,7 @@ from urllib.parse import quote
 from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.runs import SHOWN, cell, load_runs
-from rltemplate.config.command_args import file, folder, make_folder, one_of, word
+from rltemplate.config.command_args import argument, file, folder, make_folder, one_of
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
@@ -47,10 +47,10 @@ class Args:
     runs have changed.
     """
 
-    runs: str = word(default="runs/*/*")
-    out: Path | None = word(file, None)
-    figures: Path | None = word(folder, None)
-    watch: str = word(one_of("true", "false"), "false")
+    runs: str = argument(default="runs/*/*")
+    out: Path | None = argument(file, None)
+    figures: Path | None = argument(folder, None)
+    watch: str = argument(one_of("true", "false"), "false")
 
 
 def main(args: Args) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, text_of
-from rltemplate.config.command_args import json_flag, rest, whole, word
+from rltemplate.config.command_args import argument, json_flag, rest, whole
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 
@@ -44,10 +44,10 @@ class Args:
     folder as `dir`.
     """
 
-    sort: str | None = word(default=None)
-    show: str = word(default="")
-    last: int | None = word(whole(1), None)
-    runs_dir: Path = word(Path, Path("runs"))
+    sort: str | None = argument(default=None)
+    show: str = argument(default="")
+    last: int | None = argument(whole(1), None)
+    runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
     filters: list[str] = rest()
 

@@ -12,7 +12,7 @@ from rltemplate.analysis.experiments import Experiment, close, find_experiments
 from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.analysis.targets import show
-from rltemplate.config.command_args import one_of, word
+from rltemplate.config.command_args import argument, one_of
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import find_run_dirs
 
@@ -25,9 +25,9 @@ class Args:
     from the first one in its environment. `by=KEY` shows the value of a key, and keeps its values apart.
     """
 
-    runs: str = word(default="runs/*/*")
-    by: str | None = word(default=None)
-    statistic: str = word(one_of(*stats.STATISTICS), "iqm")
+    runs: str = argument(default="runs/*/*")
+    by: str | None = argument(default=None)
+    statistic: str = argument(one_of(*stats.STATISTICS), "iqm")
 
 
 def main(args: Args) -> int:

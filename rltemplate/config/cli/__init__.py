@@ -1,1 +1,1 @@
-"""The words of `make train`, checked before anything is created."""
+"""The arguments of `make train`, checked before anything is created."""

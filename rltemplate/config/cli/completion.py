@@ -1,4 +1,4 @@
-"""Completions of the last word of a command, for the shell (scripts/completion.sh)."""
+"""Completions of the last argument of a command, for the shell (scripts/completion.sh)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rltemplate.config.cli.overrides import (
 )
 from rltemplate.config.loading import CONF
 
-_RUNS = ("run", "a", "b", "baseline")  # words that name a run
+_RUNS = ("run", "a", "b", "baseline")  # arguments that name a run
 
 
 def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[str], Any]) -> list[str]:
-    """The texts that the last of `words` can become. The first word is a command or a target of make.
+    """The texts that the last of `words` can become. The first argument is a command or a target of make.
 
-    `args_of` gives the dataclass with the words of a command.
+    `args_of` gives the dataclass with the arguments of a command.
     """
     command, before, last = words[0], words[1:-1], words[-1]
     key, equals, value = last.partition("=")

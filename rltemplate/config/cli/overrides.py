@@ -1,4 +1,4 @@
-"""Words of the command as overrides, and answers to wrong words: the allowed ones, and the nearest match."""
+"""Arguments of the command as overrides; answers to wrong ones with the nearest match and allowed values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rltemplate.interfaces import ConfigError
 # Keys that are set by choosing a file of a group: the choice also sets recipe, folder name and more values.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}
 LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
-# Keys with a mapping of arbitrary names as value. A word adds a name, and {} empties the mapping.
+# Keys with a mapping of arbitrary names as value. An argument adds a name, and {} empties the mapping.
 MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden(?!\.)"
 
 # Names that other programs have for our keys.
@@ -115,7 +115,7 @@ def yaml_problem(error: Exception) -> str:
 
 
 def assigned(key: str, value: Any) -> str:
-    """The word that gives a key this value."""
+    """The argument that gives a key this value."""
     return f"{key}={'null' if value is None else value}"
 
 
@@ -177,7 +177,7 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
 
 
 def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path] = ()) -> list[Override]:
-    """The words as Hydra's overrides; `ConfigError` for the first that Hydra cannot read or would misread.
+    """The arguments as Hydra's overrides; `ConfigError` for the first that Hydra would not read, or misread.
 
     `more` are further folders like conf/, which become the override hydra.searchpath.
     """

@@ -1,4 +1,4 @@
-"""The words of the command, checked before anything is created and before torch is imported.
+"""The arguments of the command, checked before anything is created and before torch is imported.
 
 Hydra's own answers to mistakes are long, and one of its hints (`+key`) adds a key that nothing reads. So
 groups and names are compared with the existing ones, and every configuration of the command is composed
@@ -40,6 +40,7 @@ from rltemplate.config.cli.overrides import (
     yaml_problem,
 )
 from rltemplate.config.command_args import (
+    argument,
     converted,
     first_line,
     folder,
@@ -49,7 +50,6 @@ from rltemplate.config.command_args import (
     parse,
     readable,
     rest,
-    word,
 )
 from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import Config, register_schemas
@@ -71,7 +71,7 @@ _NAMED = ("recipe", "experiment")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The meaning of a command: the words for Hydra, and its configurations."""
+    """The meaning of a command: the arguments for Hydra, and its configurations."""
 
     argv: list[str]
     sweep: bool = False
@@ -80,7 +80,7 @@ class Plan:
     configs: list[Config] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
     words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
-    resume: bool = False  # the newest sweep with these words goes on
+    resume: bool = False  # the newest sweep with these arguments goes on
     accept: bool = False  # it may go on with changed code and libraries
     jobs: int = 1  # of a sweep, at the same time
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
@@ -95,17 +95,17 @@ def existing(text: str) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """Words of `make train`: overrides and flags, sweep files and resume, and a further folder like conf/."""
+class Arguments:
+    """Arguments of `make train`: overrides and flags, sweep files and resume, another folder like conf/."""
 
-    sweep: str = word(default="")
-    accept: str | None = word(one_of("changes"), None)
-    config_dir: Path | None = word(existing, None, key="--config-dir")
+    sweep: str = argument(default="")
+    accept: str | None = argument(one_of("changes"), None)
+    config_dir: Path | None = argument(existing, None, key="--config-dir")
     others: list[str] = rest(options=True)
 
 
 def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
-    """Check the words of the command (without the program's name) and return the plan.
+    """Check the arguments of the command (without the program's name) and return the plan.
 
     `jobs` such runs share this machine; for a sweep the number of its own jobs counts instead.
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
@@ -119,19 +119,19 @@ def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
 
 def _plan(argv: Sequence[str], beside: int) -> Plan:
     register_schemas()
-    words = parse(argv, Words)
-    more = [] if words.config_dir is None else [words.config_dir]
-    typed = [text for text in words.others if "=" in text and not text.startswith("-")]
-    flags = [text for text in words.others if text not in typed]
+    arguments = parse(argv, Arguments)
+    more = [] if arguments.config_dir is None else [arguments.config_dir]
+    typed = [text for text in arguments.others if "=" in text and not text.startswith("-")]
+    flags = [text for text in arguments.others if text not in typed]
     shows = any(text.startswith(_QUESTIONS) for text in flags)
     for text in () if shows else flags:
         if text not in _MULTIRUN:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
             hint = (not {*"=~"} & {*text} and nearest(text, names)) or "as in seed=3"
             raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
-    chosen = [name for name in words.sweep.split(",") if name]
+    chosen = [name for name in arguments.sweep.split(",") if name]
     resume = _RESUME in chosen
-    if words.accept and not resume:
+    if arguments.accept and not resume:
         raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         files = [name for name in chosen if name != _RESUME]
@@ -175,14 +175,14 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             overrides=own_words,
             words=_words_of_sweep(plain),
             resume=resume,
-            accept=words.accept is not None,
+            accept=arguments.accept is not None,
             jobs=beside,
             auto=_about_auto(checked, own_words),
         )
 
 
 def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
-    """The words in a file of conf/sweep/, except for keys that are typed as well."""
+    """The arguments in a file of conf/sweep/, except for keys that are typed as well."""
     values = read_sweep(name, more, [_RESUME])
     if any(isinstance(value, dict) for value in values.values()):
         raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
@@ -225,7 +225,7 @@ def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
 def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     """The number of jobs that run at once on this machine, and the words for the launcher.
 
-    Launchers other than joblib's decide themselves: 1, and no words.
+    Launchers other than joblib's decide themselves: 1, and no override.
     """
     launcher = composed.hydra.launcher
     if not str(launcher["_target_"]).endswith("JoblibLauncher"):
@@ -261,7 +261,7 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
 
 
 def _of_the_run(job: Sequence[str]) -> list[str]:
-    """The words of a job, except for Hydra's own settings."""
+    """The arguments of a job, except for Hydra's own settings."""
     return [text for text in job if not text.startswith("hydra")]
 
 

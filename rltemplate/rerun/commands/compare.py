@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import json_flag, one_of, word
+from rltemplate.config.command_args import argument, json_flag, one_of
 from rltemplate.run.paths import from_here
 from rltemplate.run.read import find_run
 
@@ -22,10 +22,10 @@ class Args:
     Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable, 130 or 143 interrupted.
     """
 
-    a: str = word()
-    b: str = word()
-    zoom: str = word(one_of("true", "false"), "false")
-    runs_dir: Path = word(Path, Path("runs"))
+    a: str = argument()
+    b: str = argument()
+    zoom: str = argument(one_of("true", "false"), "false")
+    runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
 

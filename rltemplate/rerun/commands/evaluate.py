@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from rltemplate.config.command_args import json_flag, whole, word
+from rltemplate.config.command_args import argument, json_flag, whole
 from rltemplate.rerun.policy_file import run_or_policy
 
 
@@ -15,11 +15,11 @@ from rltemplate.rerun.policy_file import run_or_policy
 class Args:
     """Evaluate the policy of a run on fresh environments: run=RUN or policy=NAME [episodes=N] [seed=N]."""
 
-    run: str | None = word(default=None)
-    policy: str | None = word(default=None)
-    episodes: int = word(whole(1), 10)
-    seed: int = word(whole(0), 0)
-    runs_dir: Path = word(Path, Path("runs"))
+    run: str | None = argument(default=None)
+    policy: str | None = argument(default=None)
+    episodes: int = argument(whole(1), 10)
+    seed: int = argument(whole(0), 0)
+    runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import choose, file, one_of, whole, word
+from rltemplate.config.command_args import argument, choose, file, one_of, whole
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
@@ -48,16 +48,16 @@ class Args:
     its film is NAME.mp4 in the present folder.
     """
 
-    run: str | None = word(default=None)
-    policy: str | None = word(default=None)
-    episodes: int | None = word(whole(1, 100), None)
-    grid: tuple[int, int] = word(grid_of, (1, 1))
-    checkpoint: str = word(default="last")
-    size: int = word(whole(16, 2048), 480)
-    gif: str = word(one_of("true", "false"), "false")
-    seed: int = word(whole(0), 0)
-    out: Path | None = word(mp4, None)
-    runs_dir: Path = word(Path, Path("runs"))
+    run: str | None = argument(default=None)
+    policy: str | None = argument(default=None)
+    episodes: int | None = argument(whole(1, 100), None)
+    grid: tuple[int, int] = argument(grid_of, (1, 1))
+    checkpoint: str = argument(default="last")
+    size: int = argument(whole(16, 2048), 480)
+    gif: str = argument(one_of("true", "false"), "false")
+    seed: int = argument(whole(0), 0)
+    out: Path | None = argument(mp4, None)
+    runs_dir: Path = argument(Path, Path("runs"))
 
 
 def main(args: Args) -> int:

@@ -57,7 +57,7 @@ def commits(side: GitRecord) -> list[str]:
     Where nothing was changed and nothing left out, the base commit is the code, and every clone has that.
     """
     names = (side.commit, side.base_commit if side.dirty is False else None)
-    # A record may come from anywhere, and git would take a word with a dash for an option.
+    # A record may come from anywhere, and git would take an argument with a dash for an option.
     return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
