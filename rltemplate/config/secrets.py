@@ -192,6 +192,6 @@ def refuse_secret_words(words: Sequence[str]) -> None:
     """
     for word in words:
         key, equals, value = word.lstrip("+~").partition("=")
-        refuse_secrets(value.strip("'\"") if equals else word, key if equals else "a word of the command")
+        refuse_secrets(value.strip("'\"") if equals else word, key if equals else "an argument")
         for name, text in _ENTRY.findall(value) if "{" in value else ():
             refuse_secrets(text, f"{key}.{name}")

@@ -97,8 +97,8 @@ def find_sweep(root: Path, label: str) -> Path:
     known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
     same = [folder for folder in known if f"-{label}-" in folder.name]
     if not same:
-        last = f"; the words of the last one are in {known[-1] / paths.SWEEP_INDEX}" if known else ""
-        raise ConfigError(f"sweep=resume: no such sweep in {root} was started with these words{last}")
+        last = f"; the last one is {known[-1] / paths.SWEEP_INDEX}" if known else ""
+        raise ConfigError(f"sweep=resume: no such sweep in {root} was started with these overrides{last}")
     return same[-1]
 
 

@@ -254,7 +254,7 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     assert "every job has finished already" in start("train", *again, status=0).said
     assert (folder / "sweep.json").read_bytes() == text
     other = start("train", "sweep=resume", "seed=1,2", "runs_dir=moved", status=2).said
-    assert f"was started with these words; the words of the last one are in {folder}/sweep.json" in other
+    assert f"was started with these overrides; the last one is {folder}/sweep.json" in other
     assert len(list(tmp_path.glob("moved/*/*"))) == 5
 
 
