@@ -112,17 +112,17 @@ film: $(STAMP) ## film the policy of a run: make film run=RUN [episodes=4 grid=2
 runs: $(STAMP) ## table of all runs: make runs [env='Half*'] [return='>3000'] [sort=-return] [show=algo.gamma]
 	$(COMMAND)
 
-diff: $(STAMP) ## what was changed between two runs, counted: make diff a=RUN b=RUN [code=full]
+diff: $(STAMP) ## differences between two runs, counted: make diff a=RUN b=RUN [code=full]
 	$(COMMAND)
 
-stats: $(STAMP) ## what seeds can tell: make stats runs='runs/*/*' [by=KEY] [statistic=iqm]
+stats: $(STAMP) ## statistics over seeds: make stats runs='runs/*/*' [by=KEY] [statistic=iqm]
 	$(COMMAND)
 
 ##@ Compare
 compare: $(STAMP) ## first divergence of two traced runs: make compare a=RUN b=RUN [zoom=true]
 	$(COMMAND)
 
-prove: $(STAMP) ## put a level to the test: make prove algo=ppo env=Hopper determinism=repeat [times=5]
+prove: $(STAMP) ## test a determinism level: make prove algo=ppo env=Hopper determinism=repeat [times=5]
 	$(COMMAND)
 
 reproduce: $(STAMP) ## make a recorded run again from its own code, and compare: make reproduce run=RUN
@@ -142,7 +142,7 @@ rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 new-experiment: $(STAMP) ## a commented file for an experiment: make new-experiment name=wide-nets algo=sac env=Hopper
 	$(call RUN,scripts/new_experiment.py,$(WORDS))
 
-completion: ## tab completion of these words in bash and zsh, from the next terminal on
+completion: ## tab completion of these commands in bash and zsh, from the next terminal on
 	@$(NO_OVERRIDES)sh scripts/completion.sh install
 
 ##@ Develop
