@@ -1,11 +1,12 @@
 """Every command: `python -m rltemplate COMMAND key=value ... [--json]`.
 
-Each command is a module with its words as a dataclass `Args`, and a function `main` that returns the exit
+Each command is a module with its arguments as a dataclass `Args`, and a function `main` that returns the exit
 status. `python -m rltemplate help` lists them.
 """
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import signal
@@ -13,10 +14,11 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from rltemplate.config.command_args import choose, exit_status, parse, program, usage
+from rltemplate.config.command_args import choose, exit_status, parse, program, readable, usage
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
 
+_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 COMMANDS = {
     "train": "launch.command",
     "resume": "launch.resume",
@@ -48,8 +50,23 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+    except OSError as error:
+        if error.errno not in _DISK_REFUSES:
+            raise
+        text = f"error: {error.filename or 'a file, or the output,'} cannot be written: {error.strerror}"
+        print(readable(text), file=sys.stderr)
+        _drop_output()
+        status = 1
     return status
+
+
+def _drop_output() -> None:
+    """Python would otherwise fail at its end if the output cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

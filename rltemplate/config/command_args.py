@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import inspect
 import math
 import os
@@ -26,7 +25,6 @@ from rltemplate.interfaces import REFUSED, ConfigError, RunError, in_a_line
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
 ENOUGH = 10  # names in an answer
-_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -206,11 +204,6 @@ def exit_status(work: Callable[[], int | None]) -> int:
     except (ConfigError, RunError) as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
         return REFUSED if isinstance(error, ConfigError) else 1
-    except OSError as error:
-        if error.errno not in _DISK_REFUSES:
-            raise
-        print(f"error: {error.filename or 'a file'} cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
 
 
 def first_line(error: BaseException) -> str:

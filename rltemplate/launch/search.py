@@ -81,13 +81,15 @@ def main(args: Args) -> int:
     lock(folder)
     cores = config.num_threads + config.env.num_workers  # of a trial
     workers = args.workers or max(1, usable_cores() // cores)
-    from sqlalchemy.exc import SQLAlchemyError  # of Optuna's storage
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         return _Search(args, space, folder, workers).run()
-    except SQLAlchemyError as error:
+    except (StorageInternalError, SQLAlchemyError) as error:  # Optuna wraps most, but not all
+        why = first_line(error.__cause__ or error)
         raise RunError(
-            f"the search in {folder} has stopped: {first_line(error)}; the same command goes on with it"
+            f"the search in {folder} has stopped: {why}; the same command goes on with it"
         ) from error
 
 

@@ -22,7 +22,7 @@ from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.config.command_args import make_folder
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, RunError, in_a_line, stop_signals
+from rltemplate.interfaces import ConfigError, RunError, stop_signals
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
@@ -51,9 +51,9 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             say("every job has finished already; nothing is started")
             show_end(record, folder)
             return 0
-        with in_a_line(f"{folder} cannot be written", RunError):
-            _resume(record, folder, plan)
+        before = record.snapshot
     else:
+        before = None
         record = SweepRecord(
             id=folder.name,
             words=plan.words,
@@ -64,12 +64,15 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             versions=package_versions(),
             snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start days later
         )
-    record.commands.append(list(command))
     try:
+        if plan.resume:
+            _resume(record, folder, plan)
+        record.commands.append(list(command))
         record.write(folder)
     except OSError as error:
-        if not plan.resume:
+        if record.snapshot is not before:
             withdraw_run(PROJECT, record.snapshot)
+        if not plan.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
     # The order of the arguments at the first start numbers the jobs.

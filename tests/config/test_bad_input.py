@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
 from rltemplate.__main__ import COMMANDS, main
-from rltemplate.config.command_args import exit_status
 from rltemplate.run import paths
 
 DIGITS, SECRET = "9" * 5000, "ghp_" + "a1B2" * 9
@@ -230,12 +230,16 @@ def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(number: int) -> int:
-        raise OSError(number, os.strerror(number), "runs/x")
-
-    assert exit_status(lambda: fails(errno.ENOSPC)) == 1
-    assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
+    for number in (errno.ENOSPC, errno.EIO):
+        error = OSError(number, os.strerror(number), "runs/x")
+        monkeypatch.setattr("rltemplate.analysis.commands.runs.load_runs", Mock(side_effect=error))
+        if number == errno.ENOSPC:
+            assert main(["runs"]) == 1
+            assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
     with pytest.raises(OSError, match="Input/output error"):
-        exit_status(lambda: fails(errno.EIO))
+        main(["runs"])
+    done = run(tmp_path, "sh", "-c", f"{shlex.join(program(ROOT, 'help'))} > /dev/full")
+    said = "error: a file, or the output, cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)

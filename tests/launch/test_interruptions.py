@@ -266,8 +266,10 @@ def test_a_run_that_saves_nothing_starts_again_only_if_it_has_shown_nothing(
     (run_dir / paths.CONFIG).write_text(yaml.safe_dump(config | {"checkpoint_every": 0}))
     job = resume_job(run_dir, [])
     assert job is not None
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
     with pytest.raises(ConfigError, match="would overwrite what it has shown"):
         find_continuation(job, GitRecord())
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
     (run_dir / paths.METRICS).unlink()
     assert find_continuation(job, GitRecord()).checkpoint is None
 

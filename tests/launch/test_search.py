@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,13 +100,21 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
     assert len({str(each["params"]) for each in found["trials"]}) == 6
 
 
-def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(
-    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1", "trials=1"]
-    monkeypatch.setattr(search, "lock", lambda folder: (folder / "study.db").mkdir())  # no database opens it
-    with pytest.raises(RunError, match="unable to open database file; the same command goes on with it"):
-        main(parse(words, Args))
+def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_path: Path) -> None:
+    words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
+    limits, said = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        "has stopped: .*disk.*; the same command goes on",
+    )
+    for trials, before in ((1, True), (3, False)):  # before and after there is a study
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # the kernel refuses the rest of a file
+        try:
+            with pytest.raises(RunError, match=said):
+                main(parse([*words, f"trials={trials}"], Args))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if before:
+            assert main(parse([*words, "trials=1"], Args)) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,20 +339,35 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     assert len(SweepRecord.read(tmp_path).jobs) == 1
 
 
+@pytest.mark.parametrize("resumes", [False, True])
 def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
-    fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resumes: bool, fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         assert git(fork, "for-each-ref", "refs/runs") != before  # it has its code already
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    plan = replace(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), resume=resumes)
+    if resumes:
+        folder = tmp_path / "sweeps" / f"1-sweep-{sweep_job.digest(sorted(plan.words))}-1"
+        folder.mkdir(parents=True)
+        facts: dict[str, Any] = {
+            "num_jobs": 2,
+            "commands": [],
+            "start_time": "",
+            "versions": {},
+            "snapshot": GitRecord(),
+        }
+        SweepRecord(id=folder.name, words=plan.words, **facts).write(folder)
+    files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
     monkeypatch.setattr(sweep, "PROJECT", fork)
     monkeypatch.setattr(SweepRecord, "write", full)
     before = git(fork, "for-each-ref", "refs/runs")
     with pytest.raises(RunError, match="No space left on device; nothing was started"):
-        sweep.run_sweep(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), [])
+        sweep.run_sweep(plan, [])
     assert git(fork, "for-each-ref", "refs/runs") == before
-    assert list((tmp_path / "sweeps").iterdir()) == []
+    assert {path: path.read_text() for path in tmp_path.rglob("*.json")} == files
+    assert len(list((tmp_path / "sweeps").iterdir())) == resumes
 
 
 def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -91,5 +92,5 @@ class TensorBoardSink(RecordingSink):
         if self._records is not None:
             from torch.utils.tensorboard.summary import hparams
 
-            self._add(summary=hparams({}, {})[2])  # the end of the session
-            self._records.close()
+            with contextlib.closing(self._records):
+                self._add(summary=hparams({}, {})[2])  # the end of the session
