@@ -105,7 +105,8 @@ def play(envs: Envs, start: int, steps: int) -> list[list[Any]]:
 def git(folder: Path, *words: str) -> str:
     """The output of a git command."""
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    return subprocess.check_output(["git", *identity, *words], cwd=folder, stderr=subprocess.PIPE, text=True)
+    command = ["git", *identity, *words]
+    return subprocess.check_output(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +139,8 @@ def environment(**more: str) -> dict[str, str]:
     """This process's environment without settings of W&B, Python and git, and more variables."""
     # What git hands to its hooks would lead to another repository.
     dropped = ("WANDB", "PYTHON", "GIT_")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    kept = "GIT_CONFIG_"
+    clean = {k: v for k, v in os.environ.items() if k.startswith(kept) or not k.startswith(dropped)}
     return {**clean, "PYTHONPATH": FAULTS, **more}
 
 
