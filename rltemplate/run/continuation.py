@@ -49,9 +49,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None and "sizes" not in checkpoint.state["run"]:
-        raise ConfigError(
-            f"{run_dir.name}: its checkpoints are of an earlier version; go on with the code of that one"
-        )
+        raise ConfigError(f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code")
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()
         if record.status == FINISHED or (shown and config.checkpoint_every == 0):

@@ -232,12 +232,11 @@ def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in (errno.ENOSPC, errno.EIO):
-        error = OSError(number, os.strerror(number), "runs/x")
-        monkeypatch.setattr("rltemplate.analysis.commands.runs.load_runs", Mock(side_effect=error))
-        if number == errno.ENOSPC:
-            assert main(["runs"]) == 1
-            assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
+    reads = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x"))
+    monkeypatch.setattr("rltemplate.analysis.commands.runs.load_runs", reads)
+    assert main(["runs"]) == 1
+    assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
+    reads.side_effect = OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         main(["runs"])
     done = run(tmp_path, "sh", "-c", f"{shlex.join(program(ROOT, 'help'))} > /dev/full")

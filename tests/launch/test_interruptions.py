@@ -41,9 +41,9 @@ def saved(run_dir: Path, at_least: int) -> Callable[[], bool]:
 
 @pytest.fixture(scope="module")
 def made(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The run of an algorithm that nobody interrupts.
+    """The uninterrupted run of an algorithm; with `killed`, a copy in this folder of a killed run.
 
-    With a folder for `killed`, a copy there of one that SIGKILL ended after its fifth checkpoint.
+    SIGKILL ends that run after its fifth checkpoint.
     """
     folder = tmp_path_factory.mktemp("made")
 

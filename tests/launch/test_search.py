@@ -102,19 +102,15 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
 
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_path: Path) -> None:
     words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
-    limits, said = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        "has stopped: .*disk.*; the same command goes on",
-    )
-    for trials, before in ((1, True), (3, False)):  # before and after there is a study
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for trials in (1, 3):  # without a study, and with one
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # the kernel refuses the rest of a file
         try:
-            with pytest.raises(RunError, match=said):
+            with pytest.raises(RunError, match=r"has stopped: .*disk.*; the same command goes on"):
                 main(parse([*words, f"trials={trials}"], Args))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        if before:
-            assert main(parse([*words, "trials=1"], Args)) == 0
+        assert main(parse([*words, f"trials={trials}"], Args)) == 0
 
 
 @pytest.mark.parametrize(

@@ -351,14 +351,8 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
     if resumes:
         folder = tmp_path / "sweeps" / f"1-sweep-{sweep_job.digest(sorted(plan.words))}-1"
         folder.mkdir(parents=True)
-        facts: dict[str, Any] = {
-            "num_jobs": 2,
-            "commands": [],
-            "start_time": "",
-            "versions": {},
-            "snapshot": GitRecord(),
-        }
-        SweepRecord(id=folder.name, words=plan.words, **facts).write(folder)
+        facts: dict[str, Any] = {"start_time": "", "versions": {}, "snapshot": GitRecord()}
+        SweepRecord(id=folder.name, words=plan.words, num_jobs=2, commands=[], **facts).write(folder)
     files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
     monkeypatch.setattr(sweep, "PROJECT", fork)
     monkeypatch.setattr(SweepRecord, "write", full)
