@@ -7,7 +7,7 @@
 #     PYTHON=...    the interpreter that .venv is made with (default: the first of several that fits)
 #
 # No value typed as key=value is expanded or executed: it is read by 'value' only, and never exported.
-# Some words make evaluates before it reads this file, which cannot prevent it: a key with a $, key:=value,
+# Make evaluates some arguments before it reads this file, which cannot prevent that: a key with a $, key:=value,
 # key!=command, MAKEFILES=... and --eval=...
 
 # The command line only: a variable of the environment that happens to be called env or seed is no override.
@@ -49,16 +49,16 @@ endif
 # The single quotes keep the shell from touching what 'value' has kept from make.
 QUOTE = '$(subst ','\'',$1)'
 OVERRIDES = $(foreach .key,$(KEYS),$(call QUOTE,$(.key)=$(value $(.key))))
-# For commands that do not compose a configuration: the same words, but json=1 is the flag --json.
-WORDS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
+# For commands that do not compose a configuration: the same arguments, but json=1 is the flag --json.
+ARGUMENTS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
     $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json))
-# xargs knows quotes and nothing else; its lines become words without a file name or a variable put in.
+# xargs knows quotes and nothing else; its lines become arguments, and the shell expands no pattern or variable.
 SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)) | xargs printf '%s\n') || exit 2; \
     set -f; IFS=$$(printf '\n.'); IFS=$${IFS%.};)
 SPLIT = $(if $(value ARGS),$$args)
 # 'exec' lets a signal that make passes on reach the program instead of a shell around it.
 RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
-COMMAND = $(call RUN,-m rltemplate $@,$(WORDS))
+COMMAND = $(call RUN,-m rltemplate $@,$(ARGUMENTS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
@@ -137,10 +137,10 @@ report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*
 	$(COMMAND)
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
-	$(call RUN,scripts/rename.py,$(WORDS))
+	$(call RUN,scripts/rename.py,$(ARGUMENTS))
 
 new-experiment: $(STAMP) ## a commented file for an experiment: make new-experiment name=wide-nets algo=sac env=Hopper
-	$(call RUN,scripts/new_experiment.py,$(WORDS))
+	$(call RUN,scripts/new_experiment.py,$(ARGUMENTS))
 
 completion: ## tab completion of these commands in bash and zsh, from the next terminal on
 	@$(NO_OVERRIDES)sh scripts/completion.sh install

@@ -1,8 +1,9 @@
 """Runs made in every state of a repository, and again from their refs alone: `python results/reproduce.py`.
 
 An author trains in a clone of the present commit and pushes `refs/runs/*`; a colleague fetches them and has
-no run folder. The inverse: where the recorded code is not the colleague's, the same words give another trace
-with that. Cases may be named (`python results/reproduce.py dirty linked`); only all of them write the table.
+no run folder. The inverse: where the recorded code is not the colleague's, the same arguments give another
+trace with that. Cases may be named (`python results/reproduce.py dirty linked`); only all of them write the
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEAD = """\
 {} of {} runs identical, trace byte for byte and metrics but for times, in a clone that had nothing
 of them but `refs/runs/*`; present code that is not theirs gave another trace.
 
-| the run was made | words | iterations | made again | with the present code | seconds |
+| the run was made | arguments | iterations | made again | with the present code | seconds |
 | --- | --- | --- | --- | --- | --- |
 """
 CASES = {
