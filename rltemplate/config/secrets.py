@@ -55,7 +55,7 @@ SOURCE_SUFFIXES = (
 TOKENS: tuple[tuple[str, bytes, bytes], ...] = (
     ("a private key", b"PRIVATE KEY", rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
     ("a W&B key", b"wandb_v", rb"\bwandb_v\d_\w{20,}"),
-    ("a GitHub token", b"gh", rb"gh[pousr]_[A-Za-z0-9_]{36}"),
+    ("a GitHub token", b"gh", rb"\bgh[pousr]_[A-Za-z0-9]{36}"),
     ("a GitHub token", b"github_pat_", rb"github_pat_[A-Za-z0-9_]{22}"),
     ("a GitLab token", b"glpat-", rb"\bglpat-[A-Za-z0-9_-]{20,}"),
     ("a Hugging Face token", b"hf_", rb"\bhf_[A-Za-z0-9]{30,}"),
@@ -85,10 +85,13 @@ TOKENS: tuple[tuple[str, bytes, bytes], ...] = (
         rb"[^\s:/@]{1,200}@",
     ),
 )
-# An old W&B key looks like the digest of a commit, so the words before it decide.
+# An old W&B key looks like the digest of a commit, so the word before it decides. A manifest of Kubernetes
+# has the name on one line and the value on the next.
 _W_AND_B_KEY = rb"(?:local-)?[0-9a-fA-F]{40}\b"
-_KEYS = re.compile(rb"\b" + _W_AND_B_KEY)
-_BEFORE_A_KEY = re.compile(rb"(?i)wandb|w&b|api[_-]?key|token|login|password|(?:\b|_)key\b")
+_NAMED_KEY = re.compile(
+    rb"(?i)(?:wandb|w&b|key|token|login|password)(?:[ \t]+-\S+){0,5}(?:[\"'\\]*\s+[\"']?value\b)?"
+    rb"(?:[ \t]+is)?[\"'\\]*[ \t]*[:=,(]?[ \t]*[\"'\\]*" + _W_AND_B_KEY
+)
 _OF_A_COMMIT = re.compile(rb"(?i)commit|revision|version|head|sha|hash|revs?\b|\bref\b|\bgit")
 _SPEAKS_OF_W_AND_B = re.compile(rb"(?i)wandb|w&b")
 # A W&B key, or a commit, in a file of its own; there may be comments before it.
@@ -138,7 +141,7 @@ def _is_compressed(data: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return any(member.compress_type or member.flag_bits & 1 for member in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError):
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError):
         return data.startswith(b"PK\x03\x04")
 
 
@@ -154,19 +157,8 @@ def secret_in_value(key: str, text: str) -> str | None:
 def _token(data: bytes) -> str | None:
     """The kind of the first token in a text."""
     kinds = (kind for kind, hint, pattern in TOKENS if hint in data and re.search(pattern, data))
-    return next(kinds, "a W&B key" if _holds_old_w_and_b_key(data) else None)
-
-
-def _holds_old_w_and_b_key(data: bytes) -> bool:
-    if not _SPEAKS_OF_W_AND_B.search(data):
-        return False
-    for key in _KEYS.finditer(data):
-        before = data[max(0, key.start() - 120) : key.start()]
-        # A manifest of Kubernetes has the name on one line and the value on the next.
-        line = re.sub(rb"\s+[\"']?value\b", b" ", before).rpartition(b"\n")[2]
-        if _BEFORE_A_KEY.search(line) and not _OF_A_COMMIT.search(line):
-            return True
-    return False
+    old_key = _SPEAKS_OF_W_AND_B.search(data) and _NAMED_KEY.search(data)
+    return next(kinds, "a W&B key" if old_key else None)
 
 
 def refuse_secrets(value: Any, key: str = "") -> None:

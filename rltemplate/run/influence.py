@@ -6,7 +6,10 @@ configuration is compared.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import PurePosixPath
+
+from rltemplate.run.paths import PROJECT
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -48,9 +51,18 @@ COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d",
 def file_matters(path: str) -> bool:
     """True if a change of this file, relative to the top of the repository, may change results."""
     name = PurePosixPath(path)
+    if name.is_relative_to(_place()):
+        name = name.relative_to(_place())
     if name.suffix in _IDLE_SUFFIXES or name.parts[0].startswith("."):
         return False
     return not any(name.is_relative_to(idle) for idle in _IDLE_PATHS)
+
+
+@cache
+def _place() -> PurePosixPath:
+    """The folder of the project in its repository, which may be larger."""
+    top = next((folder for folder in (PROJECT, *PROJECT.parents) if (folder / ".git").exists()), PROJECT)
+    return PurePosixPath(PROJECT.relative_to(top))
 
 
 def package_matters(name: str) -> bool:

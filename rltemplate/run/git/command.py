@@ -58,7 +58,10 @@ class Git:
         self.env = passed | _OWN_VARIABLES
         self.top = project
         words = ("--show-toplevel", "--show-prefix", "--git-path", "index")
-        top, self.prefix, index, _ = map(os.fsdecode, self("rev-parse", *words).split(b"\n"))
+        lines = [os.fsdecode(line) for line in self("rev-parse", *words).split(b"\n")]
+        if len(lines) != 4:  # three answers, and nothing behind the last line end
+            raise GitError(f"{str(project)!r}: a folder with a line break in its path is not recorded")
+        top, self.prefix, index, _ = lines
         self.top, self.users_index, self.index = Path(top), (project / index).resolve(), scratch / "index"
         self.env["GIT_INDEX_FILE"] = str(self.index)
 

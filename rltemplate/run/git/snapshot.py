@@ -34,7 +34,7 @@ import xxhash
 
 from rltemplate.config.secrets import LIKELY, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
-from rltemplate.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
+from rltemplate.run.paths import CONFIG, LOCK, METRICS, REF_PREFIX, TRACE
 
 RESERVED = ".rltemplate/run/"  # the folder in a run's commit that is not code
 OUTCOME = "outcome.json"
@@ -226,19 +226,25 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
     found.base_commit = git.find("HEAD^{commit}") or None
     found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
     base = found.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
-    new, old = _copy_index(git, base), list[bytes]()
+    new, old, gone = _copy_index(git, base), list[bytes](), list[bytes]()
     options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
     for entry in git.names("status", "--porcelain=v2", "-z", *options):
         if entry.startswith(b"? "):
             new.append(entry[2:])
             continue
-        _, _, submodule, _, _, mode, _, _, path = entry.split(b" ", 8)
+        _, _, submodule, _, before, mode, _, _, path = entry.split(b" ", 8)
         if submodule[2:4] not in (b"..", b""):
             inside = _submodule_digest(git.file(path))
             reason = "changes inside of a submodule"
             found.skipped.append({"path": as_text(path), "reason": reason, "bytes": 0, "digest": inside})
-        if mode == b"000000" or submodule[:1] == b"N" or submodule[1:2] == b"C":
+        if mode == b"000000":
+            gone.append(path)
+        elif mode == b"160000" != before:  # a repository in the place of a file
+            old.append(path + b"/")
+        elif mode != b"160000" or submodule[1:2] == b"C":
             old.append(path)
+    # Before others are added: a folder may have become a link.
+    git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
     taken = _select(git, old, found.skipped, new=False) + _select(git, new, found.skipped, new=True)
     words = ("--add", "--remove", "--replace", "-z", "--stdin")
     git("update-index", *words, stdin=b"\0".join(taken))
@@ -267,28 +273,26 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
 
 
 def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new: bool) -> list[bytes]:
-    """Paths that may be recorded, also of files that are gone; the others are named in `skipped`."""
+    """Paths that may be recorded; the others are named in `skipped`."""
     taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
     for path in sizes:
         with suppress(OSError):
             sizes[path] = git.file(path).lstat().st_size
     for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-        reason = _why_left_out(git, path, size, new)
-        if reason is None and new and total + size > MAX_NEW_BYTES:
-            reason = f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
+        reason = _why_left_out(git, path, size, new, room=MAX_NEW_BYTES - total)
         if reason is None:
             total += size
             taken.append(path)
         else:
-            digest = _digest(git.file(path), reason)
+            digest = _digest(git.file(path), os.fsdecode(path), reason)
             reason += "" if new else "; the version of the base commit is kept"
             skipped.append({"path": as_text(path), "reason": reason, "bytes": size, "digest": digest})
     return taken
 
 
-def _digest(file: Path, reason: str) -> str | None:
+def _digest(file: Path, path: str, reason: str) -> str | None:
     """Stands for the content of a file without its secrets, left out for `reason`; None: all may be one."""
-    if secret_name(file.name):
+    if secret_name(path):
         return None
     with suppress(OSError), file.open("rb") as opened:
         size = file.stat().st_size
@@ -315,16 +319,19 @@ def _submodule_digest(folder: Path) -> str | None:
     return None if inside.tree is None else xxhash.xxh3_128_hexdigest(known.encode())
 
 
-def _why_left_out(git: Git, path: bytes, size: int, new: bool) -> str | None:
+def _why_left_out(git: Git, path: bytes, size: int, new: bool, room: int) -> str | None:
     file = git.file(path)
     if path.endswith(b"/"):
         return "a git repository of its own"
     if new and (reason := secret_name(os.fsdecode(path))):
         return reason
-    if file.is_symlink() or not file.is_file():  # a submodule, or gone
+    # A submodule. Or the lock of a run: closing the file would end a lock that this process has on it.
+    if file.is_symlink() or not file.is_file() or file.name == LOCK:
         return None
     if size > MAX_FILE_BYTES:
         return f"larger than {MAX_FILE_BYTES // 1_000_000} MB"
+    if new and size > room:
+        return f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
     try:
         return secret_content(file.read_bytes(), file.name)
     except OSError as error:

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ SECRET_TEXTS: dict[str, str] = {
     "login.py": f'import wandb\nwandb.login(key="{HEX}")\n',
     "login_named.py": f'import wandb\n\nkey = "{HEX}"\nwandb.login(key=key)  # do not commit\n',
     "pod.yaml": f"env:\n  - name: WANDB_API_KEY\n    value: {HEX}\n",
+    "job.sh": f"cd /share/me/project && export WANDB_API_KEY={HEX}\n",
+    "versioned.json": f'{{"version": 1, "wandb_api_key": "{HEX}"}}',
+    "relogin.sh": f"git pull && wandb login --relogin --host=https://a.b {HEX}\n",
     "below.txt": f"# of my account, do not commit: wandb\n\n{HEX}\n",
     "alone.txt": f"{HEX}\n",
     "alone_new": NEW_WANDB,
@@ -72,6 +76,7 @@ SECRET_FILES: dict[str, bytes] = {
     "utf16.txt": f"wandb login {HEX}".encode("utf-16"),
     "code.zip": arrays(np.zeros(9), np.savez_compressed),
     "broken.zip": arrays(np.zeros(9), np.savez_compressed)[:40],
+    "newer.zip": re.sub(rb"(?<=PK\x01\x02..).", b"\x99", arrays(np.zeros(9)), flags=re.DOTALL),
     "log.txt.gz": gzip.compress(PLAIN),
     "arrays.npz": arrays(np.array([f"wandb login {HEX} now"])),
 }
@@ -88,6 +93,8 @@ HARMLESS: dict[str, bytes] = {
     "requirements.lock": "\n".join(f"p{i}==1.0 --hash=sha256:{HEX}{HEX[:24]}" for i in range(5)).encode(),
     "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
     "config.yaml": f"_wandb:\n  value: {{}}\ngit_commit:\n  desc: null\n  value: {SHA}\n".encode(),
+    "login.yml": f"- uses: docker/login-action@{SHA} # then wandb\n".encode(),
+    "test_space.py": b"def test_highs_and_lows_of_the_observation_space_are_kept():\n    pass\n",
     "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
     "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
     "weights.npz": arrays(np.random.default_rng(2).normal(size=(200, 200))),

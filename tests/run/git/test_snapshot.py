@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +27,7 @@ from rltemplate.run.git.snapshot import (
     take_snapshot,
 )
 from rltemplate.run.influence import file_matters
+from rltemplate.run.lines import lock
 
 CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
 LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"
@@ -121,8 +124,9 @@ ODD_NAMES = ("line\nbreak", 'quo"te', "-rf", "ünï 中", ":(glob)*")
 
 def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: Path) -> None:
     """Staged, modified, deleted, renamed and new files in all combinations, with odd names."""
-    committed = "both gone forgotten run.sh becomes_file/inside hidden kept"
-    (repo / "becomes_file").mkdir()
+    committed = "both gone forgotten run.sh becomes_file/inside becomes_link/inside hidden kept"
+    for name in ("becomes_file", "becomes_link"):
+        (repo / name).mkdir()
     for name in committed.split():
         (repo / name).write_text(f"{name}\n" * 3)
     git(repo, "add", "-A")
@@ -138,6 +142,8 @@ def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: P
     (repo / "link").symlink_to("both")
     shutil.rmtree(repo / "becomes_file")
     (repo / "becomes_file").write_text("file\n")
+    shutil.rmtree(repo / "becomes_link")
+    (repo / "becomes_link").symlink_to("elsewhere")
     git(repo, "update-index", "--assume-unchanged", "hidden")
     git(repo, "update-index", "--skip-worktree", "kept")
     for name in ("hidden", "kept"):
@@ -174,10 +180,14 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
     for name, size in {"over": 2001, "limit": 2000, "too_much": 1500, "small": 500}.items():
         (repo / f"{name}.npz").write_bytes(b"x" * size)
     (repo / "a.pem").touch()
-    for name in (committed := (".env", "big.py", "changed.py")):
+    (repo / ".kube").mkdir()
+    (repo / ".kube" / "config").write_text("password: hunter2\n")
+    for name in (committed := (".env", "big.py", "changed.py", "nest")):
         (repo / name).touch()
     git(repo, "add", "-f", *committed)
     git(repo, "commit", "-qm", "on purpose", "--", *committed)
+    (repo / "nest").unlink()
+    make_repo(repo / "nest")
     (repo / ".env").write_text("changed\n")
     (repo / "changed.py").write_text("y" * 2000)  # changed, not new: it does not count
     (repo / "big.py").write_text("y" * 2001)
@@ -188,13 +198,19 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
     assert {entry["path"]: entry["reason"] for entry in record.skipped} == {
         "big.py": f"larger than 0 MB{kept}",
         "train.py": f"likely secret: contains a GitHub token{kept}",
+        "nest/": f"a git repository of its own{kept}",
         "a.pem": "likely secret: named like *.pem",
+        ".kube/config": "likely secret: named like */.kube/*",
         "embedded/": "a git repository of its own",
         "over.npz": "larger than 0 MB",
         "limit.npz": "new files together exceed 0 MB",
     }
+    # A digest of a password could be found by trying passwords.
+    assert {each["path"] for each in record.skipped if each["digest"] is None} == {
+        *("a.pem", ".kube/config", "nest/", "embedded/")
+    }
     tree = stored(repo, record.commit)
-    assert tree["train.py"] == b"print('train')\n"
+    assert (tree["train.py"], tree["nest"]) == (b"print('train')\n", b"")
     assert (tree[".env"], tree["big.py"]) == (b"changed\n", b"")  # committed names: the user's decision
     assert {"changed.py", "small.npz", "too_much.npz"} <= {*tree}
 
@@ -242,6 +258,9 @@ def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     assert changes.files_between(repo, record, whole(repo, "again")) == []
     (repo / "lib" / "train.py").write_text("changed otherwise\n")
     assert changes.files_between(repo, record, whole(repo, "other")) == ["lib"]
+    shutil.rmtree(repo / "lib")
+    (repo / "lib").write_text("a file in its place\n")
+    assert stored(repo, whole(repo, "replaced").commit)["lib"] == b"a file in its place\n"
 
 
 def no_code(record: GitRecord) -> str:
@@ -255,11 +274,23 @@ def no_code(record: GitRecord) -> str:
 def test_a_problem_is_one_line_with_a_cure(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "line break in its path" in no_code(record_run(make_repo(tmp_path / "a\nb")))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     shutil.rmtree(repo / ".git")
     assert "git init" in no_code(record_run(repo))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git cannot be started" in no_code(record_run(repo))
+
+
+def test_a_snapshot_ends_no_lock_of_its_process(repo: Path) -> None:
+    """As for a run in a folder that git does not ignore: closing a file ends all locks on it."""
+    try_it = f"import pathlib, rltemplate.run.lines as f; f.lock(pathlib.Path({str(repo)!r}))"
+    unlock = lock(repo)
+    take_snapshot(repo)
+    tried = subprocess.run([sys.executable, "-c", try_it], capture_output=True, text=True, check=False)
+    assert "is in use, by process" in tried.stderr
+    unlock()
+    subprocess.run([sys.executable, "-c", try_it], check=True)
 
 
 def test_a_sweep_holds_its_snapshot_against_gc(repo: Path) -> None:
