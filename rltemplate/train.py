@@ -15,12 +15,10 @@ import pkgutil
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from rltemplate.analysis.journal import write_run
-from rltemplate.analysis.targets import short_standing
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_buffer
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete, from_dict
@@ -61,7 +59,8 @@ class Stop:
         if self.signal is None:
             self.signal, self._since = number, now
             # A second Ctrl-C ends even a process that is busy outside of Python.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -73,9 +72,7 @@ def run(job: Job) -> int:
     config = from_dict(job.config)
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     runs_dir, stop = Path(config.runs_dir).expanduser(), Stop()
-    training = TrainingRun(
-        job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT), partial(short_standing, job.config)
-    )
+    training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))
     with contextlib.ExitStack() as signals, training, exits_are_errors():
         # Build. What does not fit is refused here, before anything of the run is written.
         training.find_checkpoint()

@@ -10,7 +10,7 @@ implementation details of proximal policy optimization"):
   clipped policy loss (8), optional value clipping (9)        PPO.loss
   end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
-  observation and reward scaling and clipping (c6-c9)         PPO.train_iteration
+  observation and reward scaling and clipping (c6-c9)         normalize, OnPolicyAlgorithm.scaled_reward
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
 and all passes over it have the same normalisation, and the first ratio is 1. A run begins with a rollout only
 for statistics. Otherwise the first statistics would come after the first passes, and change the policy as
@@ -149,9 +149,9 @@ class PPO(OnPolicyAlgorithm):
         """One rollout, and the passes over it."""
         self.begin_iteration()
         config, coef, episodes = self.config, self.coefficients(), list[Episode]()
-        # The observations of a run's first rollout are not scaled yet: it fills the statistics and no more.
+        # A run's first iteration collects twice: the first rollout fills the statistics, and is then dropped.
         for _ in range(2 if config.normalize_obs and self.env_steps == 0 else 1):
-            rollout: Rollout = self.engine.run_part(self.collect, self.obs)
+            rollout: Rollout = self.engine.run_eager(self.collect, self.obs)
             episodes += rollout.episodes
             reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
             if config.normalize_obs:
@@ -173,9 +173,9 @@ class PPO(OnPolicyAlgorithm):
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
         obs = normalize(obs, scaling, self.config.obs_clip)
-        params = self.net.call(flat, obs, "policy")
-        action = self.dist.sample(params, noise)
-        return PolicyStep(obs, params, action, self.dist.log_prob(params, action))
+        dist_params = self.net.call(flat, obs, "policy")
+        action = self.dist.sample(dist_params, noise)
+        return PolicyStep(obs, dist_params, action, self.dist.log_prob(dist_params, action))
 
     # Learning
 
@@ -199,14 +199,14 @@ class PPO(OnPolicyAlgorithm):
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
-        targets: Targets = self.engine.run_part(self.targets, net.params, rollout, reward)
+        targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
         returns = targets.advantage + targets.value
         explained = 1.0 - targets.advantage.var() / returns.var().clamp(min=1e-30)
         decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
         metrics_seen: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
-                targets = self.engine.run_part(self.targets, net.params, rollout, reward)
+                targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
             order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
             data = Minibatch(*decisions, targets.advantage, targets.value)
             minibatches = shuffled(data, order, config.num_minibatches)
@@ -228,8 +228,8 @@ class PPO(OnPolicyAlgorithm):
 
     def log_ratio(self, flat: Tensor, rollout: Rollout) -> Tensor:
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
-        params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
-        return self.dist.log_prob(params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
+        dist_params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
+        return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
 
     def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
@@ -242,8 +242,8 @@ class PPO(OnPolicyAlgorithm):
     def loss(self, flat: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped surrogate, value and entropy losses, and their metrics."""
         config, clip = self.config, coef.clip_coef
-        params, value = self.net.call(flat, mb.obs)
-        log_ratio = self.dist.log_prob(params, mb.action) - mb.log_prob  # (B,)
+        dist_params, value = self.net.call(flat, mb.obs)
+        log_ratio = self.dist.log_prob(dist_params, mb.action) - mb.log_prob  # (B,)
         ratio = kernels.exp(log_ratio)  # (B,)
         advantage, ret = mb.advantage, mb.advantage + mb.value  # (B,) each
         if config.normalize_advantage:
@@ -256,7 +256,7 @@ class PPO(OnPolicyAlgorithm):
             near = mb.value + (value - mb.value).clamp(-clip, clip)
             error = torch.maximum(error, (near - ret).square())
         value_loss = 0.5 * error.mean()
-        entropy = self.dist.entropy(params).mean()
+        entropy = self.dist.entropy(dist_params).mean()
         return policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy, {
             "loss_policy": policy_loss,
             "loss_value": value_loss,

@@ -164,8 +164,8 @@ class SAC(OffPolicyAlgorithm):
         self, critic: Tensor, learned: Learned, batch: Batch, noise: Tensor
     ) -> tuple[Tensor, tuple[CriticMetrics, Tensor]]:
         """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
-        params = self.actor.call(learned.actor.params, batch.next_obs)
-        next_action, next_log_prob = self.dist.sample_log_prob(params, noise)
+        dist_params = self.actor.call(learned.actor.params, batch.next_obs)
+        next_action, next_log_prob = self.dist.sample_log_prob(dist_params, noise)
         next_q = torch.minimum(*self.critic.call(learned.target, batch.next_obs, next_action))  # (B,)
         soft_value = next_q - kernels.exp(learned.alpha.params) * next_log_prob
         td_target = batch.reward + self.config.gamma * (1.0 - batch.terminated) * soft_value  # (B,)

@@ -75,15 +75,6 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
     return Standing(chance[0] if chance else None, published, ", ".join(parts)) if parts else None
 
 
-def short_standing(config: Mapping[str, Any], env_steps: int, value: float) -> str:
-    """`standing_of` in a few words; empty if there is nothing to compare with."""
-    standing = standing_of(config, env_steps, value)
-    if standing is None or not standing.published:
-        return ""
-    above = sum(each < value for each in standing.published)
-    return f"above {above} of {len(standing.published)} published at about as many steps"
-
-
 def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
     """Published results of an algorithm at about as many steps; of a learning curve its nearest point."""
     rows = [row for row in references() if (row.algo, row.env) == (algo, env)]

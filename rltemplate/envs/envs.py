@@ -14,7 +14,7 @@ import numpy as np
 from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.make import codec_of
 from rltemplate.envs.vector import WorkerPool, step_dtype
-from rltemplate.interfaces import ConfigError, Episode, Probe
+from rltemplate.interfaces import ConfigError, Episode, Probe, RunError
 
 
 class Step(NamedTuple):
@@ -91,7 +91,10 @@ class Envs:
             there = [name in infos for infos in given]
             if any(there):
                 nothing = np.zeros_like(given[there.index(True)][name])
-                found[name] = np.stack([infos.get(name, nothing) for infos in given])
+                each = [infos.get(name, nothing) for infos in given]
+                if len({array.shape for array in each}) > 1:
+                    raise RunError(f"{self.config.id}: info has {name} in several shapes")
+                found[name] = np.stack(each)
                 found[f"_{name}"] = np.array(there)
         return found
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from rltemplate.config.command_args import first_line, nearest
@@ -22,6 +23,7 @@ from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
+_TRIED_STEPS = 50
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
 
@@ -104,6 +106,24 @@ def codec_of(config: EnvConfig) -> Codec:
         if config.wrappers or config.training_wrappers:
             _check_wrappers(config, env)
     return codec
+
+
+def repeats(config: EnvConfig) -> bool:
+    """True if two environments, made alike, give the same for one seed and equal actions."""
+    from rltemplate.envs.global_rng import own_global_rng  # imports torch, which other callers do without
+
+    seen: list[list[bytes]] = [[], []]
+    for results in seen:
+        with own_global_rng(0), closing(make_env(config, training=True)) as env:
+            tried, over = ActionRecorder(env, config.id), False
+            results.append(np.asarray(tried.reset(0)).tobytes())  # seeds the spaces as well
+            for _ in range(_TRIED_STEPS):
+                if over:
+                    results.append(np.asarray(tried.reset()).tobytes())
+                obs, reward, *ended = tried.step(env.action_space.sample())
+                results.append(np.asarray(obs).tobytes() + np.array([reward, *ended]).tobytes())
+                over = any(ended)
+    return seen[0] == seen[1]
 
 
 def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:

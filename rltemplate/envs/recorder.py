@@ -69,7 +69,7 @@ class ActionRecorder:
         if seed is not None:
             self._seed = seed
             self._episodes.clear()
-            _seed_spaces(self.env, seed)
+            seed_spaces(self.env, seed)
         elif self._episodes:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
@@ -175,7 +175,7 @@ class ActionRecorder:
         return hashlib.sha256(repr((plain, others)).encode()).hexdigest()
 
 
-def _seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     """Seed the generators of the spaces, from which some environments draw their resets.
 
     Their states are not recorded: an environment that draws from them later is refused when it is restored.

@@ -38,8 +38,15 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
                 raise RunError(
                     f"the observation is {_shown(obs)}, expected an array of {dtype} with the shape {shape}"
                 )
+            if dtype.kind in "iu" and (array.astype(dtype) != array).any():
+                raise RunError(
+                    f"the observation has {array.tolist()!r:.80}, expected numbers that {dtype} holds"
+                )
+            if dtype.itemsize < 4:  # bytes: large numbers become infinite
+                with np.errstate(over="ignore"):
+                    array = array.astype(dtype)
         # A sum keeps NaN and infinity. This one takes less time than a test of each value.
-        if np.vdot(array, array) <= _LARGEST:
+        if float(np.vdot(array, array)) <= _LARGEST:
             return array
         values = array.reshape(-1)
         wrong = ~(np.abs(values) <= np.float64(_LARGEST))
@@ -63,7 +70,10 @@ def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:
 
 def checked_reward(reward: Any) -> float:
     """A reward as a finite number."""
-    value = reward if reward.__class__ is float else float(np.asarray(reward).item())
+    try:
+        value = reward if reward.__class__ is float else float(np.asarray(reward).item())
+    except (TypeError, ValueError):  # no number, or several
+        value = np.nan
     if not -_LARGEST <= value <= _LARGEST:
         raise RunError(f"the reward is {_shown(reward)}, expected a finite number that float32 holds")
     return value

@@ -7,6 +7,9 @@ NamedTuples that it returns.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.interfaces import Probe
+from rltemplate.interfaces import STOP_SIGNALS, Probe
 
 Function = Callable[..., Any]
+_MAY_COMPILE = 8  # first calls of a program
 
 
 class Engine:
@@ -67,7 +71,7 @@ class Engine:
             self.probe.results(function.__name__, results)
         return state, shown[0].metrics
 
-    def run_part(self, function: Function, *arguments: Any) -> Any:
+    def run_eager(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a part of an iteration, which is never compiled."""
         results = function(*arguments)
         self.probe.results(function.__name__, results, whole=True)
@@ -143,10 +147,12 @@ def _as_cuda_graph(function: Function) -> Function:
 
 def _compiled(function: Function, **how: Any) -> Function:
     compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, **how)
+    calls = itertools.count()
 
     def run(*arguments: Any) -> Any:
         try:
-            return compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
+            with _signals_wait() if next(calls) < _MAY_COMPILE else contextlib.nullcontext():
+                return compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise RuntimeError(
                 f"{function.__qualname__} was compiled too often, since a number that it reads keeps "
@@ -154,3 +160,13 @@ def _compiled(function: Function, **how: Any) -> Function:
             ) from error
 
     return run
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let signals wait for the end of the block. Ctrl-C also reaches the compiler, which inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

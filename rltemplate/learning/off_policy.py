@@ -136,8 +136,8 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
 
     def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
         """Actions for unscaled observations (N, O)."""
-        params = self.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
-        return PolicyStep(params, self.dist.sample(params, noise))
+        dist_params = self.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
+        return PolicyStep(dist_params, self.dist.sample(dist_params, noise))
 
     # Learning
 

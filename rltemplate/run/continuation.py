@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.config.command_args import few
-from rltemplate.config.loading import about_added, complete, from_dict, to_dict, to_yaml
+from rltemplate.config.loading import about_added, complete, from_dict, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -24,12 +24,10 @@ from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
-from rltemplate.run.lines import replace_text
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 
 ACCEPT = "changes"
-OLD_TRACE = "trace.old.jsonl"
 
 
 class Continuation(NamedTuple):
@@ -158,7 +156,7 @@ def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
     return int(state["run"]["iterations"])
 
 
-def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> list[str]:
+def cut_back(run_dir: Path, continuation: Continuation) -> list[str]:
     """Remove rows, checkpoints and leftovers after the checkpoint; notes about missing lines before it.
 
     A crash in the middle loses nothing: the run makes everything after the checkpoint again.
@@ -168,7 +166,6 @@ def cut_back(run_dir: Path, config: Config, continuation: Continuation) -> list[
     notes = [
         note for name in (paths.METRICS, paths.TRACE) if (note := _cut(run_dir / name, sizes.get(name, 0)))
     ]
-    replace_text(run_dir / paths.CONFIG, [to_yaml(config)])
     prune_checkpoints(run_dir, newest=continuation.part.env_steps)
     for leftover in (*run_dir.glob(".*.tmp"), *(run_dir / paths.VIDEOS).glob(".*.part")):
         leftover.unlink()  # of a process that was killed while writing
@@ -188,7 +185,7 @@ def _cut(file: Path, size: int) -> str:
         os.truncate(file, size)
         return ""
     if file.name == paths.TRACE:
-        file.replace(file.with_name(OLD_TRACE))
-        return f"{lacks}: a new one begins there, and {OLD_TRACE} keeps the old one"
+        file.replace(file.with_name(paths.OLD_TRACE))
+        return f"{lacks}: a new one begins there, and {paths.OLD_TRACE} keeps the old one"
     os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
     return lacks

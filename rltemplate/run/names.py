@@ -65,9 +65,12 @@ def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str
     words = given(overrides)
     if "total_env_steps" in words:  # a resume may have raised it
         words["total_env_steps"] = str(config["total_env_steps"])
-    return [
-        f"{key.rpartition('.')[2].replace('learning_rate', 'lr')}={value}" for key, value in words.items()
-    ]
+    return [f"{short_key(key)}={value}" for key, value in words.items()]
+
+
+def short_key(key: str) -> str:
+    """A key in dotted form as names have it."""
+    return key.rpartition(".")[2].replace("learning_rate", "lr")
 
 
 def experiment_name(config: Mapping[str, Any], overrides: Sequence[str], *seed: str) -> str:

@@ -7,6 +7,7 @@ an iteration, so that they share one clock.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -61,7 +62,7 @@ def evaluate(
         while running:
             actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
             if taken is not None:
-                taken.extend(actions)
+                taken.extend(copy.deepcopy(actions))  # some environments change an action in place
             still = []
             for i, action in zip(running, actions, strict=True):
                 obs[i], reward, terminated, truncated = envs[i].step(action)

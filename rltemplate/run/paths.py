@@ -18,6 +18,7 @@ CHECKPOINTS = "checkpoints"
 VIDEOS = "videos"
 TENSORBOARD = "tensorboard"
 TRACE = "trace.jsonl"
+OLD_TRACE = "trace.old.jsonl"  # with lines missing or damaged, before a resume
 WANDB = "wandb"
 SWEEPS = "sweeps"
 SWEEP_INDEX = "sweep.json"

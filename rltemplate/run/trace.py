@@ -105,11 +105,17 @@ class Trace(Probe):
     def resume(self, iterations: int, chain: str) -> None:
         """Continue after `iterations` iterations, which ended with `chain`; the file ends there."""
         self._iteration, self.chain = iterations, chain
-        with contextlib.suppress(FileNotFoundError), self.lines.path.open("rb") as file:
-            for line in file:
-                self._new = []  # the file has its first line
-                if line.startswith(b'["items",'):
-                    _, event, self._names[event] = json.loads(line)
+        path, head = self.lines.path, self._new
+        try:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                for line in file:
+                    self._new = []  # the file has its first line
+                    if line.startswith(b'["items",'):
+                        _, event, self._names[event] = json.loads(line)
+        except (ValueError, TypeError):
+            path.replace(path.with_name(paths.OLD_TRACE))
+            self._new, self._names = head, {}
+            self.lines.warn(f"{path} is damaged: a new one begins here, and {paths.OLD_TRACE} keeps it")
 
     def begin(self, algorithm: Algorithm) -> None:
         self._counts.clear()

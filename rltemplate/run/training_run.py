@@ -17,13 +17,14 @@ from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import repeats
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
-from rltemplate.run.lines import LineFile, lock, to_stderr
+from rltemplate.run.lines import LineFile, lock, replace_text, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
 from rltemplate.run.paths import PROJECT
@@ -63,7 +64,14 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
     switches.confirm(settings)
     passes = algorithm.forward_passes()
     found = {name: checks.CHECKS[name](config, passes) for name in checks.promised(config.determinism)}
-    return DeterminismFacts(level=config.determinism.level.name, settings=dict(settings), checks=found)
+    level = config.determinism.level.name
+    if "repeats" in found and not repeats(config.env):
+        raise ConfigError(
+            f"determinism={level}: two environments {config.env.id} with the same seed and actions gave "
+            "different results.\nIs there a generator of its own, or a reset() without "
+            "super().reset(seed=seed)? determinism=fast runs it as it is"
+        )
+    return DeterminismFacts(level=level, settings=dict(settings), checks=found)
 
 
 class TrainingRun:
@@ -72,17 +80,11 @@ class TrainingRun:
     Its methods are called in the order of their definition.
     """
 
-    def __init__(
-        self, job: Job, write_journal: Callable[[Path], None], standing: Callable[[int, float], str]
-    ) -> None:
-        """Changes nothing yet.
-
-        `write_journal` gets the folder of a run that has ended. `standing` says in a few words where a mean
-        return of evaluations stands after so many steps.
-        """
+    def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
+        """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
         self.config = from_dict(job.config)
         self.algorithm: Algorithm | None = None  # closed when the run ends
-        self._job, self._write_journal, self._standing = job, write_journal, standing
+        self._job, self._write_journal = job, write_journal
         self._path = Path(job.run_dir)
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
@@ -122,7 +124,6 @@ class TrainingRun:
             git=self._git,
             sweep=None if record is None or record.sweep is None else record.sweep.id,
             notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
-            standing=self._standing,
             resumed_at=None if resumed is None else resumed.part.env_steps,
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
@@ -214,8 +215,10 @@ class TrainingRun:
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
         with in_a_line(f"the run can go on later, but {self._path} cannot be written now", RunError):
-            part.notes += cut_back(self._path, self.config, continuation)
+            part.notes += cut_back(self._path, continuation)
             record.write(self._path)
+            # Last: with a larger total the finished run would otherwise seem to have reached it.
+            replace_text(self._path / paths.CONFIG, [text])
         return record
 
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ from conftest import TRIED_IN, Configure, rows, run_train, small
 from torch import Tensor, nn
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.determinism import kernels
+from rltemplate.config.cli.preflight import preflight
+from rltemplate.determinism import kernels, switches
 from rltemplate.determinism.checks import check_repeats, check_rows
 from rltemplate.interfaces import ConfigError, ForwardPass
 from rltemplate.learning.networks import mlp
+from rltemplate.run.training_run import check_level
 from rltemplate.train import build_algorithm
 
 Network = Callable[[Tensor], Tensor]
@@ -45,6 +48,17 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
             ConfigError, match=rf"gives a row other bits in a batch of \d+ rows on .*; use .*{instead}$"
         ):
             check_rows(config, algorithm.forward_passes())
+    algorithm.close()
+
+
+@pytest.mark.parametrize("level", ["fast", "repeat"])
+def test_an_environment_that_does_not_repeat_is_refused_where_the_level_says_so(level: str) -> None:
+    lake = "env=FrozenLake-v1", "env.kwargs.desc=null", "env.kwargs.map_name=null"
+    (config,) = preflight([*lake, f"determinism={level}", "num_threads=1", "compile=false"]).configs
+    algorithm, _ = build_algorithm(config)
+    refused = pytest.raises(ConfigError, match="two environments FrozenLake-v1 with the same seed")
+    with contextlib.nullcontext() if level == "fast" else refused:
+        check_level(config, switches.read_back(), algorithm)
     algorithm.close()
 
 

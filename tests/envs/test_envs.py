@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from rltemplate.envs.codec import Codec, refuse_images
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import make_env
+from rltemplate.envs.make import make_env, repeats
 from rltemplate.interfaces import ConfigError, Episode
 from rltemplate.run.trace import named_leaves
 
@@ -184,6 +184,21 @@ def test_a_wrapper_that_cannot_be_had_is_refused(changes: dict[str, Any], words:
     with pytest.raises(ConfigError, match=words) as refusal:
         Envs(env_config("CartPole-v1", **changes), [0])
     assert str(refusal.value).count("\n") == (words == REPEATS)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes", "same"),
+    [
+        ("CartPole-v1", {}, True),
+        ("CartPole-v1", {"training_wrappers": {"test_envs:Counts": {"hidden": "generator"}}}, False),
+        ("FrozenLake-v1", {"kwargs": {"desc": None, "map_name": "4x4"}}, True),
+        ("FrozenLake-v1", {"kwargs": {"desc": None, "map_name": None}}, False),  # another map in each
+    ],
+)
+def test_an_environment_that_does_not_repeat_is_found(
+    env_id: str, changes: dict[str, Any], same: bool
+) -> None:
+    assert repeats(env_config(env_id, **changes)) is same
 
 
 @pytest.mark.parametrize("workers", [0, 1])

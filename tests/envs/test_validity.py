@@ -16,6 +16,7 @@ from rltemplate.interfaces import RunError
 SIZE = 11
 BOX = spaces.Box(-1.0, 1.0, (SIZE,), np.float32)
 FOUR = spaces.Discrete(4, start=2)
+BYTES, HALF = spaces.Box(-128, 127, (1,), np.int8), spaces.Box(-1.0, 1.0, (1,), np.float16)
 ZEROS = np.zeros(SIZE, np.float32)
 
 
@@ -38,6 +39,12 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "great, in sum zero": (given(third(1e300) - third(1e300)[::-1]), "the observation has 1e+300 in place 3"),
     "list": (given([1.0, 2.0]), f"the observation is [1.0, 2.0] (list), {SHAPE}"),
     "choice too great": (given(6), f"the observation is 6 (int), {CHOICE}"),
+    "bytes too great": (
+        given(np.array([300])),
+        "the observation has [300], expected numbers that int8 holds",
+    ),
+    "half": (given(np.array([1e5])), "the observation has inf in place 1 of 1"),
+    "no reward": (given(reward=None), f"the reward is None (NoneType), {FINITE}"),
     "reward great": (given(reward=-(10**40)), f"(int), {FINITE}"),
     "truncated two": (given(truncated=2), "truncated is 2 (int), expected true or false"),
 }
@@ -55,7 +62,13 @@ class Odd(gym.Env[Any, Any]):
     action_space = spaces.Discrete(2)
 
     def __init__(self, act: str, at: int) -> None:
-        self.observation_space = FOUR if "choice" in act else BOX
+        spaces = {"choice": FOUR, "bytes": BYTES, "half": HALF}
+        self.observation_space = next((each for name, each in spaces.items() if name in act), BOX)
+        self.usual = (
+            2
+            if "choice" in act
+            else np.zeros(self.observation_space.shape or (), self.observation_space.dtype)
+        )
         self.act, self.at, self.t = {**FAULTS, **LEGAL}[act][0], at, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -63,7 +76,7 @@ class Odd(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return self.act if self.t - 1 == self.at else given(2 if self.observation_space is FOUR else ZEROS)
+        return self.act if self.t - 1 == self.at else given(self.usual)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.continuation import OLD_TRACE, check_changes, find_continuation
+from rltemplate.run.continuation import check_changes, find_continuation
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
 from rltemplate.run.record import RunRecord
@@ -127,7 +127,7 @@ def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
     said = start("resume", f"run={run_dir}", status=0).said
     assert f"{paths.METRICS} lacks lines up to the checkpoint" in said
     assert f"{paths.TRACE} lacks lines up to the checkpoint: a new one begins there" in said
-    assert (run_dir / OLD_TRACE).exists()
+    assert (run_dir / paths.OLD_TRACE).exists()
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert (steps == sorted({*steps}), steps[-1]) == (True, TOTAL["ppo"])
     ends = [event.index for _, event in open_trace(run_dir).events() if event.name == ITERATION]

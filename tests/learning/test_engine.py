@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -45,6 +47,22 @@ def test_a_number_that_is_annealed_is_not_frozen(programs: Programs) -> None:
         assert len({float(action[0]) for action in plain}) == 12
         with pytest.raises(RuntimeError, match=r"Toy\.policy_step was compiled too often.*make the number"):
             Toy(Engine(compiles=True)).iterations([2.0, 1.5, 1.0])
+
+
+def test_signals_do_not_reach_the_processes_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C goes to the whole process group, and would end them: they inherit what is blocked."""
+
+    def compiles(x: Tensor) -> Tensor:
+        status = subprocess.run(
+            ["cat", "/proc/self/status"], capture_output=True, text=True, check=True
+        ).stdout
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        return x + bool(blocked & 1 << signal.SIGINT - 1)
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    engine = Engine(compiles=True)
+    seen = [int(engine.run(compiles, torch.zeros(()))) for _ in range(9)]
+    assert seen == [1] * 8 + [0]  # a program that has been called so often does not compile any more
 
 
 def test_a_function_that_cannot_be_one_program_is_refused() -> None:

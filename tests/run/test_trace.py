@@ -113,6 +113,16 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     algorithm.close()
 
 
+def test_a_damaged_trace_is_kept_and_a_new_one_begins(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text('{"format": "rltemplate-trace"}\n["items",dam\0ged\n')
+    notes: list[str] = []
+    trace = Trace(tmp_path, "iteration", "ppo")
+    trace.lines.warn = notes.append
+    trace.resume(3, "0" * 32)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.old.jsonl"]
+    assert "is damaged: a new one begins here" in notes[0]
+
+
 def test_a_flip_is_one_unit_in_the_last_place_which_digests_see() -> None:
     value = torch.tensor([0.5, -3.0, 1.0])
     changed = flipped(value)

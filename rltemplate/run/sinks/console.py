@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rltemplate.run.names import differences
 from rltemplate.run.paths import from_here
 from rltemplate.run.sinks.sink import Row, RunFacts, Sink
 
@@ -65,7 +66,8 @@ class ConsoleSink(Sink):
         self._live: Any = None  # what stands in place
         self._run_dir = self._shown(facts.run_dir)
         self._title = f"{algo['name']} on {env['id']}, seed {facts.config['seed']}"
-        self.note(f"{self._title}\n{self._run_dir}")
+        changes = differences(facts.config, facts.overrides)
+        self.note(f"{self._title}{': ' * bool(changes)}{', '.join(changes)}\n{self._run_dir}")
         if facts.resumed_at is not None:
             self.note(f"goes on after {facts.resumed_at} of {total} steps")
 
@@ -152,10 +154,7 @@ class ConsoleSink(Sink):
         shown = [
             f"[dim]{label}[/] {show_number(row[name])}" for name, label in _IN_PANEL.items() if name in row
         ]
-        standing = self._facts.standing and self._facts.standing(steps, row.get("eval/return", math.nan))
-        about = [f"[dim]evaluation:[/] {standing}"] if standing else []
-        if self._activity:
-            about.append(f"[yellow]{self._activity}[/]")
+        about = [f"[yellow]{self._activity}[/]"] if self._activity else []
         panel = Panel(
             Group(progress, Columns(shown, equal=True, padding=(0, 3)), *about),
             title=f"{self._title}, {config['determinism']['level']}",

@@ -29,8 +29,6 @@ class RunFacts:
     git: GitRecord
     sweep: str | None  # its id
     notify: Callable[[str], None]
-    # The standing of a mean return of evaluations after so many steps, in a few words; empty if unknown.
-    standing: Callable[[int, float], str] | None = None
     overrides: Sequence[str] = ()  # the arguments of its command
     resumed_at: int | None = None  # environment steps at which the run resumes; None: a new run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -120,6 +121,8 @@ class WandbSink(RecordingSink):
         thread = threading.Thread(target=self._finish, args=(status, final_metrics), daemon=True)
         thread.start()
         thread.join(_INTERRUPTED_LIMIT_S if status == "interrupted" else _CLOSE_LIMIT_S)
+        if thread.is_alive():
+            _kill_service()
         command = f"wandb sync {'' if url is None else '--include-online '}{shlex.quote(str(folder))}"
         stored = f"stored offline, upload with: {command}"
         self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")
@@ -141,3 +144,12 @@ class WandbSink(RecordingSink):
             for path in (state, state.with_suffix(".json"), run_dir / CONFIG):
                 policy.add_file(str(path))
             self._run.log_artifact(policy)
+
+
+def _kill_service() -> None:
+    """Kill the client's service process, since its exit hook would wait for a hanging one for ever."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(OSError):
+                if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)

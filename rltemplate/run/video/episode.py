@@ -16,6 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.envs.recorder import seed_spaces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,8 +61,10 @@ def _record(job: Job) -> None:
 
     parent = os.getppid()
     faulthandler.dump_traceback_later(job.stall_s, exit=True)
-    env = job.make_env("rgb_array")
+    # In the same order as in the evaluation that chose the actions.
     seed_global_rng(job.seed)
+    env = job.make_env("rgb_array")
+    seed_spaces(env, job.seed)
     env.reset(seed=job.seed)
     mujoco: Any = sys.modules.get("mujoco")  # an environment that uses it has imported it
     draw = env.render

@@ -52,7 +52,7 @@ class VideoRecorder:
     renderers: Sequence[str] = RENDERERS
     stall_s: float = 60.0
     stopping: Callable[[], bool] = lambda: False
-    failures: list[str] = field(default_factory=list, init=False)
+    failures: dict[str, list[str]] = field(default_factory=dict, init=False)  # renderers by reason
     noted: bool = field(default=False, init=False)
 
     def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
@@ -76,9 +76,10 @@ class VideoRecorder:
                 if status == DISK:
                     raise OSError(said[-1])
                 native = NATIVE in said
-                self.failures.append(f"{NATIVE if native else renderer}: {_reason(status, said)}")
+                self.failures.setdefault(_reason(status, said), []).append(NATIVE if native else renderer)
                 self.renderers = [] if native else self.renderers[1:]
-            self._say(f"videos are off: {'; '.join(self.failures)}")
+            told = [f"{', '.join(names)}: {reason}" for reason, names in self.failures.items()]
+            self._say(f"videos are off: {'; '.join(told)}")
         except OSError as error:
             self._say(f"a video was skipped: {error}")
         finally:

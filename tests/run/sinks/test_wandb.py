@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, alive, run, until
 from fed import feed, run_facts
 
 from rltemplate.config.schema import WandbConfig
@@ -265,6 +266,25 @@ def test_a_server_in_trouble_costs_ten_seconds_at_most_and_no_row(
     assert run.waited < 10.0
     assert run.notes[0].startswith("W&B: offline, because " if at == 0 else f"W&B: {server.url}")
     assert upload(run, serve) == EVERYTHING
+
+
+def services() -> list[int]:
+    """Processes of W&B's service below this one."""
+    found = [
+        int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()
+    ]
+    return [pid for pid in found if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.long
+def test_a_service_process_that_hangs_is_ended_since_python_would_wait_for_it(tmp_path: Path) -> None:
+    run = Run(tmp_path).train(100, 600)
+    (service,) = services()
+    os.kill(service, signal.SIGSTOP)
+    run.train(700, 700, close=True)
+    assert run.waited < 10.0
+    assert "stored offline" in run.notes[-1]
+    until(lambda: not alive(service))
 
 
 @pytest.mark.long

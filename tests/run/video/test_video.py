@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -20,6 +21,8 @@ import pytest
 from conftest import alive, read_video, run, until
 from numpy.typing import NDArray
 
+from rltemplate.envs.codec import Codec
+from rltemplate.run.observers import evaluate
 from rltemplate.run.video.mujoco_pictures import RayCaster, choose_camera
 from rltemplate.run.video.recorder import VideoRecorder
 
@@ -110,6 +113,45 @@ def test_an_episode_becomes_a_file_that_browsers_play(
         for seed in (1, 2):
             assert videos.record(tmp_path / "again", seed, [action] * 60)
             assert ((tmp_path / "again").read_bytes() == content) is (seed == 1)
+
+
+class Odd(Toy):
+    """Draws as grey what it drew from the generators that a reset may use, and changes its actions."""
+
+    action_space = gymnasium.spaces.Box(0, 100, (1,))
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.grey = random.randrange(50)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps, self.grey = 0, self.grey + self.observation_space.sample()[0]
+        return np.array([self.grey], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        action *= 2
+        self.grey += action[0]
+        return np.array([self.grey], np.float32), float(self.grey), self.steps >= 3, False, {}
+
+    def render(self) -> Any:
+        return np.full(self.shape, self.grey, np.uint8)
+
+
+def test_the_film_is_the_episode_that_was_evaluated(tmp_path: Path) -> None:
+    actions, seen = list[Any](), list[float]()
+    codec = Codec("Odd", Odd.observation_space, Odd.action_space)
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        seen.append(float(obs[0, 0]))
+        return np.array([[-0.9]], np.float32)
+
+    evaluate(Odd, codec, act, [7], actions)
+    videos, _ = recorder(Odd)
+    assert videos.record(tmp_path / "odd.mp4", 7, actions)
+    shown = [float(picture.mean()) for picture in read_video(tmp_path / "odd.mp4")]
+    assert shown[:3] == pytest.approx(seen, abs=3)
+    assert len({*map(round, seen)}) == 3
 
 
 def test_frame_rate_and_odd_sizes(tmp_path: Path) -> None:
