@@ -19,6 +19,8 @@ from typing import Any
 
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.config.auto import AUTO_KEYS
+from rltemplate.config.command_args import exit_status
+from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.policy_file import export_policy, run_or_policy
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.read import find_run_dirs
@@ -73,6 +75,9 @@ def main(words: Sequence[str]) -> int:
 def add(runs: Iterable[Run]) -> int:
     """Gather finished runs into the files, and the policy nearest to the median if it is of these runs; 0."""
     finished = {key(run): run for run in runs if run.value("status") == "finished"}
+    for run in finished.values():
+        if run.env not in ENVS or "eval/return" not in run.last_row:
+            raise ConfigError(f"{run.id}: no environment of the table, or no evaluation at its end")
     kept = [each for each in read(Trained) if (each.algo, each.env, each.seed) not in finished]
     came = [trained(run) for run in finished.values()]
     rows = [each for each in read(Evaluation) if (each.algo, each.env, each.seed) not in finished]
@@ -109,7 +114,7 @@ def check(runs: Iterable[Run]) -> int:
     """Compare the traces of runs with those of runs.csv; 1 if one differs."""
     known, differ = {(each.algo, each.env, each.seed): each.digest for each in read(Trained)}, False
     for run in runs:
-        same = known.get(key(run)) == run.value("trace.digest")
+        same = key(run) in known and known[key(run)] == run.value("trace.digest")
         print(f"{run.id}: {'identical' if same else 'not the run of the table'}")
         differ |= not same
     return int(differ)
@@ -179,12 +184,12 @@ def read(kind: type) -> list[Any]:
 
 def save(kind: type, rows: Iterable[Any]) -> None:
     """Write all rows of a file, by algorithm, environment, seed and steps."""
+    ordered = sorted(rows, key=lambda row: (row.algo, ENVS.index(row.env), row.seed, row.env_steps))
     FOLDER.mkdir(exist_ok=True)
     with file_of(kind).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [each.name for each in fields(kind)], lineterminator="\n")
         writer.writeheader()
-        for row in sorted(rows, key=lambda row: (row.algo, ENVS.index(row.env), row.seed, row.env_steps)):
-            writer.writerow(asdict(row))
+        writer.writerows(map(asdict, ordered))
 
 
 def cells(runs: Iterable[Trained]) -> dict[tuple[str, str], list[Trained]]:
@@ -196,4 +201,4 @@ def cells(runs: Iterable[Trained]) -> dict[tuple[str, str], list[Trained]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_status(lambda: main(sys.argv[1:])))

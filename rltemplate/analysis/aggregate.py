@@ -48,7 +48,10 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
         pairs = [
             (each, other)
             for env, each in mine.items()
-            if (other := others.get(env)) is not None and each.score == other.score and close(each, other)
+            if (other := others.get(env)) is not None
+            and each.score == other.score
+            and each.task == other.task
+            and close(each, other)
         ]
         if len(pairs) >= _LEAST:
             parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]

@@ -40,7 +40,7 @@ class Comparison:
 
     `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
     shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences`,
-    `not_recorded` and `notes` are those of `make diff`.
+    `not_recorded` and `notes` are those of `make diff`. `not_compared` are metrics that only one run logs.
     """
 
     verdict: str
@@ -52,6 +52,7 @@ class Comparison:
     differences: list[Difference]
     not_recorded: list[str]
     notes: list[str]
+    not_compared: list[str]
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
@@ -63,6 +64,9 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 
 def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
     """Compare two runs whose traces are read already."""
+    for trace in (trace_a, trace_b):
+        if trace.first_end(range(len(trace.lines)))[0] > 1:
+            raise ConfigError(f"{trace.run}: its trace has no first iteration, so it cannot be compared")
     for what in ("algo", "detail", "digest"):  # equal in equal runs
         one, other = getattr(trace_a, what), getattr(trace_b, what)
         if one != other:
@@ -70,7 +74,8 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
                 f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
             )
     alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
-    at, found = first_difference(trace_a, trace_b, left_out={*alone[0], *alone[1]}), diff_runs(a, b)
+    not_compared = [*alone[0], *alone[1]]
+    at, found = first_difference(trace_a, trace_b, left_out=not_compared), diff_runs(a, b)
     same_length = trace_a.reach == trace_b.reach
     pairs = zip("ab", alone, strict=True)
     notes = [f"not compared, for only {side} logs it: {', '.join(names)}" for side, names in pairs if names]
@@ -92,6 +97,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         differences=found.differences,
         not_recorded=found.not_recorded,
         notes=notes + found.notes,
+        not_compared=not_compared,
     )
 
 

@@ -5,10 +5,10 @@ Sources are the records and configurations of the runs, and the diff of their co
 Factors are the things that were changed and that can change what a run computes. With one change at a time
 its effect is known, so changes are counted as a researcher would:
 
-* each key of the configuration is one. Keys that a choice brings along belong to the choice: if `algo`,
-  `env`, `determinism`, `experiment` or `recipe` differs, that is one factor with all other keys that neither
-  command line gave. A key that was given to one of the runs (`overrides` in its record) stays a factor of its
-  own, unless the other algorithm or environment does not have it;
+* each key of the configuration is one, also if a file of conf/experiment/ has it. Keys that a choice brings
+  along belong to the choice: if `algo`, `env`, `determinism` or `recipe` differs, that is one factor with all
+  other keys that neither command line gave. A key that was given to one of the runs (`overrides` in its
+  record) stays a factor of its own, unless the other algorithm or environment does not have it;
 * `code` is one, with any number of files that can change a run. A key that only one version of the code has
   is part of this factor;
 * `versions` of Python, the C library and the packages that compute are one;
@@ -39,6 +39,7 @@ ABSENT = "(absent)"  # in the place of a value that one of the runs does not hav
 REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
+_NAMES = (SEED, "experiment")  # keys of the configuration that compute nothing themselves
 _NAMED = 6  # factors in a line
 _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 
@@ -52,7 +53,6 @@ _COUNTED_MACHINE = ("architecture", "cpu", "cpu_flags", "logical_cores", *_GPU)
 _CHOICES = {
     "algo": "algo.name",
     "env": "env.id",
-    "experiment": "experiment",
     "recipe": "recipe",
     "determinism": "determinism.level",
 }
@@ -83,7 +83,7 @@ class Difference:
         if self.section == CODE:
             return self.key == REVISION or file_matters(self.key)
         if self.section == CONFIGURATION:
-            return self.key != SEED and affects_results(self.key)
+            return self.key not in _NAMES and affects_results(self.key)
         if self.section == VERSIONS:
             return self.key in COMPUTING_PACKAGES if self.one_sided else package_matters(self.key)
         if self.section == MACHINE:
@@ -216,14 +216,18 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
 def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str, str]:
     """Factors among changed keys of the configuration; `given` are the keys of both command lines."""
     chosen = {group: changed.pop(key) for group, key in _CHOICES.items() if key in changed}
-    if chosen.keys() & {"algo", "env", "experiment"} and "recipe" not in given:
+    if chosen.keys() & {"algo", "env"} and "recipe" not in given:
         chosen.pop("recipe", None)  # the other choice brings it
     factors = {group: one.change for group, one in chosen.items()}
     for key, one in changed.items():
         root = key.partition(".")[0]
-        explicit = any(f"{key}.".startswith(f"{name}.") for name in given - _CHOICES.keys())
-        brought = key == _FOLLOWS or bool(chosen.keys() & {root, "algo", "env", "experiment", "recipe"})
-        unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen
+        wrappers = key in ("env.wrappers", "env.training_wrappers")  # one value, of which a part may be given
+        explicit = any(
+            f"{key}.".startswith(f"{name}.") or (wrappers and name.startswith(f"{key}."))
+            for name in given - _CHOICES.keys()
+        )
+        brought = key == _FOLLOWS or bool(chosen.keys() & {root, "algo", "env", "recipe"})
+        unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen and not wrappers
         if not unknown_to_other and (explicit or not brought):
             factors[key] = one.change
     return factors
@@ -247,7 +251,7 @@ def verdict(found: RunDiff) -> str:
     if count:
         return told
     seeds = next((one.change for one in found.differences if one.key == SEED), None)
-    return f"same experiment: {'same seed' if seeds is None else f'only the seed differs, {seeds}'}"
+    return f"same experiment{', same seed' if seeds is None else f': only the seed differs, {seeds}'}"
 
 
 def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
@@ -255,6 +259,6 @@ def listed(found: Iterable[Difference], section: str, most: int | None = None) -
     here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
     width = max((len(one.key) for one in here), default=0)
     for one in here[:most]:
-        yield f"  {one.key:{width}}  {one.change}{'' if one.affects_results else '  (no factor)'}"
+        yield f"  {one.key:{width}}  {one.change}{'' if one.affects_results else '  (cannot change results)'}"
     if most is not None and len(here) > most:
         yield f"  and {len(here) - most} more; --json lists them all"

@@ -16,6 +16,7 @@ from rltemplate.analysis.stats import Interval
 from rltemplate.config.command_args import few
 from rltemplate.run.git.changes import code_digest
 from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.run.names import short_key
 from rltemplate.run.paths import PROJECT
 
 Points = list[tuple[int, float]]  # environment steps and value
@@ -45,6 +46,12 @@ class Experiment:
     @property
     def env(self) -> str:
         return self.runs[0].env
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The values that make the environment, in training as well as in evaluations."""
+        env = self.runs[0].config["env"]
+        return {key: env.get(key) for key in ("id", "kwargs", "wrappers", "max_episode_steps")}
 
     @property
     def name(self) -> str:
@@ -127,6 +134,8 @@ class Experiment:
             name for name in packages if len({each[name] for each in versions if name in each}) > 1
         ]:
             yield f"the runs have different versions of {few(changed)}"
+        if any(run.record.git.tree is None for run in self.counted):
+            yield "the code of some runs was not recorded: it may differ between them"
         if len({run.value("steps") for run in self.counted}) > 1:
             yield "the seeds ended at different steps"
         if self.score != "eval/return":
@@ -176,8 +185,8 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
-    said = [] if by is None else [f"{by.rpartition('.')[2]}={values[by][:40]}"]
-    said += [text for text in run.changes if text not in said]
+    said = [] if by is None else [f"{short_key(by)}={values[by]}"]
+    said += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
     kind = run.value("algo"), run.env, run.changes
     known = [(known, part[0]) for known, part in parts]
     others = [each for each, first in known if (first.value("algo"), first.env, first.changes) == kind]
@@ -185,7 +194,7 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
         if values.get(key) != usual:
-            words.append(f"{key.rpartition('.')[2]}={values.get(key, 'none')[:40]}")
+            words.append(f"{short_key(key)}={values.get(key, 'absent')}")
     words = [*said, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")

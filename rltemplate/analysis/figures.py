@@ -134,7 +134,9 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
     for each in experiments:
         standing = each.standing
         if standing is not None and standing.published:
-            levels[f"published, {each.algo.upper()}"] = min(standing.published), max(standing.published)
+            after = f" at {each.steps:,} steps" if len({other.steps for other in experiments}) > 1 else ""
+            band = min(standing.published), max(standing.published)
+            levels[f"published, {each.algo.upper()}{after}"] = band
         if standing is not None and standing.random is not None:
             levels["random policy"] = standing.random, standing.random
     return levels

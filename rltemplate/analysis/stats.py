@@ -18,6 +18,7 @@ equal intervals, and no global generator is used.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ def interval(
         return Interval(value, math.nan, math.nan)
     if statistic == "mean" and any(map(np.ptp, scores)):
         one = len(scores) == 1
-        test = stats.ttest_1samp(*scores, 0.0) if one else stats.ttest_ind(*scores, equal_var=False)
+        with warnings.catch_warnings(action="ignore"):  # one of the groups may have equal scores
+            test = stats.ttest_1samp(*scores, 0.0) if one else stats.ttest_ind(*scores, equal_var=False)
         return Interval(value, *map(float, test.confidence_interval(_CONFIDENCE)))
     resampled = [
         stats.bootstrap(

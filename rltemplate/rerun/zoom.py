@@ -50,7 +50,7 @@ def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
         codes = [stack.enter_context(recorded_code(project, RunRecord.read(each))) for each in dirs]
         start = _common_start(dirs, at.env_steps_before)
-        work = _Work(dirs, codes, start, at.iteration, folder, children)
+        work = _Work(dirs, codes, start, at.iteration, comparison.not_compared, folder, children)
         found = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
         _look(work, found)
         return found
@@ -70,6 +70,7 @@ class _Work:
     codes: list[Code]
     start: int | None
     iteration: int
+    not_compared: list[str]
     folder: Path
     children: Children
 
@@ -101,7 +102,7 @@ class _Work:
 def _look(work: _Work, result: Zoom) -> None:
     """Make both passes, and put their findings into `result`."""
     steps = [traces.open_trace(folder) for folder in work.run_again("its steps and updates")]
-    at = traces.first_difference(*steps)
+    at = traces.first_difference(*steps, left_out=work.not_compared)
     if at is None or at.item in traces.NOT_FINGERPRINTS:
         sides = "" if at is None else f" (a: {at.a}; b: {at.b})"
         result.note = (

@@ -138,6 +138,7 @@ def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: 
     b = make_run("-b", "".join(lines), final_metrics={"luck": 1.0})
     result = compare_runs(a, b)
     assert result.notes[0] == "not compared, for only b logs it: luck"
+    assert result.not_compared == ["luck"]
     assert headline(result) == "diverged in iteration 2 (environment steps 17 to 24), step 2: reward"
     assert compare_runs(make_run("-c", "".join(lines)), b).notes == []
     (b / paths.TRACE).write_text("".join(lines[: at + 1]))
@@ -152,6 +153,12 @@ BAD: dict[str, tuple[str | None, str]] = {
     "damaged lines": (
         trace().replace('["step",1,"', '["step",1,"0'),
         "run-1-b: trace.jsonl: line 8 is damaged",
+    ),
+    "begun in the middle": (
+        "".join(
+            x for x in trace().splitlines(keepends=True) if not x.startswith(('["iteration",0,', '["step",0'))
+        ),
+        "run-1-b: its trace has no first iteration",
     ),
     "a line lost": (trace().replace('["items","step"', '["none","step"'), "trace.jsonl: line 6 is damaged"),
     "another algorithm": (trace(algo="sac"), "other algo: the trace of run-1-a has algo ppo, that"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from rltemplate.__main__ import main
 from rltemplate.analysis.differences import compare_records, listed, verdict
 from rltemplate.analysis.runs import Run
 from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
+from rltemplate.run import influence
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.record import RunRecord
 
@@ -75,12 +76,21 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         # each key is one, given or not
         ("", {"algo.gamma": 0.9, "num_threads": 2, "seed": 2}, "algo.gamma num_threads"),
         ("+env.kwargs.x=1", {"env.kwargs": {"x": 1}}, "env.kwargs.x"),
+        # the values of an experiment count one by one, and its name does not
+        ("experiment=e", {"experiment": "e", "algo.gamma": 0.9, "num_threads": 2}, "algo.gamma num_threads"),
+        ("experiment=e", {"experiment": "e"}, ""),
         ("", {"env.wrappers": {"A": None, "B": {"x": 1, "y": 2}}}, "env.wrappers"),
         # what a level left open follows from the others
         ("", {"algo.hidden_sizes": [63], "determinism.products": "blas"}, "algo.hidden_sizes"),
         # a choice brings its values along, but for those that were given
         ("algo=sac", SAC_VALUES, "algo"),
         ("env=Pendulum +env.kwargs.g=9", PENDULUM | {"env.kwargs": {"g": 9}}, "env"),
+        ("env=Pendulum", PENDULUM | {"env.wrappers": {"A": {"x": 1}}}, "env"),
+        (
+            "env=Pendulum env.wrappers.A.x=1",
+            PENDULUM | {"env.wrappers": {"A": {"x": 1}}},
+            "env env.wrappers",
+        ),
         ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, "determinism algo.gamma"),
         ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, "recipe"),
     ],
@@ -122,7 +132,7 @@ def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
     cases: list[tuple[Run, list[str] | None, str]] = [
         (run("b", config=other), [], "1 thing differs: algo.gamma 0.99 -> 0.9"),
         (run("b", "seed=2", {"seed": 2}), [], "same experiment: only the seed differs, 1 -> 2"),
-        (run("b"), ["README.md", "docs/x.py"], "same experiment: same seed"),
+        (run("b"), ["README.md", "docs/x.py"], "same experiment, same seed"),
         (
             run("b", config=other),
             ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"],
@@ -165,11 +175,14 @@ def test_what_else_is_to_be_known_is_noted() -> None:
     ]
 
 
-def test_which_files_and_packages_can_change_a_run() -> None:
+def test_which_files_and_packages_can_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     computing = "rltemplate/algos/ppo.py rltemplate/analysis.py my_env.py maps/env.png pyproject.toml"
     idle = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile"
     assert all(map(file_matters, computing.split()))
     assert not any(map(file_matters, idle.split()))
+    monkeypatch.setattr(influence, "_place", lambda: PurePosixPath("mono/project"))
+    assert not any(file_matters(f"mono/project/{name}") for name in idle.split())
+    assert file_matters("mono/other/tests/x.py")
     assert all(map(package_matters, ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")))
     assert not any(
         map(package_matters, ("wandb", "opentelemetry-sdk", "rltemplate".replace("_", "-"), "pytest"))
@@ -198,7 +211,7 @@ def test_the_command_shows_the_changes(
         "the cause of a difference in returns is unclear"
     )
     assert code in [line.split()[0] for line in lines if " -> " in line]
-    idle = [line.split()[0] for line in lines if line.endswith("(no factor)")]
+    idle = [line.split()[0] for line in lines if line.endswith("(cannot change results)")]
     assert idle == ["README.md", "seed"]
     assert {f"{section}: equal" for section in ("versions", "machine", "settings")} <= set(lines)
     assert main([*words, "code=full"]) == 0

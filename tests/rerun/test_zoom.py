@@ -29,6 +29,7 @@ WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two r
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
 ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
+PPO, LOGGED = "rltemplate/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
 # An action with another last bit, at the place where it is handed out.
 SEEN = "        if not (whole or self.stepwise or event == RESET):\n"
 FLIP = """\
@@ -58,15 +59,20 @@ class Runs(NamedTuple):
 
     @property
     def flipped(self) -> Path:
-        """A run made with a changed file, which is put back."""
-        file = self.project / TRACE
-        source = file.read_text()
-        assert SEEN in source
-        file.write_text(source.replace(SEEN, FLIP + SEEN))
+        """A run made with changed files, which are put back. It also logs a metric of its own."""
+        changes = {
+            TRACE: (SEEN, FLIP + SEEN),
+            PPO: (LOGGED, f"{LOGGED}        further['extra/one'] = explained\n"),
+        }
+        before = {name: (self.project / name).read_text() for name in changes}
+        for name, (old, new) in changes.items():
+            assert before[name].count(old) == 1
+            (self.project / name).write_text(before[name].replace(old, new))
         try:
             return self.make("flipped")
         finally:
-            file.write_text(source)
+            for name, text in before.items():
+                (self.project / name).write_text(text)
 
     def zoom(self, a: Path, b: Path) -> Zoom:
         return zoom_in(compare_runs(a, b), self.project)

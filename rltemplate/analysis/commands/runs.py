@@ -3,7 +3,7 @@
 A filter is a name that `Run.value` knows and a condition on its value: a value (`env=Hopper`, `note=null`,
 `algo.hidden_sizes=[64,64]`; numbers are compared as numbers, everything else as text), a pattern as in file
 names (`env=Half*`), several of these with commas, or a comparison (`return='>3000'`, `status='!=finished'`;
-texts are compared with texts). A run without such a value matches no condition, `!=` included.
+texts are compared with texts). A run without such a key matches no condition, `!=` included.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def main(args: Args) -> int:
     if any(len(each.counted) < stats.FEW for each in experiments):
         print(f"\ncaution: {stats.FEW_SEEDS}")
     if len(compared) > 1:
-        many = f"of {len(compared)} comparisons, about one in twenty finds a difference by chance alone"
+        many = f"each of the {len(compared)} comparisons finds a difference that is none in 1 of 20 cases"
         print(f"\ncaution: {many}")
     return 0
 
@@ -89,6 +89,8 @@ def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
     if a.score != b.score:
         kinds = {"eval/return": "evaluations", "episode/return": "training episodes"}
         lines.append(f"  caution: returns of {kinds[a.score]} are compared with those of {kinds[b.score]}")
+    if a.task != b.task:
+        lines.append("  caution: the environments have other arguments or wrappers, so the tasks may differ")
     if not close(a, b):
         lines.append(f"  caution: they ran for other numbers of steps, {a.steps:,} and {b.steps:,}")
     return lines
