@@ -29,6 +29,10 @@ LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
 FOREIGN := $(filter-out ARGS PYTHON,$(filter .% $(LETTERS:=%),$(TYPED)))
 $(if $(FOREIGN),$(error Not known here: $(FOREIGN). Keys are in lower case, as in algo=sac; an environment variable goes in front: NAME=value make ...))
 KEYS := $(filter-out ARGS PYTHON,$(TYPED))
+# Make hands over no order, and the order of wrappers counts.
+$(foreach .group,env.wrappers env.training_wrappers,\
+    $(if $(word 2,$(sort $(foreach .key,$(filter $(.group).%,$(KEYS)),$(firstword $(subst ., ,$(.key:$(.group).%=%)))))),\
+    $(error Of several wrappers the order counts: write '$(.group)={FIRST:{...},SECOND:{...}}')))
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory --no-builtin-rules --no-builtin-variables
@@ -51,7 +55,8 @@ QUOTE = '$(subst ','\'',$1)'
 OVERRIDES = $(foreach .key,$(KEYS),$(call QUOTE,$(.key)=$(value $(.key))))
 # For commands that do not compose a configuration: the same arguments, but json=1 is the flag --json.
 ARGUMENTS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
-    $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json))
+    $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json,\
+    $(if $(filter 0 false,$(value json)),,$(error json=$(value json): expected true or false))))
 # xargs knows quotes and nothing else; its lines become arguments, and the shell expands no pattern or variable.
 SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)) | xargs printf '%s\n') || exit 2; \
     set -f; IFS=$$(printf '\n.'); IFS=$${IFS%.};)
@@ -90,7 +95,7 @@ $(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || ech
 FORCE:
 
 install: $(STAMP)
-	@:
+	@$(NO_OVERRIDES):
 
 ##@ Train
 train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3

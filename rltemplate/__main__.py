@@ -82,7 +82,7 @@ def _run(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'], 'make help')}")
     module = _module(name)
-    if ("--help" in words or "-h" in words) and name != "train":  # which hands it to Hydra
+    if "--help" in words or "-h" in words:
         print(usage(name, module.Args))
         return 0
     args = parse(words, module.Args)

@@ -21,6 +21,8 @@ from rltemplate.config.cli.preflight import preflight  # noqa: E402
 from rltemplate.config.command_args import argument, exit_status, parse  # noqa: E402
 from rltemplate.config.loading import CONF, to_dict  # noqa: E402
 from rltemplate.interfaces import ConfigError  # noqa: E402
+from rltemplate.launch.checks import check_environments  # noqa: E402
+from rltemplate.run.job import run_folder  # noqa: E402
 
 _KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
 _TEXT = """\
@@ -30,11 +32,11 @@ _TEXT = """\
 # The baseline, the experiment, and both side by side:
 #     make train algo={algo} env={env} seed=1,2,3,4,5
 #     make train algo={algo} env={env} seed=1,2,3,4,5 experiment={name}
-#     make stats runs='runs/{algo}-{env}/*' by=experiment
-# Change one thing, and say in a comment whose value you take. `baseline=RUN` refuses to start a run that
-# differs from RUN in more than that.
+#     make stats runs='runs/{folder}/*' by=experiment
+# Change one thing, and say in a comment whose value you take. With `baseline=RUN` a run that differs from RUN
+# in more than one thing does not start.
 
-# The values of {recipe}. Take the # off the lines that you change, and off the key above them.
+# All values of {algo} with {recipe}. Take the # off the lines that you change, and off the key above them.
 {values}
 """
 
@@ -50,10 +52,14 @@ class Args:
 
 def write(args: Args) -> Path:
     """The new file. Raises ConfigError."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,59}", args.name) or args.name == "none":
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,59}", args.name) or args.name in ("none", "null"):
         raise ConfigError(f"name={args.name}: expected letters, digits, - and _, as in name=wide-nets")
     path = CONF / "experiment" / f"{args.name}.yaml"
-    config = preflight([f"algo={args.algo}", f"env={args.env}"]).configs[0]
+    plan = preflight([f"algo={args.algo}", f"env={args.env}"])
+    if plan.sweep:
+        raise ConfigError(f"algo={args.algo} env={args.env}: an experiment has one of each")
+    check_environments(plan.configs)
+    config = plan.configs[0]
     values = to_dict(config)
     shown = {key: value for key, value in values["algo"].items() if key != "name"}
     listed = yaml.safe_dump(
@@ -63,6 +69,7 @@ def write(args: Args) -> Path:
         name=args.name,
         algo=args.algo,
         env=args.env,
+        folder=run_folder(config, "*", plan.overrides[0]).parent.name,
         recipe=f"recipe {config.recipe}" if config.recipe else f"conf/algo/{args.algo}.yaml",
         values="".join(f"# {line}\n" for line in listed.splitlines()).rstrip(),
     )

@@ -10,6 +10,7 @@ bring it back; `force=true` does it anyway.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import keyword
 import re
@@ -64,11 +65,11 @@ def check_name(root: Path, old: str, new: str) -> None:
         raise ConfigError(
             f"name={new[:20]}...: is {len(new):,} characters long; at most {LONGEST} are allowed."
         )
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", new):
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", new):
         tidy = re.sub(r"[^a-z0-9]+", "_", new.lower()).strip("_0123456789")
         hint = f", for example name={tidy}" if tidy and not keyword.iskeyword(tidy) else ""
         shown = new if new.isprintable() else repr(new)
-        allowed = "a lower-case letter first, then lower-case letters, digits and _"
+        allowed = "a lower-case letter first, then lower-case letters, digits and _, which is not the last"
         raise ConfigError(f"name={shown}: a package's name has {allowed}{hint}.")
     if keyword.iskeyword(new):
         raise ConfigError(f"name={new} is a word of the Python language.")
@@ -76,6 +77,15 @@ def check_name(root: Path, old: str, new: str) -> None:
         raise ConfigError(f"name={new} would hide the module '{new}' of Python's standard library.")
     if any((root / place).exists() for place in (new, f"scripts/{new}.py", f"tests/{new}.py")):
         raise ConfigError(f"name={new} is taken: the repository has a file or folder of that name.")
+    ignored = ""
+    with contextlib.suppress(ConfigError):  # git ends with 1 for a name that it does not ignore
+        ignored = git(root, "check-ignore", f"{new}/")
+    if ignored:
+        raise ConfigError(f"name={new} is in .gitignore, so that git would leave out the package.")
+    if any(re.search(rf"\b{new}\b", path.read_text(encoding="utf-8")) for path in (root / old).rglob("*.py")):
+        raise ConfigError(
+            f"name={new} is a word of the code, which a later renaming could not tell from the name."
+        )
     found = importlib.util.find_spec(new)
     # This project itself may be installed under its new name, from another checkout.
     if found and any(Path(path).is_relative_to(sysconfig.get_path("purelib")) for path in places(found)):

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from rltemplate.config.cli.completion import complete
+
 SHELLS = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}
 
 
@@ -61,6 +63,12 @@ def test_a_tab_completes_the_word(shell: str, text: str, ends: str) -> None:
         pytest.skip(f"{shell} is not installed")
     shown = typed(shell, text, ends)
     assert ends in shown
+
+
+def test_a_key_that_would_be_refused_is_not_offered_and_a_list_of_algorithms_is_understood() -> None:
+    keys = complete(["train", "algo=ppo,sac", "algo."], ["train"], lambda _: None)
+    assert "algo.clip_coef=" in keys
+    assert "algo.name=" not in keys
 
 
 @pytest.mark.parametrize(("shell", "name"), [("/bin/bash", ".bashrc"), ("/usr/bin/zsh", ".zshrc")])

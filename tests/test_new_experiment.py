@@ -32,5 +32,8 @@ def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path
     assert "is there already" in answer("new_experiment.py", "name=mine", *pair)
     assert path.read_text().startswith(head)
     assert "name=../x: expected letters" in answer("new_experiment.py", "name=../x")
+    assert "name=null: expected letters" in answer("new_experiment.py", "name=null")
+    assert "an experiment has one of each" in answer("new_experiment.py", "name=other", "algo=ppo,sac")
+    assert "continuous actions" in answer("new_experiment.py", "name=other", "algo=sac", "env=CartPole")
     assert "did you mean Hopper" in answer("new_experiment.py", "name=other", "env=Hoper")
     assert not (project / "conf/experiment/other.yaml").exists()

@@ -6,6 +6,7 @@ torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorith
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -233,7 +234,8 @@ def check_buffer(config: AlgoConfig, codec: Any, memory: int) -> None:
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return min([*small, *(number // d for d in small)], key=lambda d: (abs(d - wanted), d))
 
 
 # At the end, because modules of installed packages import this one.

@@ -34,7 +34,8 @@ def check_plan(plan: Plan) -> None:
 
         for config in plan.configs:
             brought_sinks(config.logger)
-    if plan.configs and not _is_known(plan):
+    # With debug=here no library may be loaded before its environment variables are set.
+    if not here:
         check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from rltemplate.analysis.baseline import check_baseline
@@ -81,18 +82,3 @@ def check_environments(configs: Sequence[Config]) -> None:
             check_actions(config.algo.name, made[env])
             if config.device is Device.cpu:
                 check_buffer(config.algo, made[env], usable_memory())
-
-
-def _is_known(plan: Plan) -> bool:
-    """True if the environment need not be made: a single run with the recipe of its pair, unchanged.
-
-    If a library is missing, the process of the run refuses it a second later with the same message.
-    """
-    if plan.sweep:
-        return False
-    config, overrides = plan.configs[0], plan.overrides[0]
-    tried = ("recipe=", "experiment=", "env.kwargs", "env.max_", "algo.buffer_size")
-    touched = any(word.lstrip("+").startswith(tried) for word in overrides)
-    touched = touched or bool(config.env.wrappers or config.env.training_wrappers)
-    # With debug=here no library may be loaded before its environment variables are set.
-    return HERE in overrides or (config.recipe is not None and not touched)

@@ -22,7 +22,8 @@ class Args:
     """Train: algo=sac env=Hopper seed=3; lists of values make a sweep.
 
     Any key of conf/ can be set. `debug=fast` makes a short run, and `debug=here` one in this process, for a
-    debugger. The command of a sweep with `sweep=resume` added to it goes on with that sweep.
+    debugger. The command of a sweep with `sweep=resume` added to it goes on with that sweep. `--cfg job`
+    prints the configuration.
     Exit status: 0 finished, 2 refused, 130 or 143 interrupted, 1 any other failure.
     """
 
@@ -32,20 +33,19 @@ class Args:
 def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns at the end of a sweep only."""
     # Imported here: `make resume` imports this module, and Hydra takes a quarter of a second.
+    from rltemplate.config.loading import to_yaml
     from rltemplate.launch.checks import HERE, check_plan, planned
 
     command = program("train", *args.overrides)
     plan = planned(args.overrides)
+    if plan.shown:
+        print(to_yaml(plan.configs[0]), end="")
+        return 0
     check_plan(plan)
     if plan.sweep:
         from rltemplate.launch.sweep import run_sweep
 
         return run_sweep(plan, command)
-    if not plan.configs:  # --help or --cfg
-        from rltemplate.launch.sweep_job import run_hydra
-
-        run_hydra(plan.argv)
-        return 0
     job = new_job(plan.configs[0], command, plan.overrides[0], journal=True)
     if HERE in plan.overrides[0]:
         environment = worker_environment(job, os.environ)

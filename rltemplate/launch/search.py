@@ -24,10 +24,10 @@ from rltemplate.config.cli.preflight import existing, preflight
 from rltemplate.config.command_args import argument, first_line, make_folder, one_of, program, rest, whole
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError, RunError
-from rltemplate.launch.checks import check_plan
+from rltemplate.launch.checks import HERE, check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
-from rltemplate.launch.sweep_job import digest
+from rltemplate.launch.sweep_job import digest, say
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
 from rltemplate.run.lines import lock, replace_text, strict_json
@@ -68,10 +68,14 @@ def main(args: Args) -> int:
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
     # For this check, values `auto` are chosen as if each core had a trial.
-    plan, *_ = (preflight([*args.words, each], usable_cores()) for each in tried)
-    if plan.sweep:
+    plans = [preflight([*args.words, each], usable_cores()) for each in tried]
+    if any(plan.sweep for plan in plans):
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
-    config = plan.configs[0]
+    plan, config = plans[0], plans[0].configs[0]
+    if unfit := [word for word in args.overrides if word.startswith(("run_dir=", "hydra", HERE))]:
+        raise ConfigError(
+            f"{unfit[0]}: is for training and not for a search, whose trials are runs below runs_dir"
+        )
     if not config.eval_every:
         raise ConfigError("eval_every=0: a search compares the returns of evaluations")
     check_plan(plan)
@@ -124,7 +128,7 @@ class _Search:
         self._args, self._space, self._folder, self._workers = args, space, folder, workers
         pruner = optuna.pruners.MedianPruner() if args.prune == "true" else optuna.pruners.NopPruner()
         self._study = optuna.create_study(
-            storage=f"sqlite:///{folder / 'study.db'}",
+            storage=_storage(f"sqlite:///{folder / 'study.db'}"),
             study_name=folder.name,
             direction="maximize",
             pruner=pruner,
@@ -138,7 +142,7 @@ class _Search:
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
-        print(f"search in {self._folder}, {self._workers} trials at once")
+        say(f"search in {self._folder}, {self._workers} trials at once")
         for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
             self._study.tell(cut.number, state=self._states.FAIL)
             self._study.enqueue_trial(cut.params, user_attrs=cut.user_attrs)
@@ -202,7 +206,7 @@ class _Search:
                         reported, pruned = step, trial.should_prune()
             return pruned
 
-        print(f"trial {trial.number}: {about}", flush=True)
+        say(f"trial {trial.number}: {about}")
         environment = worker_environment(job, os.environ)
         try:
             # Without a limit of time: a run ends its iteration and writes a checkpoint first.
@@ -220,15 +224,12 @@ class _Search:
         """Print how a trial has ended."""
         if trial.state is self._states.PRUNED:
             after = max(trial.intermediate_values)
-            print(f"trial {trial.number}: pruned after {after:,} steps", flush=True)
+            say(f"trial {trial.number}: pruned after {after:,} steps")
         elif trial.state is self._states.COMPLETE:
             words = " ".join(starmap(assigned, trial.params.items()))
             best = self._study.best_trial
-            print(
-                f"trial {trial.number}: {words}, return {trial.value:,.1f} "
-                f"(best {best.value:,.1f}, trial {best.number})",
-                flush=True,
-            )
+            highest = f"best {best.value:,.1f}, trial {best.number}"
+            say(f"trial {trial.number}: {words}, return {trial.value:,.1f} ({highest})")
         with self._one_at_a_time:
             self._write({})
 
@@ -260,14 +261,29 @@ class _Search:
         folder = self._args.config_dir
         words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
         words += [*self._args.overrides, *starmap(assigned, best.params.items())]
-        print(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
-        print(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
+        say(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
+        say(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
         return 1 if self._failed else 0
+
+
+def _storage(url: str) -> Any:
+    """Optuna's storage in which two threads cannot take the same waiting trial: SQLite locks no row."""
+    from optuna.storages import RDBStorage
+
+    taking = threading.Lock()
+
+    class Storage(RDBStorage):
+        def set_trial_state_values(self, *args: Any, **more: Any) -> bool:
+            with taking:
+                return super().set_trial_state_values(*args, **more)
+
+    return Storage(url)
 
 
 def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:
     if "choices" in rule:
-        return trial.suggest_categorical(key, rule["choices"])
+        # Optuna compares choices by hash, which a list has none of.
+        return trial.suggest_categorical(key, [str(x) if isinstance(x, list) else x for x in rule["choices"]])
     low, high, log = rule["low"], rule["high"], rule.get("log", False)
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=log)

@@ -147,6 +147,8 @@ def _fork_launcher(stop: Path) -> int:
     def end_without_supervisor() -> None:
         while os.getppid() == supervisor:
             time.sleep(0.1)
+        with contextlib.suppress(ConfigError):
+            lock(stop.parent)  # until the runs have ended, the sweep cannot go on
         to_stderr("the sweep has lost its supervisor: its runs are ended")
         _send(stop, signal.SIGTERM)
 

@@ -42,7 +42,7 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def run_hydra(argv: Sequence[str]) -> None:
-    """Let Hydra run a sweep, whose jobs call `hydra_job`, or answer a flag such as --cfg."""
+    """Let Hydra run a sweep, whose jobs call `hydra_job`."""
     sys.argv = ["train", *argv]
     # All jobs have been checked. Hydra's own check takes a tenth of a second for each.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
@@ -162,9 +162,9 @@ def digest(values: Any) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line. The sweep goes on if the reader of a pipe has closed it, as in `| head`."""
+    """Print a line. The command goes on if nobody reads: a pipe was closed, as in `| head`, or a terminal."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -48,6 +48,9 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"resume {RUN} total_env_steps=32", "total_env_steps=32: can only grow", "the run has 192"),
     ("runs env=", "env=: a value is missing"),
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
+    ("search sweep=ppo-rates run_dir=x", "run_dir=x: is for training and not for a search"),
+    ("train seed=shuffle(1,2,3)", "seed=shuffle(1,2,3): has another order at each start"),
+    ("train seed=1,2 hydra.launcher.n_jobs=1,2", "n_jobs=1,2: all jobs of a sweep have one launcher"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
     ("prove determinism=fast", "determinism=fast: promises nothing that could be proved; use invariant"),
     ("prove seed=range(3)", "a proof is about one configuration"),
@@ -112,7 +115,7 @@ CALLS += [
         ("~seed", "~seed: expected key=value, as in seed=3"),
         ("env.num_workers=[1", "env.num_workers=[1: expected auto, or a whole number"),
         ("seed=1 seed=2", "seed is given twice"),
-        ("--cfg job seed=1,2", "show one configuration"),
+        ("--cfg job seed=1,2", "shows one configuration"),
         ("seed=range(1,3", "brackets come in pairs, as in seed=range(1,3)"),
     ]
 ]

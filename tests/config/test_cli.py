@@ -32,6 +32,8 @@ NOTES = ['it\'s "so", [x] {y} (z) a=b $HOME \\ end\\', "range(1,3), ünï", "'on
 
 @pytest.mark.parametrize("note", [*NOTES, r"costs ${x}, ${seed}, ${oc.env:HOME}, \${y} and ${z", "null"])
 def test_a_note_is_prose(note: str) -> None:
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        preflight(["note=caf\udce9"])
     plan = preflight([f"note={note}", "seed=1,2"])
     assert plan.num_jobs == 2  # for the seeds alone
     assert [config.note for config in plan.configs] == [None if note == "null" else note]
@@ -73,10 +75,6 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
     assert config.determinism.golden == {}
     with pytest.raises(ConfigError, match=r"determinism\.golden\.lib=1: no such key"):
         preflight(["determinism.golden.lib=1"])
-    with pytest.raises(
-        ConfigError, match=r"^env.kwargs=\{\}: Hydra does not show its effect; leave out .* or --cfg$"
-    ):
-        preflight(["env.kwargs={}", "--cfg", "job"])
     with pytest.raises(ConfigError, match=r"^env.kwargs.gravity=-5: env.kwargs=\{\} leaves out all"):
         preflight(["env=LunarLander", f"{sign}env.kwargs={{ }}", "env.kwargs.gravity=-5"])
 
@@ -147,9 +145,8 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
 
 def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
     for words, expected in {
-        "--help": "Configuration groups",
+        "--help": "Any key of conf/ can be set.",
         "--cfg job algo=sac seed=7": "seed: 7",
-        "--info defaults": "_self_",
     }.items():
         done = run_train(ROOT, tmp_path, *words.split())
         assert (done.returncode, expected in done.stdout) == (0, True), done.stderr

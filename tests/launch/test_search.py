@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from conftest import Start, plain
 from rltemplate.config.command_args import parse
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import search
-from rltemplate.launch.search import Args, main
+from rltemplate.launch.search import Args, _storage, main
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.job import JOB_VARIABLE
@@ -100,6 +102,27 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
     assert len({str(each["params"]) for each in found["trials"]}) == 6
 
 
+def test_two_workers_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
+    study = optuna.create_study(storage=_storage(f"sqlite:///{tmp_path}/study.db"))
+    for number in range(8):
+        study.enqueue_trial({"x": number})
+
+    def busy(trial: optuna.trial.Trial) -> float:
+        time.sleep(0.01)
+        return trial.suggest_int("x", 0, 9)
+
+    study.optimize(busy, n_trials=8, n_jobs=4)
+    assert sorted(trial.params["x"] for trial in study.trials) == [*range(8)]
+
+
+def test_lists_may_be_drawn(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "mine.yaml").write_text("algo.hidden_sizes: {choices: [[64, 64], [256, 256]]}")
+    words = ["sweep=mine", "env=CartPole", f"--config-dir={tmp_path}", f"runs_dir={tmp_path}", "trials=4"]
+    assert main(parse(words, Args)) == 0
+    assert re.search(r"'algo\.hidden_sizes=\[(64, 64|256, 256)\]' seed=1,2,3,4,5", capsys.readouterr().out)
+
+
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_path: Path) -> None:
     words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -122,6 +145,7 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_
         ),
         ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
         ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: expected ',' or '}}', but got ']'"),
+        ("algo.gamma: {choices: [0.9, '0.8,0.9']}", "a search draws its own values"),
         ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
     ],

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, alive, copy_project, environment, git, plain, program, until
+from conftest import ROOT, Start, alive, copy_project, environment, git, plain, program, run, until
 from hydra import initialize_config_dir
 
 from rltemplate.config.cli.preflight import preflight
@@ -369,3 +369,12 @@ def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
         (tmp_path / "sweep.json").write_text(text)
         with pytest.raises(ConfigError, match="of another version"):
             SweepRecord.read(tmp_path)
+
+
+def test_a_closed_terminal_does_not_end_a_sweep(tmp_path: Path) -> None:
+    """Writing to it fails with another error than writing to a closed pipe."""
+    code = (
+        "import os, pty; from rltemplate.launch.sweep_job import say; mine, its = pty.openpty(); "
+        "os.dup2(its, 1); os.close(its); os.close(mine); say('one'); say('two')"
+    )
+    run(tmp_path, sys.executable, "-c", code, status=0, PYTHONPATH=str(ROOT))

@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 
 from rltemplate.config.cli.overrides import (
+    IDENTITY,
     LAUNCHER,
     chosen_algorithm,
     group_names,
@@ -38,7 +39,7 @@ def complete(words: Sequence[str], commands: Iterable[str], args_of: Callable[[s
     elif command not in commands:
         found = []
     elif not equals and command == "train":
-        known = {*key_types(chosen_algorithm(before)), *group_names(), LAUNCHER}
+        known = {*key_types(chosen_algorithm(before)), *group_names(), LAUNCHER} - IDENTITY.keys()
         found = [f"{name}=" for name in sorted(known)]
     elif not equals:
         words_of = [field for field in fields(args_of(command)) if "kind" in field.metadata]

@@ -123,7 +123,10 @@ def chosen_algorithm(words: Iterable[str]) -> str:
     """The algorithm of a configuration with these overrides."""
     defaults = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     default = next(entry["algo"] for entry in defaults if isinstance(entry, dict) and "algo" in entry)
-    return next((word.partition("=")[2] for word in words if word.startswith("algo=")), str(default))
+    named = (
+        name for word in words if word.startswith("algo=") for name in word.removeprefix("algo=").split(",")
+    )
+    return next((name for name in named if name in ALGORITHMS), str(default))
 
 
 @cache
@@ -198,6 +201,8 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
                 f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
                 "folders are chosen with runs_dir and run_dir"
             )
+        if key.startswith("hydra") and override.is_sweep_override():
+            raise ConfigError(f"{word}: all jobs of a sweep have one launcher; give one value")
         if key in (*group_names(), LAUNCHER):
             hydras = key == LAUNCHER
             named = loader.get_group_options(key, ObjectType.CONFIG) if hydras else option_names(key, more)

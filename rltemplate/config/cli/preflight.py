@@ -58,8 +58,6 @@ from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
-# Flags for which Hydra prints something and trains nothing.
-_QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i")
 _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _JOBS_AT_MOST = 10_000
@@ -74,10 +72,10 @@ class Plan:
     """The meaning of a command: the arguments for Hydra, and its configurations."""
 
     argv: list[str]
+    shown: bool = False  # instead of run
     sweep: bool = False
     num_jobs: int = 1
-    # Of jobs that differ only in their seed, one. Empty if nothing is going to run (--help, --cfg).
-    configs: list[Config] = field(default_factory=list)
+    configs: list[Config]  # of jobs that differ only in their seed, one
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
     words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
     resume: bool = False  # the newest sweep with these arguments goes on
@@ -96,11 +94,15 @@ def existing(text: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Arguments of `make train`: overrides and flags, sweep files and resume, another folder like conf/."""
+    """Arguments of `make train`: overrides and flags, sweep files and resume, another folder like conf/.
+
+    `--cfg job` is Hydra's: print the configuration and run nothing.
+    """
 
     sweep: str = argument(default="")
     accept: str | None = argument(one_of("changes"), None)
     config_dir: Path | None = argument(existing, None, key="--config-dir")
+    cfg: str | None = argument(one_of("job"), None, key="--cfg")
     others: list[str] = rest(options=True)
 
 
@@ -111,6 +113,9 @@ def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
     Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
     """
     try:
+        for word in argv:
+            if not word.isascii() and word.encode(errors="replace").decode() != word:
+                raise ConfigError(f"{word}: is not text in UTF-8")
         refuse_secret_words(argv)
         return _plan(argv, jobs)
     except ConfigError as error:
@@ -123,8 +128,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     more = [] if arguments.config_dir is None else [arguments.config_dir]
     typed = [text for text in arguments.others if "=" in text and not text.startswith("-")]
     flags = [text for text in arguments.others if text not in typed]
-    shows = any(text.startswith(_QUESTIONS) for text in flags)
-    for text in () if shows else flags:
+    for text in flags:
         if text not in _MULTIRUN:
             names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
             hint = (not {*"=~"} & {*text} and nearest(text, names)) or "as in seed=3"
@@ -143,19 +147,14 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             if resume:
                 raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
             config = (single := compose_job(plain, beside)).config
-            if shows:
-                if emptied := next(filter(_EMPTIED.fullmatch, plain), ""):
-                    typed_as = emptied.lstrip("+")
-                    raise ConfigError(
-                        f"{typed_as}: Hydra does not show its effect; leave out this or {flags[0]}"
-                    )
-                return Plan(argv=[*plain, *flags])
             _check_folder(config)
             own = _of_the_run(plain)
             lines = _about_auto([single], [own])
-            return Plan(argv=plain, configs=[config], overrides=[own], auto=lines)
-        if shows:
-            raise ConfigError("--cfg and --info show one configuration: leave out lists of values")
+            return Plan(
+                argv=plain, shown=arguments.cfg is not None, configs=[config], overrides=[own], auto=lines
+            )
+        if arguments.cfg is not None:
+            raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
         jobs = _jobs(overrides)
         composed = _compose(jobs[0])
         beside, launcher = _beside(composed, len(jobs))
@@ -243,6 +242,10 @@ def _values(override: Override) -> list[str]:
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
+    if getattr(override.value(), "shuffle", False):
+        raise ConfigError(
+            f"{override.input_line}: has another order at each start, and jobs are numbered by it"
+        )
     values: list[str] = []
     with suppress(HydraException, ValueError):  # of interval() and glob(), and of a step of 0
         values = list(itertools.islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
@@ -336,6 +339,8 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
         if problem.startswith("Key "):
             problem = wrong_key(key, algorithm)
+            if file.startswith("conf/algo/"):
+                problem += "; a new key needs a field in rltemplate/config/algorithms.py"
         if (key in _NAMED and "Cannot convert" in problem) or key == "algo.algo":
             return f"{file}: its first line has to be '# @package _global_'"
         return f"{file}: {key}: {problem}"
