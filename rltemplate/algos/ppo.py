@@ -29,7 +29,7 @@ from rltemplate.config.algorithms import PPOConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
 from rltemplate.interfaces import Episode, IterationResult
-from rltemplate.learning.algorithm import named
+from rltemplate.learning.algorithm import columns_mean, named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
@@ -217,7 +217,7 @@ class PPO(OnPolicyAlgorithm):
                 if kl > config.target_kl:
                     break
         table = torch.cat(metrics_seen)  # (updates, len(Metrics))
-        metrics = Metrics(*table.mean(0))
+        metrics = Metrics(*columns_mean(table))
         # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
         first_seen = Metrics(*table[0]).policy_first_ratio_max_error
         metrics = metrics._replace(policy_first_ratio_max_error=torch.maximum(first_error, first_seen))

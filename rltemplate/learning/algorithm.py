@@ -101,7 +101,12 @@ class StatefulAlgorithm:
 
 def mean_metrics(kind: Any, stacked: Sequence[Tensor]) -> dict[str, Tensor]:
     """Means over updates of metrics, by the names that are logged; each tensor has the fields of `kind`."""
-    return named(kind(*torch.stack(list(stacked)).mean(0))) if stacked else {}
+    return named(kind(*columns_mean(torch.stack(list(stacked))))) if stacked else {}
+
+
+def columns_mean(table: Tensor) -> Tensor:
+    """The mean of each column; torch's own changes its last bit with the number of columns."""
+    return table.T.contiguous().mean(1)
 
 
 def named(metrics: NamedTuple) -> dict[str, Tensor]:

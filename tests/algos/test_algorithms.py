@@ -20,6 +20,7 @@ from rltemplate.config.algorithms import ALGORITHMS, check_actions
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.envs.make import codec_of
 from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.learning.algorithm import columns_mean
 from rltemplate.learning.engine import Engine
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
@@ -159,3 +160,11 @@ def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: P
         assert not np.allclose(algorithm.act(obs), live)
     algorithm.close()
     saved.close()
+
+
+def test_a_further_metric_changes_no_mean_of_another() -> None:
+    """Or a comparison with a run from before would begin with metrics that nobody changed."""
+    table = torch.randn(320, 9, generator=torch.Generator().manual_seed(0))
+    fewer = table[:, :7].contiguous()
+    assert torch.equal(columns_mean(fewer), columns_mean(table)[:7])
+    assert not torch.equal(fewer.mean(0), table.mean(0)[:7])  # as torch adds
