@@ -82,14 +82,14 @@ def check_name(root: Path, old: str, new: str) -> None:
         ignored = git(root, "check-ignore", f"{new}/")
     if ignored:
         raise ConfigError(f"name={new} is in .gitignore, so that git would leave out the package.")
-    if any(re.search(rf"\b{new}\b", path.read_text(encoding="utf-8")) for path in (root / old).rglob("*.py")):
-        raise ConfigError(
-            f"name={new} is a word of the code, which a later renaming could not tell from the name."
-        )
     found = importlib.util.find_spec(new)
     # This project itself may be installed under its new name, from another checkout.
     if found and any(Path(path).is_relative_to(sysconfig.get_path("purelib")) for path in places(found)):
         raise ConfigError(f"name={new} would hide the installed package '{new}'.")
+    if any(re.search(rf"\b{new}\b", path.read_text(encoding="utf-8")) for path in (root / old).rglob("*.py")):
+        raise ConfigError(
+            f"name={new} is a word of the code, which a later renaming could not tell from the name."
+        )
 
 
 def places(spec: ModuleSpec) -> list[str]:

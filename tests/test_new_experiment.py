@@ -22,6 +22,7 @@ def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path
     assert answer("new_experiment.py", "name=mine", *pair) == "written: conf/experiment/mine.yaml\n"
     shown = ["--cfg", "job", *pair]
     recipe = yaml.safe_load(answer("train.py", *shown))
+    recipe["experiment"] = "mine"
     assert yaml.safe_load(answer("train.py", *shown, "experiment=mine")) == recipe
     path = project / "conf/experiment/mine.yaml"
     head, values = path.read_text().split("# algo:")
