@@ -39,7 +39,7 @@ ABSENT = "(absent)"  # in the place of a value that one of the runs does not hav
 REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
-_NAMES = (SEED, "experiment")  # keys of the configuration that compute nothing themselves
+_IDLE_KEYS = (SEED, "experiment")  # keys of the configuration that compute nothing themselves
 _NAMED = 6  # factors in a line
 _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 
@@ -83,7 +83,7 @@ class Difference:
         if self.section == CODE:
             return self.key == REVISION or file_matters(self.key)
         if self.section == CONFIGURATION:
-            return self.key not in _NAMES and affects_results(self.key)
+            return self.key not in _IDLE_KEYS and affects_results(self.key)
         if self.section == VERSIONS:
             return self.key in COMPUTING_PACKAGES if self.one_sided else package_matters(self.key)
         if self.section == MACHINE:
@@ -221,7 +221,7 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
     factors = {group: one.change for group, one in chosen.items()}
     for key, one in changed.items():
         root = key.partition(".")[0]
-        wrappers = key in ("env.wrappers", "env.training_wrappers")  # one value, of which a part may be given
+        wrappers = key in _GIVEN  # one value, of which a part may be given
         explicit = any(
             f"{key}.".startswith(f"{name}.") or (wrappers and name.startswith(f"{key}."))
             for name in given - _CHOICES.keys()

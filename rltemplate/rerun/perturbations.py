@@ -91,7 +91,7 @@ def without(level: Level, overrides: Sequence[str]) -> Config:
 def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:
     """One configuration, without videos, and its words."""
     plan = preflight(words)
-    if plan.sweep or not plan.configs:
+    if plan.sweep or plan.shown:
         raise ConfigError("a proof is about one configuration; give one value of each key, and no options")
     return _changed(plan.configs[0], {"video_every": 0}), plan.argv
 

@@ -53,6 +53,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train seed=1,2 hydra.launcher.n_jobs=1,2", "n_jobs=1,2: all jobs of a sweep have one launcher"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
     ("prove determinism=fast", "determinism=fast: promises nothing that could be proved; use invariant"),
+    ("prove --cfg=job", "a proof is about one configuration"),
     ("prove seed=range(3)", "a proof is about one configuration"),
     ("prove run_dir=x", "run_dir=x: each run of a proof has its own folder; use runs_dir"),
     ("prove trace=off", "trace=off: a proof compares traces; use trace=iteration or trace=step"),
