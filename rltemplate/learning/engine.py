@@ -135,7 +135,9 @@ def _on_cpu(function: Function) -> Function:
 
 
 def _as_cuda_graph(function: Function) -> Function:
-    program = _compiled(function, mode="reduce-overhead")
+    # Without `deterministic` the compiler times ways of computing a product, and takes the faster one.
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    program = _compiled(function, options={"triton.cudagraphs": True, "deterministic": deterministic})
 
     def run(*arguments: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()

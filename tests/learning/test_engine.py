@@ -136,12 +136,15 @@ def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
     assert all(metrics.shape == (updates, 3) for _, metrics in plain)
 
 
-def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tried without a GPU, as all of CUDA: torch then runs the same program without a graph."""
-    modes, compile_ = list[Any](), cast(Any, torch.compile)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """Tried without a GPU: torch then runs the same program without a graph."""
+    options, compile_ = list[Any](), cast(Any, torch.compile)
 
     def noted(function: Any, **how: Any) -> Any:
-        modes.append(how.get("mode"))
+        options.append(how["options"])
         program, kept = compile_(function, **how), torch.zeros(3)
         return lambda *args: kept.copy_(program(*args)) if function.__name__ == "shift" else program(*args)
 
@@ -149,11 +152,15 @@ def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(monkeypatch: pyt
         return x + 1.0
 
     monkeypatch.setattr(torch, "compile", noted)
-    engine = Engine(compiles=True, device=torch.device("cuda"))
-    first, second = engine.run(shift, torch.zeros(3)), engine.run(shift, torch.ones(3))
-    assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
-    torch.testing.assert_close(chained(engine), chained(Engine()))
-    assert set(modes) == {"reduce-overhead"}
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        engine = Engine(compiles=True, device=torch.device("cuda"))
+        first, second = engine.run(shift, torch.zeros(3)), engine.run(shift, torch.ones(3))
+        assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
+        torch.testing.assert_close(chained(engine), chained(Engine()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert options == [{"triton.cudagraphs": True, "deterministic": deterministic}] * 2
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
