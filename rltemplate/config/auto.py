@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rltemplate.config.schema import Config, Device, Level, Products
+from rltemplate.config.schema import Config, Level, Products
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
 
 # The keys that take `auto`, each with its plainest value. They change the speed of a run and, except for the
@@ -44,9 +44,8 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
 
 
 def gains_by_compiling(config: Config) -> bool:
-    """True if the run may be compiled and is long enough to gain by it. GPUs have not been measured."""
-    long_enough = config.total_env_steps >= config.algo.compile_from()
-    return long_enough and config.device is Device.cpu and may_compile(config)
+    """True if the run may be compiled and is long enough to gain by it, on a GPU as well (docs/speed.md)."""
+    return config.total_env_steps >= config.algo.compile_from() and may_compile(config)
 
 
 def about_auto(config: Config, auto: set[str]) -> str:

@@ -27,7 +27,7 @@ SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
         ([*PPO, "algo.hidden_sizes=[256,256]", "algo.num_minibatches=8"], 2, (2, True, 0, 1)),
         ([*PPO, "total_env_steps=50000"], 2, (1, False, 1, 1)),  # too short to gain by a compiler
         ([*SAC, "determinism=invariant"], 2, (1, False, 0, 1)),  # compiled updates would break it
-        ([*PPO, "device=cuda"], 2, (1, False, 1, 1)),
+        ([*PPO, "device=cuda"], 2, (1, True, 1, 1)),
         ([*SAC, "num_threads=3", "compile=false"], 2, (3, False, 0, 1)),
         # No worker where no core is free, and none for a single environment.
         (PPO, 1, (1, True, 0, 1)),
