@@ -5,6 +5,7 @@
     levels     what a level of determinism costs
     observers  what log and trace cost
     startup    from the command to the first environment step
+    gpu        training on a GPU beside the CPU; only if it is asked for
 
 Each measurement is made in a process of its own; contenders take turns, so that a change of the machine's
 load falls on all of them. Writes bench.json and bench.md to `out`, also when it is interrupted. Exit status:
@@ -27,7 +28,7 @@ from typing import Any
 
 from bench import tables
 from bench.contenders import configuration
-from bench.works import PARTS, WORKS, Job, jobs
+from bench.works import GPU, PARTS, WORKS, Job, jobs
 from rltemplate.config import command_args
 from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
 from rltemplate.determinism.levels import prepared
@@ -53,7 +54,7 @@ def _several(kind: Kind) -> Kind:
 class Args:
     """Speed, beside Stable-Baselines3 and SBX where they are installed."""
 
-    only: Sequence[str] = argument(_several(one_of(*PARTS)), PARTS)
+    only: Sequence[str] = argument(_several(one_of(*PARTS, GPU)), PARTS)
     works: Sequence[str] = argument(_several(one_of(*WORKS)), tuple(WORKS))
     seconds: int = argument(whole(1), 15)
     repetitions: int = argument(whole(1), 3)
@@ -67,6 +68,7 @@ def main(argv: list[str]) -> int:
         return measure_one(json.loads(argv[1]))
     try:
         args = command_args.parse(argv, Args)
+        gpu = _gpu() if GPU in args.only else ""
         command_args.make_folder("out", args.out)
     except ConfigError as error:
         print(f"error: {command_args.readable(str(error))}", file=sys.stderr)
@@ -77,7 +79,7 @@ def main(argv: list[str]) -> int:
     facts: dict[str, str] = {}
     try:
         for part in args.only:
-            facts[part] = _facts(part, argv)
+            facts[part] = _facts(part, argv, gpu if part == GPU else "")
             wanted = [job for job in jobs(part, args.seconds, args.cores) if job.work in args.works]
             measure_part(wanted, args.repetitions, in_process, measured, failed)
     except KeyboardInterrupt:
@@ -152,13 +154,22 @@ def measure_one(asked: Mapping[str, Any]) -> int:
     return 0
 
 
-def _facts(part: str, argv: list[str]) -> str:
+def _gpu() -> str:
+    """The name of the GPU; ConfigError where there is none."""
+    import torch
+
+    from rltemplate.determinism.switches import resolve_device
+
+    return f"{torch.cuda.get_device_name(resolve_device('cuda'))}, "
+
+
+def _facts(part: str, argv: list[str], gpu: str) -> str:
     machine, installed = machine_facts(), package_versions()
     versions = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
     return (
         f"Part {part} of `{' '.join(['make bench', *argv])}` on {machine['cpu']}, {machine['usable_cores']} "
-        f"usable cores, load average {os.getloadavg()[0]:.1f} when it began; python {machine['python']}, "
-        f"{versions}."
+        f"usable cores, load average {os.getloadavg()[0]:.1f} when it began; {gpu}"
+        f"python {machine['python']}, {versions}."
     )
 
 

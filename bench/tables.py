@@ -29,6 +29,8 @@ NOTES = {
         took turns. `log` writes a row after every iteration, which is more often than by default; `nothing`
         compares iterations that are alike, and says how exact the others are.""",
     "startup": "Seconds from the command to the first environment step, with checks, git snapshot, record.",
+    "gpu": """Environment steps per second as in the first table, with the networks on the CPU and on the GPU.
+        Environments are stepped on the CPU.""",
 }
 HEADS = {
     "peers": ["contender", "steps/s", "times Stable-Baselines3", "times SBX", "seconds to learn", "peak MB"],
@@ -36,6 +38,7 @@ HEADS = {
     "levels": ["level", "steps per CPU second", "cost"],
     "observers": ["observer", "time added", "CPU time added"],
     "startup": ["command", "seconds", "CPU seconds"],
+    "gpu": ["form", "steps/s", "times the CPU", "seconds to learn"],
 }
 
 
@@ -109,10 +112,17 @@ def _startup(found: Cells) -> Iterator[tuple[str, list[str]]]:
         yield work, [command, *(f"{median(cell, clock):.1f}" for clock in ("wall_s", "cpu_s"))]
 
 
+def _gpu(found: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, form), cell in found.items():
+        ratio = _ratio(cell, found.get((work, "CPU, compile=true")), "steps_per_s")
+        yield work, [form, _speed(cell), ratio, f"{median(cell, 'first_s'):.1f}"]
+
+
 ROWS: dict[str, Callable[[Cells], Rows]] = {
     "peers": _peers,
     "time": _time,
     "levels": _levels,
     "observers": _observers,
     "startup": _startup,
+    "gpu": _gpu,
 }

@@ -81,6 +81,12 @@ COMPILED = FORMS["rltemplate, compile=true"]
 _EAGER_LEVELS, _COMPILED_LEVELS = ("fast", "repeat", "invariant", "profile"), ("fast", "repeat")
 LEVELS = {level: [f"determinism={level}", "compile=false"] for level in _EAGER_LEVELS}
 LEVELS |= {f"{level}, compile=true": [f"determinism={level}", *COMPILED] for level in _COMPILED_LEVELS}
+_ON_GPU = "device=cuda", "env.num_workers=0"
+DEVICES = {
+    "CPU, compile=true": COMPILED,
+    "GPU, eager": ["compile=false", *_ON_GPU],
+    "GPU, compile=true": ["compile=true", *_ON_GPU],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,9 @@ def jobs(part: str, seconds: float, cores: int) -> list[Job]:
         "levels": [(work, *level) for work in hopper for level in LEVELS.items()],
         "observers": [(work, "compile=true", COMPILED) for work in hopper],
         "startup": [(work, "make train", []) for work in (*hopper, "ppo-CartPole")],
+        GPU: [(work, *form) for work in hopper for form in DEVICES.items()],
     }
-    used = cores if part == "peers" else 1
+    used = cores if part in ("peers", GPU) else 1
     made = []
     for work, contender, words in plans[part]:
         # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
@@ -118,3 +125,4 @@ def jobs(part: str, seconds: float, cores: int) -> list[Job]:
 
 
 PARTS = ("peers", "time", "levels", "observers", "startup")
+GPU = "gpu"  # this part is measured only if it is asked for

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench import tables
 from bench.__main__ import main, measure_part
-from bench.works import PARTS, WORKS, Job, jobs
+from bench.works import GPU, PARTS, WORKS, Job, jobs
 from rltemplate.config.cli.preflight import preflight
 
 
@@ -19,7 +21,7 @@ def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **give
 
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
-    words = {(job.work, job.overrides) for part in PARTS for job in jobs(part, 1.0, 2) if job.overrides}
+    words = {(job.work, job.overrides) for part in (*PARTS, GPU) for job in jobs(part, 1.0, 2)}
     assert len(words) > 15
     for work, overrides in words:
         given = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])
@@ -38,6 +40,22 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     measure_part([job(contender="one"), job(contender="two")], 2, run, measured, failed)
     assert [each["job"]["contender"] for each in measured] == ["one", "one"]
     assert ["does other work" in text and "128" in text for text in failed] == [True] * 2
+
+
+def test_a_gpu_is_asked_for_and_compared_with_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["only=gpu", f"out={tmp_path / 'no'}"]) == 2
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    measured = [
+        {"job": asdict(each), "repetition": 1, "result": {"steps_per_s": rate, "first_s": 2.0}}
+        for each, rate in zip(jobs(GPU, 1.0, 2), (200, 100, 600), strict=False)
+    ]
+    assert "| PPO Hopper | GPU, compile=true | 600 (600 to 600) | 3.00 | 2.0 |" in tables.document(
+        measured, {GPU: "made so"}
+    )
 
 
 def test_tables_compare_within_a_repetition() -> None:
