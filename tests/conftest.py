@@ -38,6 +38,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of the runs; `cuda` tries all of this on a GPU
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,7 +59,7 @@ TRIED_IN = {name: "CartPole" if entry.needs_discrete else "Pendulum" for name, e
 def plain(words: Sequence[str]) -> list[str]:
     """The words of a run that is the same on every machine and not compiled, where `words` say nothing."""
     given = {word.partition("=")[0] for word in words}
-    words = ("num_threads=1", "compile=false", "env.num_workers=0")
+    words = ("num_threads=1", "compile=false", "env.num_workers=0", f"device={DEVICE}")
     return [word for word in words if word.partition("=")[0] not in given]
 
 

@@ -27,7 +27,7 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
 
 def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
     ppo: Any = build_algorithm(configure(*small("ppo", "algo.log_std_init=-0.7", env="Pendulum")))[0]
-    agent = ppo.net.module
+    agent = ppo.net.module.cpu()
     for network, gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
         weights = [p for p in network.parameters() if p.dim() == 2]
         for weight, scale in zip(weights, [*[2**0.5] * (len(weights) - 1), gain], strict=True):

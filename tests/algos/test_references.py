@@ -63,7 +63,8 @@ SAC_CASES = """
 @pytest.fixture(scope="module")
 def base(configure: Configure) -> dict[str, Config]:
     """What the cases of each algorithm differ from."""
-    return {algo: configure(f"algo={algo}", "env.id=Noisy-v0", *words) for algo, words in BASE.items()}
+    shared = "env.id=Noisy-v0", "device=cpu"  # a GPU would draw other noise
+    return {algo: configure(f"algo={algo}", *shared, *words) for algo, words in BASE.items()}
 
 
 def varied(config: Config, case: str) -> Config:
