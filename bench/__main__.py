@@ -111,9 +111,10 @@ def measure_part(
             name = f"{job.part} {job.work}, {job.contender}"
             print(f"{repetition}/{repetitions}  {name}: ", end="", flush=True)
             answer = run(job)
-            other = facts.setdefault(job.work, answer.get("facts"))
-            if answer.get("facts") != other:
-                answer = {"error": f"does other work than the one before: {answer['facts']}, not {other}"}
+            if "error" not in answer:
+                other = facts.setdefault(job.work, answer.get("facts"))
+                if answer.get("facts") != other:
+                    answer = {"error": f"does other work than the one before: {answer['facts']}, not {other}"}
             if "error" in answer:
                 print("failed", flush=True)
                 failed.append(f"{name}: {answer['error']}")

@@ -34,12 +34,15 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     failed: list[str] = []
 
     def run(job: Job) -> dict[str, Any]:
+        if job.contender == "fails":
+            return {"error": "no compiler"}
         batch = 64 if job.contender == "one" else 128
         return {"result": {"steps_per_s": 1.0}, "facts": {"batch_size": batch}}
 
-    measure_part([job(contender="one"), job(contender="two")], 2, run, measured, failed)
+    measure_part([job(contender=name) for name in ("fails", "one", "two")], 2, run, measured, failed)
     assert [each["job"]["contender"] for each in measured] == ["one", "one"]
-    assert ["does other work" in text and "128" in text for text in failed] == [True] * 2
+    assert ["no compiler" in text for text in failed] == [True, False] * 2
+    assert ["does other work" in text and "128" in text for text in failed] == [False, True] * 2
 
 
 def test_a_gpu_is_asked_for_and_compared_with_the_cpu(
