@@ -75,7 +75,8 @@ class Certificate:
         lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
-        lines += [("machine", ", ".join([str(self.machine["cpu"]), str(self.machine["os"]), *libraries]))]
+        parts = self.machine["cpu"], *(gpu["name"] for gpu in self.machine["gpus"]), self.machine["os"]
+        lines += [("machine", ", ".join([*map(str, parts), *libraries]))]
         lines += [("code", f"commit {self.git.commit}, on {self.git.base_commit}")]
         lines += [("folder", f"{self.folder}, {self.date}")]
         return "\n".join([self.sentence, "", *(f"{title:10}{text}" for title, text in lines)])

@@ -33,7 +33,6 @@ from rltemplate.launch.subprocesses import Children, complaint, last_words, line
 from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FINISHED, RunRecord, TraceFacts, utc_now
@@ -106,6 +105,7 @@ class Proof:
                     f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}\n{without_it}"
                 )
             self._children.check()
+            first = _record(Path(runs[0].run_dir) if runs else self.folder)
             certificate = Certificate(
                 verdict=BROKEN if problems else HOLDS,
                 sentence=sentence,
@@ -118,8 +118,8 @@ class Proof:
                 inverse=inverse,
                 settings=tried["settings"],
                 versions=package_versions(),
-                machine=machine_facts(),
-                git=_record(Path(runs[0].run_dir)).git if runs else GitRecord(),
+                machine=first.machine or machine_facts(),  # this process uses no GPU
+                git=first.git,
             )
             certificate.write()
         return certificate

@@ -10,6 +10,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,13 @@ def test_a_check_that_fails_breaks_the_proof_before_any_run(
     assert (found["verdict"], found["runs"]) == ("broken", [])
     assert {name: each["holds"] for name, each in found["checks"].items()} == {"repeats": True, "rows": False}
     assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in found["sentence"]
+
+
+@pytest.mark.long
+def test_a_certificate_names_the_gpus(repeat: Certificate) -> None:
+    assert repeat.machine["gpus"] == []
+    gpu = replace(repeat, machine=repeat.machine | {"gpus": [{"name": "a GPU"}]})
+    assert f"machine   {repeat.machine['cpu']}, a GPU, Linux" in gpu.to_text()
 
 
 def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> None:
