@@ -80,8 +80,8 @@ class Keeper(Trace):
     The trace learns of an event at its end. So operations are logged from the end of the previous event on.
     """
 
-    def __init__(self, request: Request, algo: str, device: str, first_iteration: int) -> None:
-        super().__init__(Path(request.folder), "step", algo, device, first_iteration)
+    def __init__(self, request: Request, algo: str, first_iteration: int) -> None:
+        super().__init__(Path(request.folder), "step", algo, first_iteration)
         self._folder, self._wanted = Path(request.folder), (request.event, request.index)
         self._logged_from = tuple(request.since or ())
         self._stack = contextlib.ExitStack()
@@ -169,8 +169,7 @@ def replay(job: Job, request: Request) -> None:
         first = 0
         if request.checkpoint is not None:
             first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
-        device = switches.resolve_device(config.device.name).type
-        algorithm.probe = keeper = Keeper(request, config.algo.name, device, first)
+        algorithm.probe = keeper = Keeper(request, config.algo.name, first)
         for iteration in range(first, request.iteration + 1):
             keeper.stepwise = iteration == request.iteration
             result = algorithm.train_iteration()

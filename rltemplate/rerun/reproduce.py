@@ -152,8 +152,8 @@ def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Chil
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # older code has no such key
     config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}
-    if config["device"] == "auto":  # the digest in the trace tells which one it was
-        config["device"] = "cpu" if trace.digest == "xxh3_64" else "cuda"
+    if config["device"] == "auto":  # a record has GPUs if the run has used them
+        config["device"] = "cuda" if run.record.machine.get("gpus") else "cpu"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
     status = code.run("train", [], config, run_dir, log, children, follower.enough)
     error = last_words(log, status)

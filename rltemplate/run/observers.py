@@ -18,7 +18,6 @@ import numpy as np
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
-from rltemplate.determinism import switches
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
@@ -115,8 +114,7 @@ class Observers:
     ) -> None:
         self.trace: Trace | None = None
         if config.trace is not TraceDetail.off:
-            device = switches.resolve_device(config.device.name).type
-            self.trace = Trace(run_dir, config.trace.name, config.algo.name, device)
+            self.trace = Trace(run_dir, config.trace.name, config.algo.name)
             self.trace.lines.warn = logger.message
         algorithm.probe = self.trace or Probe()
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm

@@ -84,9 +84,7 @@ def add_item(items: dict[str, Any], item: str, value: Any) -> None:
 class Trace(Probe):
     """Writes `trace.jsonl` during a run."""
 
-    def __init__(
-        self, run_dir: Path, detail: str, algo: str, device: str = "cpu", first_iteration: int = 0
-    ) -> None:
+    def __init__(self, run_dir: Path, detail: str, algo: str, first_iteration: int = 0) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
         self.stepwise = detail == "step"  # may change between two iterations
         self.lines = LineFile(run_dir / paths.TRACE)
@@ -98,8 +96,7 @@ class Trace(Probe):
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
         self.chain = NO_PAST
-        kind = "xxh3_64" if device == "cpu" else f"xxh3_64_{device}"
-        head = {"format": FORMAT, "version": VERSION, "digest": kind, "detail": detail, "algo": algo}
+        head = {"format": FORMAT, "version": VERSION, "digest": "xxh3_64", "detail": detail, "algo": algo}
         self._new = [_json(head)]  # lines that wait for the end of the iteration
 
     def resume(self, iterations: int, chain: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import SHRUNK, Started, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
@@ -24,6 +25,7 @@ from rltemplate.run.git import snapshot
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
 WORDS += ["algo.learning_rate_schedule=constant"]  # which does not depend on the total
+WORDS += ["device=auto"]
 ITERATIONS = 8
 NO_METRICS = "no metrics were recorded, so only traces were compared"
 # The run was made with another constant of the algorithm, and a module that the present code has not.
@@ -171,8 +173,8 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
 
 @pytest.mark.long
 def test_metrics_are_compared_as_well(place: Place) -> None:
-    torch = place.outcome()["versions"]["torch"]
-    elsewhere = torch.partition("+")[0] + "+elsewhere"
+    installed = place.outcome()["versions"]["torch"]
+    elsewhere = installed.partition("+")[0] + "+elsewhere"
     versions = {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
     rows = {paths.METRICS: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
     found = place.again(place.told("rows", rows, versions=versions), keep=place.clone.parent / "k")
@@ -180,7 +182,7 @@ def test_metrics_are_compared_as_well(place: Place) -> None:
     assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
     assert found.kept == str(place.clone.parent / "k")
     # Other versions are noted where they may not matter.
-    assert found.notes == [f"torch {elsewhere} -> {torch}", "beside-it 1.0 -> (absent)"]
+    assert found.notes == [f"torch {elsewhere} -> {installed}", "beside-it 1.0 -> (absent)"]
 
 
 @pytest.mark.long
@@ -240,6 +242,8 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(place: Place) -> N
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
     ]
+    if not torch.cuda.is_available():  # `auto` was a GPU then
+        cases.append(({"machine": {"gpus": [{"name": "a GPU"}]}}, "torch finds no CUDA device"))
     for number, (changed, says) in enumerate(cases):
         assert says in place.refused(place.told(f"odd-{number}", **changed))
 
