@@ -58,7 +58,6 @@ class Trace:
 
     run: str
     detail: str
-    digest: str
     algo: str
     lines: list[bytes]
 
@@ -141,7 +140,7 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
         first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b"{}"]
         head = json.loads(first)
         known = (head["format"], head["version"]) == (FORMAT, VERSION)
-        trace = Trace(run, str(head["detail"]), str(head["digest"]), str(head["algo"]), lines).whole()
+        trace = Trace(run, str(head["detail"]), str(head["algo"]), lines).whole()
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
     except OSError as error:
