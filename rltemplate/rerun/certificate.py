@@ -30,7 +30,8 @@ class RunResult:
     ratio: float | None
 
     def __str__(self) -> str:
-        ended = f"digest {self.digest}, {self.iterations:,} iterations, {self.seconds:.0f} s"
+        ratio = "" if self.ratio is None else f", {RATIO} {self.ratio:g}"
+        ended = f"digest {self.digest}, {self.iterations:,} iterations{ratio}, {self.seconds:.0f} s"
         return f"{self.name}  {self.error or ended}; {', '.join(self.perturbations) or 'undisturbed'}"
 
 
@@ -75,7 +76,7 @@ class Certificate:
         lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
-        parts = self.machine["cpu"], *(gpu["name"] for gpu in self.machine["gpus"]), self.machine["os"]
+        parts = self.machine["cpu"], *{gpu["name"]: 1 for gpu in self.machine["gpus"]}, self.machine["os"]
         lines += [("machine", ", ".join([*map(str, parts), *libraries]))]
         lines += [("code", f"commit {self.git.commit}, on {self.git.base_commit}")]
         lines += [("folder", f"{self.folder}, {self.date}")]
