@@ -58,9 +58,10 @@ def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
         first = again()
         for _ in range(times - 1):
             if any(not torch.equal(a, b) for a, b in zip(first, again(), strict=True)):
+                threads = "num_threads=1, or " if device.type == "cpu" else ""
                 raise ConfigError(
                     f"determinism={config.determinism.level.name}: {name} gives different bits for equal "
-                    "inputs on this machine; use num_threads=1, or determinism=fast"
+                    f"inputs on this machine; use {threads}determinism=fast"
                 )
     return {"tried": {name: times for name, (times, _) in tries.items()}, "holds": True}
 
