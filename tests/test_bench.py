@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench import tables
-from bench.__main__ import main, measure_part
+from bench.__main__ import Args, main, measure_part
 from bench.works import GPU, PARTS, WORKS, Job, jobs
 from rltemplate.config.cli.preflight import preflight
 
@@ -48,6 +48,7 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
 def test_a_gpu_is_asked_for_and_compared_with_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert GPU not in Args().only
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["only=gpu", f"out={tmp_path / 'no'}"]) == 2
     assert "torch finds no CUDA device" in capsys.readouterr().err
