@@ -38,7 +38,7 @@ from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
 from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
-DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of the runs; `cuda` tries all of this on a GPU
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of most runs; `cuda` tries them on a GPU
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
