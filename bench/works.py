@@ -81,11 +81,10 @@ COMPILED = FORMS["rltemplate, compile=true"]
 _EAGER_LEVELS, _COMPILED_LEVELS = ("fast", "repeat", "invariant", "profile"), ("fast", "repeat")
 LEVELS = {level: [f"determinism={level}", "compile=false"] for level in _EAGER_LEVELS}
 LEVELS |= {f"{level}, compile=true": [f"determinism={level}", *COMPILED] for level in _COMPILED_LEVELS}
-_ON_GPU = "device=cuda", "env.num_workers=0"
 DEVICES = {
     "CPU, compile=true": COMPILED,
-    "GPU, eager": ["compile=false", *_ON_GPU],
-    "GPU, compile=true": ["compile=true", *_ON_GPU],
+    "GPU, eager": [*FORMS["rltemplate, eager"], "device=cuda"],
+    "GPU, compile=true": [*COMPILED, "device=cuda"],
 }
 
 

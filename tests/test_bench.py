@@ -21,7 +21,8 @@ def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **give
 
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
-    words = {(job.work, job.overrides) for part in (*PARTS, GPU) for job in jobs(part, 1.0, 2)}
+    made = [job for part in (*PARTS, GPU) for job in jobs(part, 1.0, 2)]
+    words = {(job.work, job.overrides) for job in made if job.overrides}
     assert len(words) > 15
     for work, overrides in words:
         given = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])

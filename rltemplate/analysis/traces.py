@@ -15,7 +15,7 @@ from typing import Any
 
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import TRACE
-from rltemplate.run.trace import FORMAT, START, VERSION
+from rltemplate.run.trace import DIGEST, FORMAT, START, VERSION
 
 STEP_DETAIL = "step"
 ITERATION = "iteration"  # the event at the end of an iteration
@@ -139,7 +139,7 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
     try:
         first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b"{}"]
         head = json.loads(first)
-        known = (head["format"], head["version"]) == (FORMAT, VERSION)
+        known = (head["format"], head["version"], head["digest"]) == (FORMAT, VERSION, DIGEST)
         trace = Trace(run, str(head["detail"]), str(head["algo"]), lines).whole()
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None

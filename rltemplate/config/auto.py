@@ -44,7 +44,7 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
 
 
 def gains_by_compiling(config: Config) -> bool:
-    """True if the run may be compiled and is long enough to gain by it, on a GPU as well (docs/speed.md)."""
+    """True if the run may be compiled and is long enough to gain by it, on a CPU or a GPU."""
     return config.total_env_steps >= config.algo.compile_from() and may_compile(config)
 
 

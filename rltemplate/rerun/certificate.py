@@ -76,7 +76,8 @@ class Certificate:
         lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
-        parts = self.machine["cpu"], *{gpu["name"]: 1 for gpu in self.machine["gpus"]}, self.machine["os"]
+        gpus = dict.fromkeys(gpu["name"] for gpu in self.machine["gpus"])
+        parts = self.machine["cpu"], *gpus, self.machine["os"]
         lines += [("machine", ", ".join([*map(str, parts), *libraries]))]
         lines += [("code", f"commit {self.git.commit}, on {self.git.base_commit}")]
         lines += [("folder", f"{self.folder}, {self.date}")]

@@ -105,7 +105,7 @@ class Proof:
                     f"{runs[0].iterations:,} iterations each, one digest {runs[0].digest}\n{without_it}"
                 )
             self._children.check()
-            first = _record(Path(runs[0].run_dir) if runs else self.folder)
+            first = _record(Path(runs[0].run_dir)) if runs else RunRecord(id="", status="")
             certificate = Certificate(
                 verdict=BROKEN if problems else HOLDS,
                 sentence=sentence,

@@ -29,7 +29,7 @@ from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
 
-FORMAT, VERSION = "rltemplate-trace", 1
+FORMAT, VERSION, DIGEST = "rltemplate-trace", 1, "xxh3_64"
 NO_PAST = "0" * 32  # chain before the first iteration
 RESET = "reset"  # this event happens once, and is recorded at every detail
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
@@ -96,7 +96,7 @@ class Trace(Probe):
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
         self.chain = NO_PAST
-        head = {"format": FORMAT, "version": VERSION, "digest": "xxh3_64", "detail": detail, "algo": algo}
+        head = {"format": FORMAT, "version": VERSION, "digest": DIGEST, "detail": detail, "algo": algo}
         self._new = [_json(head)]  # lines that wait for the end of the iteration
 
     def resume(self, iterations: int, chain: str) -> None:

@@ -149,6 +149,7 @@ def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: 
 BAD: dict[str, tuple[str | None, str]] = {
     "no trace, on purpose": (None, "has no trace.jsonl; it was made with trace=off"),
     "another version": (trace(version=2), "is no trace of this version"),
+    "another digest": (trace(digest="sha256"), "is no trace of this version"),
     "no iteration": (trace(iterations=0), "has no iteration in trace.jsonl"),
     "damaged lines": (
         trace().replace('["step",1,"', '["step",1,"0'),

@@ -145,7 +145,7 @@ def test_programs_for_a_gpu_are_graphs_whose_results_are_copied(
 
     def noted(function: Any, **how: Any) -> Any:
         options.append(how["options"])
-        program, kept = compile_(function, **how), torch.zeros(3)
+        program, kept = compile_(function, **how) if deterministic else function, torch.zeros(3)
         return lambda *args: kept.copy_(program(*args)) if function.__name__ == "shift" else program(*args)
 
     def shift(x: Tensor) -> Tensor:
