@@ -4,7 +4,7 @@
                                           evaluations.csv, and a policy for each row
     python results/table.py check 'RUNS'  say whether runs have the traces of those in runs.csv
 
-A run of the same algorithm, environment and seed takes the place of an earlier one.
+A run of the same algorithm, environment, number of steps and seed takes the place of an earlier one.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Evaluation:
     env_steps: int
     eval_return: float
     eval_length: float
+    run: str
 
 
 def main(words: Sequence[str]) -> int:
@@ -78,19 +79,21 @@ def add(runs: Iterable[Run]) -> int:
     for run in finished.values():
         if run.env not in ENVS or "eval/return" not in run.last_row:
             raise ConfigError(f"{run.id}: no environment of the table, or no evaluation at its end")
-    kept = [each for each in read(Trained) if (each.algo, each.env, each.seed) not in finished]
+    kept = [each for each in read(Trained) if place(each) not in finished]
     came = [trained(run) for run in finished.values()]
-    rows = [each for each in read(Evaluation) if (each.algo, each.env, each.seed) not in finished]
+    known = {each.run for each in kept}
+    rows = [each for each in read(Evaluation) if each.run in known]
     for run in finished.values():
         rows += evaluations(run)
     save(Trained, [*kept, *came])
     save(Evaluation, rows)
-    for algo, env in sorted({name[:2] for name in finished}):
-        file, row = POLICIES / f"{algo}-{env}.zip", cells([*kept, *came])[algo, env]
-        here = {each.seed for each in came if (each.algo, each.env) == (algo, env)}
-        chosen = nearest_to_median(row, here | {exported_seed(file)})
+    table = cells([*kept, *came])
+    for row in sorted({name[:3] for name in finished}):
+        file = POLICIES / f"{row_name(table, row)}.zip"
+        here = {each.seed for each in came if place(each)[:3] == row}
+        chosen = nearest_to_median(table[row], here | {exported_seed(file)})
         if chosen in here:
-            export_policy(finished[algo, env, chosen].dir, file)
+            export_policy(finished[*row, chosen].dir, file)
     print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
     return 0
 
@@ -112,7 +115,7 @@ def exported_seed(file: Path) -> int | None:
 
 def check(runs: Iterable[Run]) -> int:
     """Compare the traces of runs with those of runs.csv; 1 if one differs."""
-    known, differ = {(each.algo, each.env, each.seed): each.digest for each in read(Trained)}, False
+    known, differ = {place(each): each.digest for each in read(Trained)}, False
     for run in runs:
         same = key(run) in known and known[key(run)] == run.value("trace.digest")
         print(f"{run.id}: {'identical' if same else 'not the run of the table'}")
@@ -120,15 +123,20 @@ def check(runs: Iterable[Run]) -> int:
     return int(differ)
 
 
-def key(run: Run) -> tuple[str, str, int]:
-    """The place of a run in the table."""
-    return str(run.value("algo")), run.env, int(run.value("seed"))
+def key(run: Run) -> tuple[str, str, int, int]:
+    """The place of a run in the table: its algorithm, environment, number of steps, and seed."""
+    return str(run.value("algo")), run.env, int(run.last_row["env_steps"]), int(run.value("seed"))
+
+
+def place(run: Trained) -> tuple[str, str, int, int]:
+    """The same of a run that is in the table."""
+    return run.algo, run.env, run.env_steps, run.seed
 
 
 def trained(run: Run) -> Trained:
     """The facts of a run that the table has."""
-    algo, env, seed = key(run)
-    record, steps, seconds = run.record, int(run.last_row["env_steps"]), float(run.record.duration_s or 0.0)
+    algo, env, steps, seed = key(run)
+    record, seconds = run.record, float(run.record.duration_s or 0.0)
     left_out = ("runs_dir", "run_dir", *AUTO_KEYS)
     words = [word for word in record.overrides if word.partition("=")[0] not in left_out]
     # A run alone may get another value for `auto` than one of a sweep.
@@ -152,7 +160,7 @@ def trained(run: Run) -> Trained:
 
 def evaluations(run: Run) -> Iterator[Evaluation]:
     """All evaluations of a run."""
-    algo, env, seed = key(run)
+    algo, env, _, seed = key(run)
     for row in run.rows:
         if "eval/return" in row:
             yield Evaluation(
@@ -162,6 +170,7 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
                 env_steps=int(row["env_steps"]),
                 eval_return=round(row["eval/return"], 3),
                 eval_length=round(row["eval/length"], 3),
+                run=run.id,
             )
 
 
@@ -184,7 +193,7 @@ def read(kind: type) -> list[Any]:
 
 def save(kind: type, rows: Iterable[Any]) -> None:
     """Write all rows of a file, by algorithm, environment, seed and steps."""
-    ordered = sorted(rows, key=lambda row: (row.algo, ENVS.index(row.env), row.seed, row.env_steps))
+    ordered = sorted(rows, key=lambda row: (row.algo, ENVS.index(row.env), row.seed, row.run, row.env_steps))
     FOLDER.mkdir(exist_ok=True)
     with file_of(kind).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [each.name for each in fields(kind)], lineterminator="\n")
@@ -192,12 +201,19 @@ def save(kind: type, rows: Iterable[Any]) -> None:
         writer.writerows(map(asdict, ordered))
 
 
-def cells(runs: Iterable[Trained]) -> dict[tuple[str, str], list[Trained]]:
-    """The runs of each row of the table, by algorithm and environment."""
-    found: dict[tuple[str, str], list[Trained]] = {}
-    for run in runs:
-        found.setdefault((run.algo, run.env), []).append(run)
+def cells(runs: Iterable[Trained]) -> dict[tuple[str, str, int], list[Trained]]:
+    """The runs of each row of the table, by algorithm, environment and number of steps, in this order."""
+    found: dict[tuple[str, str, int], list[Trained]] = {}
+    for run in sorted(runs, key=lambda run: (run.algo, ENVS.index(run.env), run.env_steps, run.seed)):
+        found.setdefault(place(run)[:3], []).append(run)
     return found
+
+
+def row_name(table: Collection[tuple[str, str, int]], row: tuple[str, str, int]) -> str:
+    """`ppo-Ant`, or `ppo-Ant-3M` if the table has another row with fewer steps."""
+    algo, env, steps = row
+    fewer = any(each[:2] == (algo, env) and each[2] < steps for each in table)
+    return f"{algo}-{env}" + f"-{steps / 1e6:.0f}M" * fewer
 
 
 if __name__ == "__main__":

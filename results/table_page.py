@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import numpy as np
-from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read
+from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read, row_name
 
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.aggregate import resampled
@@ -17,6 +17,7 @@ from rltemplate.analysis.targets import Reference, show
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 FEWEST_ENVIRONMENTS = 5  # for scores over all environments
+Table = Mapping[tuple[str, str, int], list[Trained]]
 
 
 def page() -> None:
@@ -31,7 +32,8 @@ def page_text() -> str:
     text = (FOLDER / "page.md").read_text(encoding="utf-8")
     parts = {
         "ROWS": "\n\n".join(
-            f"## {algo.upper()}\n\n{rows(table, algo)}" for algo in dict.fromkeys(name for name, _ in table)
+            f"## {algo.upper()}\n\n{rows(table, algo)}"
+            for algo in dict.fromkeys(name for name, _, _ in table)
         ),
         "TOGETHER": together(table),
         "RUNS": "\n".join(f"* {line}" for line in run_lines(table)),
@@ -43,20 +45,20 @@ def page_text() -> str:
     return text
 
 
-def rows(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> str:
+def rows(table: Table, algo: str) -> str:
     """A Markdown table of an algorithm's rows."""
     head = ["environment", "steps", "seeds", "IQM (95 %), or each return", "mean (95 %)"]
     head += ["floor", "par", "top", "stands", "steps/s", "minutes"]
     lines = [head, ["---"] * len(head)]
-    for (name, env), runs in table.items():
+    for (name, env, steps), runs in table.items():
         if name == algo:
-            lines.append([env, *row(algo, env, runs)])
+            lines.append([env, *row(algo, env, steps, runs)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def row(algo: str, env: str, runs: Sequence[Trained]) -> Iterator[str]:
+def row(algo: str, env: str, steps: int, runs: Sequence[Trained]) -> Iterator[str]:
     """The cells of a row after the environment."""
-    returns, steps = [run.eval_return for run in runs], max(run.env_steps for run in runs)
+    returns = [run.eval_return for run in runs]
     iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
     few = len(returns) < stats.FEW
     others = [each.return_mean for each in published(algo, env, steps)]
@@ -85,18 +87,21 @@ def standing(mean: stats.Interval, ends: Sequence[float]) -> str:
     return f"**{place(mean.value)}**" if whole else place(mean.value)
 
 
-def normalized(table: Mapping[tuple[str, str], list[Trained]], algo: str) -> dict[str, list[float]]:
-    """Returns by environment, 0 for the random policy and 1 for the median of published ones."""
-    found = {}
-    for (name, env), runs in table.items():
-        others, low = published(algo, env, max(run.env_steps for run in runs)), chance(env)
-        if name == algo and others and low is not None:
+def normalized(table: Table, algo: str) -> dict[str, list[float]]:
+    """Returns by environment, 0 for the random policy and 1 for the median of published ones.
+
+    Of an environment with several rows, the one with the fewest steps counts.
+    """
+    found: dict[str, list[float]] = {}
+    for (name, env, steps), runs in table.items():
+        others, low = published(algo, env, steps), chance(env)
+        if name == algo and env not in found and others and low is not None:
             par = median(each.return_mean for each in others)
             found[env] = [(run.eval_return - low) / (par - low) for run in runs]
     return found
 
 
-def together(table: Mapping[tuple[str, str], list[Trained]]) -> str:
+def together(table: Table) -> str:
     """Sentences about each algorithm over all environments."""
     lines, iqm = [], stats.STATISTICS["iqm"]
     for algo in ("ppo", "sac"):
@@ -110,40 +115,39 @@ def together(table: Mapping[tuple[str, str], list[Trained]]) -> str:
     return "\n".join(lines)
 
 
-def run_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+def run_lines(table: Table) -> Iterator[str]:
     """Commits and runs of each row."""
-    for (algo, env), runs in table.items():
+    for row, runs in table.items():
         by_commit: dict[str, list[Trained]] = {}
         for run in runs:
             by_commit.setdefault(run.commit, []).append(run)
         for commit, here in by_commit.items():
-            yield f"{algo.upper()} {env}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
+            yield f"{title(table, row)}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
 
 
-def policy_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+def policy_lines(table: Table) -> Iterator[str]:
     """The seed and the return of the run that each policy file comes from."""
-    for algo in dict.fromkeys(name for name, _ in table):
+    for algo in dict.fromkeys(name for name, _, _ in table):
         made = []
-        for env in (env for name, env in table if name == algo):
-            seed = exported_seed(POLICIES / f"{algo}-{env}.zip")
-            made += [
-                f"{env} {seed} ({show(run.eval_return)})" for run in table[algo, env] if run.seed == seed
-            ]
+        for row in (row for row in table if row[0] == algo):
+            seed = exported_seed(POLICIES / f"{row_name(table, row)}.zip")
+            env = title(table, row).removeprefix(f"{algo.upper()} ")
+            made += [f"{env} {seed} ({show(run.eval_return)})" for run in table[row] if run.seed == seed]
         yield f"* {algo.upper()}, seed and return: {', '.join(made)}"
 
 
-def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[str]:
+def published_lines(table: Table) -> Iterator[str]:
     """The published results that each row is compared with, and their sources."""
     sources: dict[tuple[str, str], str] = {}
-    for (algo, env), runs in table.items():
+    for algo, env, steps in table:
         found = []
-        for each in published(algo, env, max(run.env_steps for run in runs)):
+        for each in published(algo, env, steps):
             name = sources.setdefault((each.source, each.note), f"s{len(sources) + 1}")
             value, method = show(each.return_mean), each.method.removeprefix(algo.upper()).strip(" ()")
             seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
             made = [method, each.env_version, f"{each.steps:,} steps", seeds, name]
             found.append(f"{value} ({', '.join(filter(None, made))})")
-        yield f"* {algo.upper()} {env}: {'; '.join(found) or 'none'}"
+        yield f"* {title(table, (algo, env, steps))}: {'; '.join(found) or 'none'}"
     yield "\nSources:\n"
     for (source, note), name in sources.items():
         place, _, path = source.partition(" ")
@@ -152,14 +156,23 @@ def published_lines(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[
         yield f"* {name}: [{source}](https://github.com/{repository}/{kind}/{commit}/{folder}): {note}"
 
 
-def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
+def title(table: Table, row: tuple[str, str, int]) -> str:
+    """`PPO Ant`, or `PPO Ant 3M` if the table has another row with fewer steps."""
+    algo, _, rest = row_name(table, row).replace("-", " ").partition(" ")
+    return f"{algo.upper()} {rest}"
+
+
+def figures(table: Table) -> Iterator[Chart]:
     """Learning curves of each algorithm, and the performance profile of all."""
-    points: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    curves: dict[str, dict[int, float]] = {}
     for each in read(Evaluation):
-        seeds = points.setdefault((each.algo, each.env), {})
-        seeds.setdefault(each.seed, {})[each.env_steps] = each.eval_return
+        curves.setdefault(each.run, {})[each.env_steps] = each.eval_return
     for algo in ("ppo", "sac"):
-        panels = [panel(name, env, points[name, env]) for name, env in table if name == algo]
+        panels = [
+            panel(row, title(table, row).removeprefix(f"{algo.upper()} "), [curves[run.run] for run in runs])
+            for row, runs in table.items()
+            if row[0] == algo
+        ]
         if panels:
             caption = f"{algo.upper()}: returns of evaluations, IQM over seeds with its 95 % interval"
             yield Chart(f"results-{algo}", caption, panels)
@@ -178,20 +191,18 @@ def figures(table: Mapping[tuple[str, str], list[Trained]]) -> Iterator[Chart]:
         yield Chart("results-profile", "Performance profile", [panel_of_all])
 
 
-def panel(algo: str, env: str, seeds: Mapping[int, Mapping[int, float]]) -> Panel:
+def panel(row: tuple[str, str, int], name: str, seeds: Sequence[Mapping[int, float]]) -> Panel:
     """All seeds, thin, and their IQM with its interval, thick, over published returns."""
-    shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
-    middle = [stats.interval([curve[step] for curve in seeds.values()]) for step in shared]
+    shared = sorted(set.intersection(*map(set, seeds)))
+    middle = [stats.interval([curve[step] for curve in seeds]) for step in shared]
     # Of equal lines matplotlib's legend names the first one only.
-    lines = [
-        Line("_" * bool(i) + "a seed", sorted(c.items()), "#9aa4ae") for i, c in enumerate(seeds.values())
-    ]
+    lines = [Line("_" * bool(i) + "a seed", sorted(c.items()), "#9aa4ae") for i, c in enumerate(seeds)]
     band = [(each.low, each.high) for each in middle] if len(seeds) > 1 else None
     points = list(zip(shared, (each.value for each in middle), strict=True))
     lines.append(Line(f"IQM of {len(seeds)} seeds", points, COLORS[0], band))
-    others = [each.return_mean for each in published(algo, env, shared[-1])]
+    others = [each.return_mean for each in published(*row)]
     levels = {"published": (min(others), max(others))} if others else {}
-    return Panel(f"{env} (n={len(seeds)})", lines, levels)
+    return Panel(f"{name} (n={len(seeds)})", lines, levels)
 
 
 def published(algo: str, env: str, steps: int) -> list[Reference]:
