@@ -125,7 +125,7 @@ def check(runs: Iterable[Run]) -> int:
 
 def key(run: Run) -> tuple[str, str, int, int]:
     """The place of a run in the table: its algorithm, environment, number of steps, and seed."""
-    return str(run.value("algo")), run.env, int(run.last_row["env_steps"]), int(run.value("seed"))
+    return str(run.value("algo")), run.env, int(run.last_row.get("env_steps", 0)), int(run.value("seed"))
 
 
 def place(run: Trained) -> tuple[str, str, int, int]:
