@@ -96,17 +96,6 @@ class ForwardPass(NamedTuple):
     batches: tuple[int, ...]
 
 
-class Experience(NamedTuple):
-    """Transitions `first` to `last` (excluded), counted from the beginning of the run.
-
-    `rows` are of equal length, by field.
-    """
-
-    first: int
-    last: int
-    rows: Mapping[str, Tensor]
-
-
 @dataclass(slots=True)
 class IterationResult:
     """The results of one training iteration for observers.
@@ -147,8 +136,8 @@ class Replay(Protocol):
     capacity: int  # transitions that are held at most
     added: int  # transitions that ever came in
 
-    def since(self, first: int) -> Experience:
-        """A copy of the transitions from number `first` on, as far as they are still held."""
+    def since(self, first: int) -> Mapping[str, Tensor]:
+        """A copy of the transitions from number `first` on, as far as they are still held, by field."""
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""

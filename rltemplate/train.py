@@ -21,7 +21,7 @@ from types import FrameType
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_buffer
 from rltemplate.config.command_args import exit_status
-from rltemplate.config.loading import about_added, complete, from_dict
+from rltemplate.config.loading import about_added, complete
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
@@ -69,7 +69,7 @@ class Stop:
 def run(job: Job) -> int:
     """Make the run of a job, and return its exit status."""
     job = settled(job)
-    config = from_dict(job.config)
+    config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     runs_dir, stop = Path(config.runs_dir).expanduser(), Stop()
     training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))

@@ -22,7 +22,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.__main__ import main as command
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.loading import complete, to_dict
+from rltemplate.config.loading import complete
 from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.run import paths
@@ -123,7 +123,7 @@ def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
     """A job for this process."""
     words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0"]
     return Job(
-        config=to_dict(configure(*words, *more)),
+        config=configure(*words, *more),
         run_id="run",
         run_dir=str(run_dir),
         command=["train.py"],

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 
-from rltemplate.config.loading import from_dict
 from rltemplate.determinism.levels import prepared
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.paths import PROJECT
@@ -29,8 +28,7 @@ def worker_command() -> list[str]:
 
 def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run's process: equal for equal jobs, whatever process starts it."""
-    config = from_dict(job.config)
-    environment = prepared(base, config.determinism, config.num_threads)
+    environment = prepared(base, job.config.determinism, job.config.num_threads)
     for name in LAUNCHER_VARIABLES:
         environment.pop(name, None)
     own = str(PROJECT)

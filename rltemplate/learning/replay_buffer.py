@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rltemplate.interfaces import Experience
-
 
 class Transition(NamedTuple):
     """One step of N environments, or what a buffer holds of many steps."""
@@ -101,16 +99,15 @@ class ReplayBuffer:
 
     # Exact resume: a checkpoint keeps the contents in parts, each with the transitions since the one before.
 
-    def since(self, first: int) -> Experience:
-        """A copy of the transitions from number `first` on, as far as they are still held."""
+    def since(self, first: int) -> Mapping[str, Tensor]:
+        """A copy of the transitions from number `first` on, as far as they are still held, by field."""
         first = min(max(first, self.added - self.size), self.added)
         start, num = first % self.capacity, self.added - first
         room = min(num, self.capacity - start)
-        fields = {
+        return {
             name: torch.cat([rows[start : start + room], rows[: num - room]])
             for name, rows in self._rows._asdict().items()
         }
-        return Experience(first, self.added, fields)
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""

@@ -23,7 +23,6 @@ from typing import Any, TextIO
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
-from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -151,7 +150,7 @@ class Proof:
 
     def _job(self, name: str, config: Config) -> Job:
         return Job(
-            config=to_dict(config),
+            config=config,
             run_id=f"{self.id}-{name.replace('_', '')}",
             run_dir=str(self.folder / name),
             command=program(),
@@ -229,10 +228,9 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     """
     from rltemplate.determinism import checks, switches
     from rltemplate.envs.global_rng import seed_global_rng
-    from rltemplate.run.training_run import settled
     from rltemplate.train import build_algorithm
 
-    config = from_dict(settled(job).config)
+    config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_global_rng(config.seed)
     algorithm, _ = build_algorithm(config)

@@ -26,7 +26,6 @@ from torch.utils._pytree import tree_leaves
 
 from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.command_args import exit_status
-from rltemplate.config.loading import from_dict
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.interfaces import ConfigError
@@ -157,7 +156,7 @@ def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError if the run cannot be run again here."""
     if request.form != FORM:
         raise ConfigError("this code is of another version; make compare in a worktree of it can zoom in")
-    config = from_dict(job.config)
+    config = job.config
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     if request.event is not None and not config.compile:  # the switch would cause a new compilation
         # With deterministic algorithms, torch then fills uninitialised memory, and such operations agree.

@@ -82,11 +82,12 @@ class Checkpoints:
         with contextlib.suppress(IndexError, ConfigError):  # nothing readable: write all
             held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
         came = replay.since(max((_range(name)[1] for name in held), default=0))
-        oldest = came.last - replay.capacity
+        first = replay.added - len(next(iter(came.values())))
+        oldest = replay.added - replay.capacity
         chunks = {name: digest for name, digest in held.items() if _range(name)[1] > oldest}
-        if came.last > came.first:
-            path = folder / f"experience_{came.first}_{came.last}.pt"
-            replace_file(path, lambda file: _save(file, came.rows))
+        if replay.added > first:
+            path = folder / f"experience_{first}_{replay.added}.pt"
+            replace_file(path, lambda file: _save(file, came))
             chunks[path.name] = _digest(path)
         return chunks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.config.command_args import few
-from rltemplate.config.loading import about_added, complete, from_dict, to_dict
+from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -43,7 +43,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
 
     Raises ConfigError if the run must not resume. Changes nothing.
     """
-    run_dir, config, notes = Path(job.run_dir), from_dict(job.config), list[str]()
+    run_dir, config, notes = Path(job.run_dir), job.config, list[str]()
     record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None and "sizes" not in checkpoint.state["run"]:

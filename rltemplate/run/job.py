@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.loading import check, complete, to_dict
+from rltemplate.config.loading import check, complete, from_dict, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
@@ -31,7 +31,7 @@ class Job:
     With `journal` the run gets an entry in the journal. Runs of a sweep, a proof or a benchmark get none.
     """
 
-    config: dict[str, Any]
+    config: Config
     run_id: str
     run_dir: str
     command: list[str]
@@ -43,7 +43,7 @@ class Job:
     journal: bool = False
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(to_dict(self))
 
     @classmethod
     def from_environment(cls) -> Job:
@@ -52,6 +52,7 @@ class Job:
         if text is None:
             raise ConfigError("no job given: start runs with scripts/train.py, which prepares their process")
         values = json.loads(text)
+        values["config"] = from_dict(values["config"])
         if values["sweep"] is not None:
             values["sweep"] = sweep = SweepMembership(**values["sweep"])
             if values["snapshot"] is None:
@@ -72,7 +73,7 @@ def new_job(config: Config, command: Sequence[str], overrides: Sequence[str], **
     """The job of a new run; `further` are other fields of `Job`."""
     run_id = paths.new_id(f"seed{config.seed}")
     return Job(
-        config=to_dict(config),
+        config=config,
         run_id=run_id,
         run_dir=str(run_folder(config, run_id, overrides)),
         command=list(command),
@@ -103,7 +104,7 @@ def resume_job(
     if record.status == "finished" and total == recorded:
         return None
     return Job(
-        config=to_dict(config),
+        config=config,
         run_id=record.id,
         run_dir=str(run_dir.absolute()),
         command=list(command),

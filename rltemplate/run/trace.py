@@ -144,7 +144,7 @@ class Trace(Probe):
         items, self._items = self._parts, {}
         state = [*entries(algorithm.state_dict(), END)]
         if algorithm.replay is not None:
-            state += entries(algorithm.replay.since(self._held).rows, f"{END}/experience")
+            state += entries(algorithm.replay.since(self._held), f"{END}/experience")
         for name, value in (*metrics.items(), *state):
             add_item(items, name, self._digest(value))
         text = self._add("iteration", algorithm.env_steps, items)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import few, make_folder
-from rltemplate.config.loading import from_dict, to_dict, to_yaml
+from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
@@ -47,13 +47,11 @@ def settled(job: Job) -> Job:
 
     The recorded configuration then has the name, and a rerun uses the same way.
     """
-    config = from_dict(job.config)
-    level, device = config.determinism, switches.resolve_device(config.device.name)
+    level, device = job.config.determinism, switches.resolve_device(job.config.device.name)
     if level.products is not Products.auto or device.type != "cpu" or job.resume:
         return job
-    products = Products[on_cpu(level.products.name)]
-    named = dataclasses.replace(config, determinism=dataclasses.replace(level, products=products))
-    return dataclasses.replace(job, config=to_dict(named))
+    level = replace(level, products=Products[on_cpu(level.products.name)])
+    return replace(job, config=replace(job.config, determinism=level))
 
 
 def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorithm) -> DeterminismFacts:
@@ -82,7 +80,7 @@ class TrainingRun:
 
     def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
         """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
-        self.config = from_dict(job.config)
+        self.config = job.config
         self.algorithm: Algorithm | None = None  # closed when the run ends
         self._job, self._write_journal = job, write_journal
         self._path = Path(job.run_dir)

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import to_dict
 from rltemplate.launch.process import worker_environment
 from rltemplate.run.job import Job
 
@@ -35,7 +34,7 @@ def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) ->
     (config,) = preflight([*words, f"run_dir={run_dir}"]).configs
     # No snapshot is taken, and the repository stays as it is.
     nothing = json.dumps({"problem": "not taken"})
-    job = Job(config=to_dict(config), run_id="r", run_dir=run_dir, command=[], overrides=[], snapshot=nothing)
+    job = Job(config=config, run_id="r", run_dir=run_dir, command=[], overrides=[], snapshot=nothing)
     command = [sys.executable, "-P", "-c", IN_THE_FIRST_STEP]
     done = subprocess.check_output(command, env=worker_environment(job, os.environ), text=True)
     loaded = set(done.splitlines()[-1].split())

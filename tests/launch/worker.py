@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rltemplate.config.loading import from_dict, to_yaml
+from rltemplate.config.loading import to_yaml
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.lines import lock
 
@@ -18,7 +18,7 @@ def main() -> int:
     """Run the job of this process; its exit status."""
     environment = {name: text for name, text in os.environ.items() if name != JOB_VARIABLE}
     job, orders = Job.from_environment(), Path("orders.json")
-    seed, folder = job.config["seed"], Path(job.run_dir)
+    seed, folder = job.config.seed, Path(job.run_dir)
     order = json.loads(orders.read_text()).get(str(seed)) if orders.exists() else None
     if order == "refuse":
         return 2
@@ -26,7 +26,7 @@ def main() -> int:
     if order == "die at once":
         os.kill(os.getpid(), signal.SIGKILL)
     lock(folder)
-    (folder / "config.yaml").write_text(to_yaml(from_dict(job.config)))
+    (folder / "config.yaml").write_text(to_yaml(job.config))
     ignored = [n for n in (2, 15) if signal.getsignal(n) is signal.SIG_IGN]
     blocked = [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
     facts = {"job": json.loads(job.to_json()), "environment": environment, "children": dict(os.environ)}

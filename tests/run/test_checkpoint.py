@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from rltemplate.interfaces import ConfigError, Experience
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import checkpoint
 from rltemplate.run.checkpoint import (
     Checkpoint,
@@ -41,11 +41,10 @@ def state(env_steps: int) -> dict[str, Any]:
 def held(added: int) -> Any:
     """A replay buffer after `added` transitions: row i holds the number i."""
 
-    def since(first: int) -> Experience:
-        first = max(first, added - CAPACITY, 0)
-        return Experience(first, added, {"obs": torch.arange(first, added).float()})
+    def since(first: int) -> dict[str, torch.Tensor]:
+        return {"obs": torch.arange(max(first, added - CAPACITY, 0), added).float()}
 
-    return SimpleNamespace(since=since, capacity=CAPACITY)
+    return SimpleNamespace(since=since, capacity=CAPACITY, added=added)
 
 
 def loaded(checkpoint_: Checkpoint, first: int, last: int) -> list[float]:
