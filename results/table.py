@@ -79,6 +79,8 @@ def add(runs: Iterable[Run]) -> int:
     for run in finished.values():
         if run.env not in ENVS or "eval/return" not in run.last_row:
             raise ConfigError(f"{run.id}: no environment of the table, or no evaluation at its end")
+        if run.record.git.dirty:
+            raise ConfigError(f"{run.id}: its code had changes that were not committed")
     kept = [each for each in read(Trained) if place(each) not in finished]
     came = [trained(run) for run in finished.values()]
     known = {each.run for each in kept}
@@ -151,7 +153,7 @@ def trained(run: Run) -> Trained:
         minutes=round(seconds / 60.0, 1),
         steps_per_second=round(steps / seconds),
         run=run.id,
-        commit=str(record.git.base_commit)[:12] + "*" * bool(record.git.dirty),
+        commit=str(record.git.base_commit)[:12],
         words=" ".join(words),
         digest=str(run.value("trace.digest")),
         cpu=" ".join(str(run.value("machine.cpu")).split()),
