@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from rltemplate.analysis.journal import write_run
-from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_buffer
+from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_buffer
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete
 from rltemplate.config.schema import Config, Device
@@ -111,9 +111,11 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     engine = Engine(config.compile, streams.device)
     try:
+        check_actions(config.algo.name, envs.codec)
         if config.device is Device.cpu:
             check_buffer(config.algo, envs.codec, usable_memory())
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
+        algorithm.state_dict()  # refuses a state that no checkpoint can hold
     except ConfigError:
         envs.close()
         raise

@@ -154,7 +154,8 @@ def begin(root: Path, old: str, new: str, keep: bool) -> None:
     for page in [root / "mkdocs.yml", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
 
         def there(link: re.Match[str], folder: Path = page.parent) -> str:
-            return link[0] if (folder / link[2]).exists() else link[1]
+            gone = f"{link[1]} of the template" if "/" in link[1] else link[1]
+            return link[0] if (folder / link[2]).exists() else gone
 
         text = MARKED.sub("", page.read_text(encoding="utf-8"))
         page.write_text(LINK.sub(there, text), encoding="utf-8")

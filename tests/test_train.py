@@ -21,10 +21,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.__main__ import main as command
+from rltemplate.algos.ppo import PPO
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete
 from rltemplate.envs.codec import Codec
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.interfaces import ConfigError, IterationResult, RunError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.git import snapshot
@@ -170,6 +171,36 @@ def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(
     assert second == "the last checkpoint is step_96.pt; its fingerprints are the last line of trace.jsonl"
     ended = record(tmp_path / "run")
     assert (ended["status"], ended["error"]) == ("failed", f"RunError: {first}")
+
+
+def test_an_algorithm_that_makes_no_step_is_stopped(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def idle(algorithm: PPO) -> IterationResult:
+        algorithm.begin_iteration()
+        return IterationResult({})
+
+    monkeypatch.setattr(PPO, "train_iteration", idle)
+    with pytest.raises(RunError, match=r"train_iteration\(\) made no step: env_steps is 0 still"):
+        run(job_in(tmp_path / "run", configure, "eval_every=0"))
+    assert record(tmp_path / "run")["status"] == "failed"
+
+
+class Forgetful(PPO):
+    """Has a state that no checkpoint could hold."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.state = self.state._replace(return_norm=np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:Forgetful")
+    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    with pytest.raises(ConfigError, match=r"state\.return_norm of the algorithm is of .*ndarray"):
+        build_algorithm(configure(*SHORT["ppo"]))
 
 
 def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(

@@ -195,8 +195,9 @@ class SACConfig(OffPolicyConfig):
 class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
-    `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: they must be
-    whole numbers. `values`: the content of its file for conf/algo/, where a package brings it.
+    `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an
+    action must be one whole number. `values`: the content of its file for conf/algo/, where a package
+    brings it.
     """
 
     config: type[AlgoConfig]
@@ -219,8 +220,8 @@ def check_actions(algo: str, codec: Any) -> None:
             f"algo={algo} needs continuous actions with finite bounds (Box), and {codec.env_id} has "
             f"{codec.action_space}; use algo=ppo"
         )
-    if ALGORITHMS[algo].needs_discrete and codec.continuous:
-        raise ConfigError(f"algo={algo} needs discrete actions, and {codec.env_id} has {codec.action_space}")
+    if ALGORITHMS[algo].needs_discrete and len(codec.nvec) != 1:
+        raise ConfigError(f"algo={algo} needs Discrete actions, and {codec.env_id} has {codec.action_space}")
 
 
 def check_buffer(config: AlgoConfig, codec: Any, memory: int) -> None:

@@ -108,6 +108,23 @@ def codec_of(config: EnvConfig) -> Codec:
     return codec
 
 
+def resume_note(config: EnvConfig) -> str | None:
+    """A note if runs in an environment cannot be resumed; None also if it is Gymnasium's own.
+
+    Wrappers need no note, since `codec_of` refuses them.
+    """
+    spec = gym.spec(config.id.rpartition(":")[2])
+    if config.wrappers or config.training_wrappers or str(spec.entry_point).startswith("gymnasium."):
+        return None
+    with contextlib.suppress(Exception), closing(make_env(config, training=True)) as env:
+        if not _resumes(config, env):  # of an exception the run will tell, if its actions cause it as well
+            return (
+                f"{config.id} does not repeat itself from its generator state and actions: runs in it cannot "
+                "be resumed. It should draw from self.np_random alone, and keep no state over episodes"
+            )
+    return None
+
+
 def repeats(config: EnvConfig) -> bool:
     """True if two environments, made alike, give the same for one seed and equal actions."""
     from rltemplate.envs.global_rng import own_global_rng  # imports torch, which other callers do without
@@ -128,25 +145,31 @@ def repeats(config: EnvConfig) -> bool:
 
 def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
     """Refuse wrappers that `ActionRecorder` cannot restore: evaluations would lack their state as well."""
-    with closing(make_env(config)) as plain, closing(make_env(config, training=True)) as other:
+    with closing(make_env(config)) as plain:
         if (plain.observation_space, plain.action_space) != (env.observation_space, env.action_space):
             raise ConfigError(
                 "env.training_wrappers change the spaces, and evaluations do without them; use env.wrappers"
             )
-        tried = ActionRecorder(env, config.id)
-        env.action_space.seed(0)
-        for seed in (0, None, None, None):  # four episodes; a recording has the last two
-            tried.reset(seed)
-            for _ in range(20):
-                if any(tried.step(env.action_space.sample())[2:]):
-                    break
-        if not ActionRecorder(other, config.id).restore(tried.recording())[0]:
+        if not _resumes(config, env):
             names = ", ".join([*config.wrappers, *config.training_wrappers])
             raise ConfigError(
                 f"{config.id} with {names} does not repeat itself from its generator state and actions: runs "
                 "in it cannot be resumed exactly.\nSomething keeps state over episodes or has its own "
                 "generator; algo.normalize_obs and algo.normalize_reward do what such wrappers do"
             )
+
+
+def _resumes(config: EnvConfig, env: gym.Env[Any, Any]) -> bool:
+    """True if another such environment can be led to the state of `env` after a few episodes."""
+    tried = ActionRecorder(env, config.id)
+    env.action_space.seed(0)
+    for seed in (0, None, None, None):  # four episodes; a recording has the last two
+        tried.reset(seed)
+        for _ in range(20):
+            if any(tried.step(env.action_space.sample())[2:]):
+                break
+    with closing(make_env(config, training=True)) as other:
+        return ActionRecorder(other, config.id).restore(tried.recording())[0]
 
 
 def check_env(config: EnvConfig) -> Codec:

@@ -74,7 +74,10 @@ class ActionRecorder:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
         try:
-            obs, self._info = self.env.reset(seed=seed)
+            result: Any = self.env.reset(seed=seed)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise RunError("reset() must return the observation and a dictionary of infos")
+            obs, self._info = result
             denormals.keep()
             checked = self._check_obs(obs)
         except Exception as error:
@@ -89,7 +92,13 @@ class ActionRecorder:
         running = self._episodes[-1]
         running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
-            obs, reward, terminated, truncated, self._info = self.env.step(action)
+            result: Any = self.env.step(action)
+            if len(result) != 5:
+                raise RunError(
+                    f"step() returned {len(result)} values, expected 5: observation, reward, terminated, "
+                    "truncated and a dictionary of infos"
+                )
+            obs, reward, terminated, truncated, self._info = result
             denormals.keep()  # environments load libraries when they first need them
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
-from rltemplate.interfaces import Probe, Replay
+from rltemplate.interfaces import ConfigError, Probe, Replay
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import Scaling, normalize
 from rltemplate.rng import Streams
@@ -114,11 +114,18 @@ def named(metrics: NamedTuple) -> dict[str, Tensor]:
     return {name.replace("_", "/", 1): value for name, value in metrics._asdict().items()}
 
 
-def _to_dict(state: Any) -> Any:
-    """Nested NamedTuples as dictionaries of copies."""
+def _to_dict(state: Any, name: str = "state") -> Any:
+    """Nested NamedTuples as dictionaries of copies; `ConfigError` for what a checkpoint cannot hold."""
     if hasattr(state, "_asdict"):
-        return {name: _to_dict(value) for name, value in state._asdict().items()}
-    return state.clone() if isinstance(state, Tensor) else state
+        return {key: _to_dict(value, f"{name}.{key}") for key, value in state._asdict().items()}
+    if isinstance(state, Tensor):
+        return state.clone()
+    if state is not None and type(state) not in (bool, int, float, str):
+        raise ConfigError(
+            f"{name} of the algorithm is of {type(state)}, which a checkpoint does not keep; a state has "
+            "NamedTuples of tensors, numbers, strings and None"
+        )
+    return state
 
 
 def _from_dict(like: Any, values: Any, device: torch.device) -> Any:

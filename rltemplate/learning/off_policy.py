@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rltemplate.config.algorithms import OffPolicyConfig, check_actions
+from rltemplate.config.algorithms import OffPolicyConfig
 from rltemplate.interfaces import Episode, ForwardPass, IterationResult
 from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.networks import mlp
@@ -73,7 +73,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
     def start(self, learned: Any) -> None:
         """Begin with the networks and optimisers `learned`."""
         config, codec = self.config, self.envs.codec
-        check_actions(config.name, codec)
         self.state = TrainState(learned, Statistics.empty(codec.obs_size, self.device))
         self.replay = ReplayBuffer(
             config.buffer_size, codec.obs_size, codec.action_size, self.device, self.envs.num_envs

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from rltemplate.determinism import kernels
+from rltemplate.interfaces import ConfigError
 
 _BETAS = (0.9, 0.999)  # of Adam
 
@@ -35,9 +36,17 @@ class AdamState(NamedTuple):
 
 
 class FlatModule:
-    """A module as a function: each call gets the parameters as one vector."""
+    """A module as a function: each call gets the parameters as one vector.
+
+    `ConfigError` for a module with buffers, such as the means of BatchNorm: no checkpoint would have them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
+        for name, _ in module.named_buffers():
+            raise ConfigError(
+                f"the network has the buffer {name}, which no checkpoint would keep; use layers with "
+                "parameters only, such as LayerNorm"
+            )
         self.module = module
         named = dict(module.named_parameters())
         self._names = list(named)

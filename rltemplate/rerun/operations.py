@@ -64,8 +64,8 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
     """The cause of the first item that differs, from the operations of both runs before this item.
 
     An operation is the cause if it had equal inputs in both runs and different results; uninitialised memory
-    does not count. The first operation with other inputs is reported as `outside`, if no operation is the
-    cause.
+    does not count. If no operation is the cause, the first one with other inputs is reported: as `outside`,
+    or as one of `other operations` if the shapes of its inputs differ too.
     """
     agreeing, saw = 0, None
     for one, other in zip_longest(a, b):
@@ -79,5 +79,6 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
             kind = "arguments" if not same else "drawn" if drawn else "computed"
             return Finding(kind, agreeing, one, other, logged_from)
         elif saw is None:
-            saw = Finding("outside", agreeing, one, other, logged_from)
+            kind = "outside" if one.arguments == other.arguments else "other operations"
+            saw = Finding(kind, agreeing, one, other, logged_from)
     return saw or Finding("outside", agreeing, logged_from=logged_from)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Iterations after which kept tensors are read even if no row is due, to limit memory.
 _READ_AT = 1024
+# Names in a row that are not of the algorithm.
+_OF_ROWS = ("env_steps", "wall_time_s", "episode/", "eval/", "time/")
 
 
 class Logger:
@@ -50,6 +52,8 @@ class Logger:
         for name, value in result.metrics.items():
             if getattr(value, "shape", None) != ():
                 raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
+            if name.startswith(_OF_ROWS):
+                raise ValueError(f"metric {name!r} would hide a value of the row; give it another name")
         self._kept.append(result.metrics)
         self._episodes.extend(result.episodes)
         if len(self._kept) >= _READ_AT:

@@ -138,7 +138,14 @@ class Observers:
         return self._at.looked and self._at_end
 
     def observe(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Observe an iteration that began after `before` steps. RunError if its result is not finite."""
+        """Observe an iteration that began after `before` steps.
+
+        RunError if its result is not finite, or if it made no step: then the run would never end.
+        """
+        if self._algorithm.env_steps <= before:
+            raise RunError(
+                f"train_iteration() made no step: env_steps is {self._algorithm.env_steps:,} still"
+            )
         self._check_folder()
         self._logger.observe(result)
         self._at.iterations += 1

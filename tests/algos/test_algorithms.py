@@ -20,7 +20,7 @@ from rltemplate.config.algorithms import ALGORITHMS, check_actions
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.envs.make import codec_of
 from rltemplate.interfaces import Algorithm, ConfigError
-from rltemplate.learning.algorithm import columns_mean
+from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
 from rltemplate.learning.engine import Engine
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
@@ -57,7 +57,7 @@ def test_an_algorithm_for_discrete_actions_is_refused_elsewhere(monkeypatch: pyt
     entry = replace(ALGORITHMS["ppo"], needs_discrete=True)
     monkeypatch.setitem(ALGORITHMS, "discrete", entry)
     check_actions("discrete", codec_of(env_config("CartPole-v1")))
-    with pytest.raises(ConfigError, match="algo=discrete needs discrete actions, and Pendulum-v1 has Box"):
+    with pytest.raises(ConfigError, match="algo=discrete needs Discrete actions, and Pendulum-v1 has Box"):
         check_actions("discrete", codec_of(env_config("Pendulum-v1")))
 
 
@@ -145,7 +145,7 @@ def test_nothing_waits_for_a_value_while_it_learns(
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: Path, algo: str) -> None:
-    """Observation statistics are part of the policy; without them the actions must differ."""
+    """Observation statistics are part of the policy; without them its parameters must differ."""
     config = configure(*small(algo, "algo.normalize_obs=true", env=TRIED_IN[algo]))
     algorithm, envs = build_algorithm(config)
     for _ in range(3):
@@ -159,8 +159,10 @@ def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: P
     np.testing.assert_allclose(saved.act(obs), live, rtol=1e-6, atol=1e-7)
     if "obs_norm" in state:
         state["obs_norm"] = {**state["obs_norm"], "mean": state["obs_norm"]["mean"] + 1.0}
+        assert isinstance(algorithm, StatefulAlgorithm)
+        before = algorithm.policy(algorithm.to_device(obs))
         algorithm.load_state_dict(state)
-        assert not np.allclose(algorithm.act(obs), live)
+        assert not torch.allclose(algorithm.policy(algorithm.to_device(obs)), before)
     algorithm.close()
     saved.close()
 

@@ -11,12 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import env_config, play
+from conftest import Configure, env_config, play
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import ConfigError
+from rltemplate.launch.checks import check_environments
 from rltemplate.rng import env_seeds
 
 FURTHER = 200  # steps after the snapshot
@@ -174,6 +175,14 @@ def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
     with pytest.raises(ConfigError, match=f"the environment {own} does not repeat itself") as refusal:
         restored(state, own)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("own", KINDS)
+def test_hidden_state_is_told_at_the_start(
+    configure: Configure, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_environments([configure(f"env.id={own}")])
+    assert ("runs in it cannot be resumed" in capsys.readouterr().err) == (own in KINDS[2:])
 
 
 def test_an_environment_that_samples_its_spaces_repeats_itself_from_the_seed() -> None:

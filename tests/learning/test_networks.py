@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from rltemplate.interfaces import ConfigError
 from rltemplate.learning.distributions import Categorical, SquashedGaussian
 from rltemplate.learning.networks import mlp
+from rltemplate.learning.optim import FlatModule
 
 
 def test_categorical_takes_the_lowest_index_of_a_tie_and_the_ends_of_uniform_noise() -> None:
@@ -25,6 +28,12 @@ def test_squashed_gaussian_stays_finite_where_tanh_saturates() -> None:
     assert action.abs().max() <= 1.0
     assert torch.isfinite(log_prob).all()
     assert torch.isfinite(grad).all()
+
+
+def test_a_network_with_state_beside_its_parameters_is_refused() -> None:
+    FlatModule(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    with pytest.raises(ConfigError, match=r"the network has the buffer 1.running_mean"):
+        FlatModule(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
 def test_default_initialisation_is_torchs_distribution() -> None:

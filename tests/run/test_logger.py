@@ -101,12 +101,15 @@ def test_a_logger_resumes_where_another_one_stood(tmp_path: Path, monkeypatch: p
         assert row(split=True, forget=piece) != whole, piece
 
 
-def test_a_value_that_is_no_number_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_value_that_is_no_number_and_a_name_that_is_taken_are_refused(tmp_path: Path) -> None:
     logger = Logger([], LineFile(tmp_path / "m.jsonl"))
     no_number: Any = (torch.zeros(3), r"tensor\(\[0\., 0\., 0\.\]\)"), (0.1, "0.1")
     for value, shown in no_number:
         with pytest.raises(ValueError, match=f"'loss/policy' must be .* a single number, got {shown}"):
             logger.observe(IterationResult({"loss/policy": value}))
+    for name in ("env_steps", "wall_time_s", "eval/return", "episode/length", "time/steps_per_second"):
+        with pytest.raises(ValueError, match=f"metric '{name}' would hide a value of the row"):
+            logger.observe(IterationResult({name: torch.zeros(())}))
     for _ in range(1500):  # more than wait in memory
         logger.observe(result(m=1.0))
     logger.log(2, {})
