@@ -87,11 +87,14 @@ def add(runs: Iterable[Run]) -> int:
     rows = [each for each in read(Evaluation) if each.run in known]
     for run in finished.values():
         rows += evaluations(run)
+    before, table = cells(kept), cells([*kept, *came])
+    names = {row: row_name(table, row) for row in table}
+    if len({*names.values()}) < len(names) or any(names[row] != row_name(before, row) for row in before):
+        raise ConfigError("runs of fewer steps than a row has, or nearly as many, would take its name")
     save(Trained, [*kept, *came])
     save(Evaluation, rows)
-    table = cells([*kept, *came])
     for row in sorted({name[:3] for name in finished}):
-        file = POLICIES / f"{row_name(table, row)}.zip"
+        file = POLICIES / f"{names[row]}.zip"
         here = {each.seed for each in came if place(each)[:3] == row}
         chosen = nearest_to_median(table[row], here | {exported_seed(file)})
         if chosen in here:
@@ -215,7 +218,8 @@ def row_name(table: Collection[tuple[str, str, int]], row: tuple[str, str, int])
     """`ppo-Ant`, or `ppo-Ant-3M` if the table has another row with fewer steps."""
     algo, env, steps = row
     fewer = any(each[:2] == (algo, env) and each[2] < steps for each in table)
-    return f"{algo}-{env}" + f"-{steps / 1e6:.0f}M" * fewer
+    length = f"{steps / 1e6:.3g}M" if steps >= 1_000_000 else f"{steps / 1e3:.3g}k"
+    return f"{algo}-{env}" + f"-{length}" * fewer
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import exits_are_errors
-from rltemplate.interfaces import Algorithm, ConfigError, stop_signals
+from rltemplate.interfaces import Algorithm, ConfigError, RunError, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
@@ -116,9 +116,9 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
             check_buffer(config.algo, envs.codec, usable_memory())
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
         algorithm.state_dict()  # refuses a state that no checkpoint can hold
-    except ConfigError:
+    except (ConfigError, RunError) as error:
         envs.close()
-        raise
+        raise ConfigError(f"{error}") from error
     return algorithm, envs
 
 

@@ -179,7 +179,7 @@ def _drawn(chart: Chart) -> Any:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if not panel.bars:
-            axes.ticklabel_format(axis="y", scilimits=(-2, 5))  # long numbers would reach into other panels
+            axes.ticklabel_format(axis="y", scilimits=(-3, 5))  # long numbers would reach into other panels
         if count == 1 and not panel.bars:
             axes.set_xlabel(panel.across)
         for name, (low, high) in panel.levels.items():

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from rltemplate.interfaces import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 _TRIED_STEPS = 50
+_PATIENCE_S = 2.0  # a slow environment is tried for fewer episodes
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
 
@@ -116,8 +118,8 @@ def resume_note(config: EnvConfig) -> str | None:
     spec = gym.spec(config.id.rpartition(":")[2])
     if config.wrappers or config.training_wrappers or str(spec.entry_point).startswith("gymnasium."):
         return None
-    with contextlib.suppress(Exception), closing(make_env(config, training=True)) as env:
-        if not _resumes(config, env):  # of an exception the run will tell, if its actions cause it as well
+    with contextlib.suppress(Exception), exits_are_errors():  # the run meets and reports them
+        if not _resumes(config):
             return (
                 f"{config.id} does not repeat itself from its generator state and actions: runs in it cannot "
                 "be resumed. It should draw from self.np_random alone, and keep no state over episodes"
@@ -150,7 +152,7 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             raise ConfigError(
                 "env.training_wrappers change the spaces, and evaluations do without them; use env.wrappers"
             )
-        if not _resumes(config, env):
+        if not _resumes(config):
             names = ", ".join([*config.wrappers, *config.training_wrappers])
             raise ConfigError(
                 f"{config.id} with {names} does not repeat itself from its generator state and actions: runs "
@@ -159,17 +161,21 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             )
 
 
-def _resumes(config: EnvConfig, env: gym.Env[Any, Any]) -> bool:
-    """True if another such environment can be led to the state of `env` after a few episodes."""
-    tried = ActionRecorder(env, config.id)
-    env.action_space.seed(0)
-    for seed in (0, None, None, None):  # four episodes; a recording has the last two
-        tried.reset(seed)
-        for _ in range(20):
-            if any(tried.step(env.action_space.sample())[2:]):
+def _resumes(config: EnvConfig) -> bool:
+    """True if an environment can be led to the state of another one after a few episodes."""
+    with closing(make_env(config, training=True)) as env:
+        tried, began = ActionRecorder(env, config.id), time.monotonic()
+        env.action_space.seed(0)
+        for seed in (0, None, None, None):  # four episodes; a recording has the last two
+            if seed is None and time.monotonic() - began > _PATIENCE_S:
                 break
+            tried.reset(seed)
+            for _ in range(20):
+                if any(tried.step(env.action_space.sample())[2:]):
+                    break
+        recording = tried.recording()
     with closing(make_env(config, training=True)) as other:
-        return ActionRecorder(other, config.id).restore(tried.recording())[0]
+        return ActionRecorder(other, config.id).restore(recording)[0]
 
 
 def check_env(config: EnvConfig) -> Codec:

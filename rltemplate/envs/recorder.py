@@ -28,6 +28,9 @@ from rltemplate.determinism import denormals
 from rltemplate.envs import validity
 from rltemplate.interfaces import RunError
 
+_OF_RESET = ("observation", "info")
+_OF_STEP = ("observation", "reward", "terminated", "truncated", "info")
+
 
 @dataclass(slots=True)
 class _Episode:
@@ -74,10 +77,7 @@ class ActionRecorder:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
         try:
-            result: Any = self.env.reset(seed=seed)
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise RunError("reset() must return the observation and a dictionary of infos")
-            obs, self._info = result
+            obs, self._info = validity.checked_parts(self.env.reset(seed=seed), _OF_RESET)
             denormals.keep()
             checked = self._check_obs(obs)
         except Exception as error:
@@ -92,13 +92,8 @@ class ActionRecorder:
         running = self._episodes[-1]
         running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
-            result: Any = self.env.step(action)
-            if len(result) != 5:
-                raise RunError(
-                    f"step() returned {len(result)} values, expected 5: observation, reward, terminated, "
-                    "truncated and a dictionary of infos"
-                )
-            obs, reward, terminated, truncated, self._info = result
+            parts = validity.checked_parts(self.env.step(action), _OF_STEP)
+            obs, reward, terminated, truncated, self._info = parts
             denormals.keep()  # environments load libraries when they first need them
             checked = self._check_obs(obs)
             reward = validity.checked_reward(reward)

@@ -8,7 +8,7 @@ names the value and the expected kind.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,14 @@ from rltemplate.interfaces import RunError
 
 # Algorithms compute in float32: greater numbers become infinite there.
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def checked_parts(result: Any, names: tuple[str, ...]) -> Sequence[Any]:
+    """The result of `reset` or `step`, which has as many parts as there are names."""
+    if isinstance(result, tuple | list) and len(result) == len(names):
+        return result
+    given = f"{len(result)} values" if isinstance(result, tuple | list) else _shown(result)
+    raise RunError(f"the environment returned {given}, expected {len(names)} values: {', '.join(names)}")
 
 
 def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:

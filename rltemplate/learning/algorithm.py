@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
-from rltemplate.interfaces import ConfigError, Probe, Replay
+from rltemplate.interfaces import Probe, Replay, RunError
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import Scaling, normalize
 from rltemplate.rng import Streams
@@ -115,13 +115,13 @@ def named(metrics: NamedTuple) -> dict[str, Tensor]:
 
 
 def _to_dict(state: Any, name: str = "state") -> Any:
-    """Nested NamedTuples as dictionaries of copies; `ConfigError` for what a checkpoint cannot hold."""
+    """Nested NamedTuples as dictionaries of copies; `RunError` for what a checkpoint cannot hold."""
     if hasattr(state, "_asdict"):
         return {key: _to_dict(value, f"{name}.{key}") for key, value in state._asdict().items()}
     if isinstance(state, Tensor):
         return state.clone()
     if state is not None and type(state) not in (bool, int, float, str):
-        raise ConfigError(
+        raise RunError(
             f"{name} of the algorithm is of {type(state)}, which a checkpoint does not keep; a state has "
             "NamedTuples of tensors, numbers, strings and None"
         )

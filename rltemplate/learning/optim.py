@@ -38,17 +38,20 @@ class AdamState(NamedTuple):
 class FlatModule:
     """A module as a function: each call gets the parameters as one vector.
 
-    `ConfigError` for a module with buffers, such as the means of BatchNorm: no checkpoint would have them.
+    `ConfigError` for a module with buffers that change, such as the means of BatchNorm: no checkpoint would
+    have them.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        for name, _ in module.named_buffers():
-            raise ConfigError(
-                f"the network has the buffer {name}, which no checkpoint would keep; use layers with "
-                "parameters only, such as LayerNorm"
-            )
         self.module = module
         named = dict(module.named_parameters())
+        kept = module.state_dict()
+        for name, _ in module.named_buffers():
+            if name in kept:
+                raise ConfigError(
+                    f"the network has the buffer {name}, which no checkpoint would keep; use layers without, "
+                    "such as LayerNorm, and register a constant with persistent=False"
+                )
         self._names = list(named)
         self._shapes = [p.shape for p in named.values()]
         self._sizes = [p.numel() for p in named.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,12 +13,14 @@ CAUSES = {
     "arguments": "made by {a}: called with other arguments",
     "drawn": "drawn by {a}: its random stream was in another state",
     "other operations": "the runs carried out other operations: a went on with {a}, b with {b}",
+    "other tensors": "the runs went on with tensors of other shapes: see {a}",
     "outside": "made by no operation of torch that was logged: {item} came from elsewhere, such as the "
     "environment or numpy, or the code took other tensors; first seen by {a}",
     "between": "made where operations are not logged: while networks and streams were built, or between two "
     "iterations",
 }
 
+_SHAPE = re.compile(r"\w+\[[\d, ]*\]")  # of a tensor in the text of arguments, such as f32[3, 2]
 # Operations that return uninitialised memory.
 _UNWRITTEN = ("empty", "new_empty", "resize_")
 _DRAWING = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "poisson")
@@ -65,7 +68,7 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
 
     An operation is the cause if it had equal inputs in both runs and different results; uninitialised memory
     does not count. If no operation is the cause, the first one with other inputs is reported: as `outside`,
-    or as one of `other operations` if the shapes of its inputs differ too.
+    or as `other tensors` if the types or shapes of its inputs differ.
     """
     agreeing, saw = 0, None
     for one, other in zip_longest(a, b):
@@ -79,6 +82,6 @@ def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_
             kind = "arguments" if not same else "drawn" if drawn else "computed"
             return Finding(kind, agreeing, one, other, logged_from)
         elif saw is None:
-            kind = "outside" if one.arguments == other.arguments else "other operations"
-            saw = Finding(kind, agreeing, one, other, logged_from)
+            same = _SHAPE.findall(one.arguments) == _SHAPE.findall(other.arguments)
+            saw = Finding("outside" if same else "other tensors", agreeing, one, other, logged_from)
     return saw or Finding("outside", agreeing, logged_from=logged_from)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # Iterations after which kept tensors are read even if no row is due, to limit memory.
 _READ_AT = 1024
-# Names in a row that are not of the algorithm.
-_OF_ROWS = ("env_steps", "wall_time_s", "episode/", "eval/", "time/")
+# Values of a row that are no metrics of the algorithm.
+_OF_ROWS = {"env_steps", "wall_time_s", "time/steps_per_second"}
+_OF_ROWS |= {f"{kind}/{name}" for kind in ("episode", "eval") for name in ("return", "length")}
 
 
 class Logger:
@@ -52,7 +53,7 @@ class Logger:
         for name, value in result.metrics.items():
             if getattr(value, "shape", None) != ():
                 raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
-            if name.startswith(_OF_ROWS):
+            if name in _OF_ROWS:
                 raise ValueError(f"metric {name!r} would hide a value of the row; give it another name")
         self._kept.append(result.metrics)
         self._episodes.extend(result.episodes)

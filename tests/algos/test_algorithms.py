@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rltemplate.config.algorithms import ALGORITHMS, check_actions
 from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import codec_of
 from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
@@ -59,6 +60,9 @@ def test_an_algorithm_for_discrete_actions_is_refused_elsewhere(monkeypatch: pyt
     check_actions("discrete", codec_of(env_config("CartPole-v1")))
     with pytest.raises(ConfigError, match="algo=discrete needs Discrete actions, and Pendulum-v1 has Box"):
         check_actions("discrete", codec_of(env_config("Pendulum-v1")))
+    several = Codec("Several", spaces.Box(-1.0, 1.0), spaces.MultiDiscrete([5, 2]))
+    with pytest.raises(ConfigError, match="needs Discrete actions, and Several has MultiDiscrete"):
+        check_actions("discrete", several)
 
 
 def flat_tensors(algorithm: Algorithm) -> dict[str, torch.Tensor]:

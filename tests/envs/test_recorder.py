@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from conftest import Configure, env_config, play
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import resume_note
 from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.checks import check_environments
@@ -183,6 +185,11 @@ def test_hidden_state_is_told_at_the_start(
 ) -> None:
     check_environments([configure(f"env.id={own}")])
     assert ("runs in it cannot be resumed" in capsys.readouterr().err) == (own in KINDS[2:])
+
+
+def test_an_environment_that_ends_the_process_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "step", lambda *_: sys.exit(0))
+    assert resume_note(env_config(KINDS[0])) is None
 
 
 def test_an_environment_that_samples_its_spaces_repeats_itself_from_the_seed() -> None:

@@ -31,7 +31,10 @@ def test_squashed_gaussian_stays_finite_where_tanh_saturates() -> None:
 
 
 def test_a_network_with_state_beside_its_parameters_is_refused() -> None:
-    FlatModule(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    usual = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    usual.register_buffer("scale", torch.ones(3), persistent=False)  # a constant
+    FlatModule(usual)
+    FlatModule(nn.Sequential(usual[0], usual[0]))  # with weights that are shared
     with pytest.raises(ConfigError, match=r"the network has the buffer 1.running_mean"):
         FlatModule(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 

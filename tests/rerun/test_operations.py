@@ -40,9 +40,13 @@ def test_the_first_operation_with_equal_inputs_and_other_results_is_the_cause() 
     assert made([*BEFORE, *first[0]], [*BEFORE, *first[1], PRODUCT]) == ("outside", "neg", "neg", 2)
 
 
-def test_the_first_operation_on_tensors_of_other_shapes_is_another_operation() -> None:
-    a, b = ([*BEFORE, op("index_select.default", x, x.upper(), f"t: f32[{x}]")] for x in "89")
-    assert made(a, b) == ("other operations", "index_select", "index_select", 2)
+def test_tensors_of_other_shapes_are_told_apart_from_other_numbers() -> None:
+    for texts, kind in (
+        (("t: f32[8], 0", "t: f32[8, 3], 0"), "other tensors"),
+        (("t: f32[8], 0.91", "t: f32[8], 0.93"), "outside"),
+    ):
+        a, b = ([*BEFORE, op("mul.Tensor", x, x.upper(), text)] for x, text in zip("vw", texts, strict=True))
+        assert made(a, b) == (kind, "mul", "mul", 2)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,6 @@ OTHERS = [
     ("sac", "algo.target_entropy=-3.0", "actor_metrics", ""),
     ("sac", "algo.batch_size=9", "draw/replay", ""),
     ("sac", "critic/mu@2:5", "", "trace=step"),
-    ("ppo", "next_obs@1:6", "", "trace=step compile=true"),
     ("sac", "algo.tau=0.5", "target", "trace=step compile=true"),
 ]
 
