@@ -88,8 +88,9 @@ def add(runs: Iterable[Run]) -> int:
     for run in finished.values():
         rows += evaluations(run)
     before, table = cells(kept), cells([*kept, *came])
-    names = {row: row_name(table, row) for row in table}
-    if len({*names.values()}) < len(names) or any(names[row] != row_name(before, row) for row in before):
+    names = {row: f"{row[0]}-{row_label(table, row)}" for row in table}
+    renamed = any(row_label(table, row) != row_label(before, row) for row in before)
+    if renamed or len({*names.values()}) < len(names):
         raise ConfigError("runs of fewer steps than a row has, or nearly as many, would take its name")
     save(Trained, [*kept, *came])
     save(Evaluation, rows)
@@ -214,12 +215,12 @@ def cells(runs: Iterable[Trained]) -> dict[tuple[str, str, int], list[Trained]]:
     return found
 
 
-def row_name(table: Collection[tuple[str, str, int]], row: tuple[str, str, int]) -> str:
-    """`ppo-Ant`, or `ppo-Ant-3M` if the table has another row with fewer steps."""
+def row_label(table: Collection[tuple[str, str, int]], row: tuple[str, str, int]) -> str:
+    """`Ant`, or `Ant-3M` if the table has another row of the algorithm with fewer steps."""
     algo, env, steps = row
     fewer = any(each[:2] == (algo, env) and each[2] < steps for each in table)
     length = f"{steps / 1e6:.3g}M" if steps >= 1_000_000 else f"{steps / 1e3:.3g}k"
-    return f"{algo}-{env}" + f"-{length}" * fewer
+    return f"{env}-{length}" if fewer else env
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import numpy as np
-from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read, row_name
+from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read, row_label
 
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.aggregate import resampled
@@ -122,7 +122,8 @@ def run_lines(table: Table) -> Iterator[str]:
         for run in runs:
             by_commit.setdefault(run.commit, []).append(run)
         for commit, here in by_commit.items():
-            yield f"{title(table, row)}, commit `{commit}`: {', '.join(f'`{run.run}`' for run in here)}"
+            ids = ", ".join(f"`{run.run}`" for run in here)
+            yield f"{row[0].upper()} {row_label(table, row)}, commit `{commit}`: {ids}"
 
 
 def policy_lines(table: Table) -> Iterator[str]:
@@ -130,9 +131,9 @@ def policy_lines(table: Table) -> Iterator[str]:
     for algo in dict.fromkeys(name for name, _, _ in table):
         made = []
         for row in (row for row in table if row[0] == algo):
-            seed = exported_seed(POLICIES / f"{row_name(table, row)}.zip")
-            env = title(table, row).removeprefix(f"{algo.upper()} ")
-            made += [f"{env} {seed} ({show(run.eval_return)})" for run in table[row] if run.seed == seed]
+            label = row_label(table, row)
+            seed = exported_seed(POLICIES / f"{algo}-{label}.zip")
+            made += [f"{label} {seed} ({show(run.eval_return)})" for run in table[row] if run.seed == seed]
         yield f"* {algo.upper()}, seed and return: {', '.join(made)}"
 
 
@@ -147,19 +148,13 @@ def published_lines(table: Table) -> Iterator[str]:
             seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
             made = [method, each.env_version, f"{each.steps:,} steps", seeds, name]
             found.append(f"{value} ({', '.join(filter(None, made))})")
-        yield f"* {title(table, (algo, env, steps))}: {'; '.join(found) or 'none'}"
+        yield f"* {algo.upper()} {row_label(table, (algo, env, steps))}: {'; '.join(found) or 'none'}"
     yield "\nSources:\n"
     for (source, note), name in sources.items():
         place, _, path = source.partition(" ")
         repository, _, commit = place.partition("@")
         kind, folder = ("tree", path.rpartition("/")[0]) if "*" in path else ("blob", path)
         yield f"* {name}: [{source}](https://github.com/{repository}/{kind}/{commit}/{folder}): {note}"
-
-
-def title(table: Table, row: tuple[str, str, int]) -> str:
-    """`PPO Ant`, or `PPO Ant 3M` if the table has another row with fewer steps."""
-    algo, _, rest = row_name(table, row).replace("-", " ").partition(" ")
-    return f"{algo.upper()} {rest}"
 
 
 def figures(table: Table) -> Iterator[Chart]:
@@ -169,7 +164,7 @@ def figures(table: Table) -> Iterator[Chart]:
         curves.setdefault(each.run, {})[each.env_steps] = each.eval_return
     for algo in ("ppo", "sac"):
         panels = [
-            panel(row, title(table, row).removeprefix(f"{algo.upper()} "), [curves[run.run] for run in runs])
+            panel(row, row_label(table, row), [curves[run.run] for run in runs])
             for row, runs in table.items()
             if row[0] == algo
         ]

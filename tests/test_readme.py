@@ -87,15 +87,15 @@ def test_the_policy_of_a_row_is_the_one_nearest_to_its_median() -> None:
 
 
 @of_this_project
-def test_rows_of_several_lengths_have_names_of_their_own() -> None:
-    name = runpy.run_path(str(RESULTS / "table.py"))["row_name"]
+def test_rows_of_several_lengths_have_labels_of_their_own() -> None:
+    label = runpy.run_path(str(RESULTS / "table.py"))["row_label"]
     rows = [
         ("ppo", "Ant", 1_001_472),
         ("ppo", "Ant", 3_000_320),
         ("sac", "Ant", 50_000),
         ("sac", "Ant", 200_000),
     ]
-    assert [name(rows, row) for row in rows] == ["ppo-Ant", "ppo-Ant-3M", "sac-Ant", "sac-Ant-200k"]
+    assert [label(rows, row) for row in rows] == ["Ant", "Ant-3M", "Ant", "Ant-200k"]
 
 
 @pytest.mark.skipif(not (RESULTS / "speed.svg").exists(), reason="this project has no chart of its speed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import sys
 import time
 import traceback
@@ -25,7 +26,7 @@ from rltemplate.interfaces import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 _TRIED_STEPS = 50
-_PATIENCE_S = 2.0  # a slow environment is tried for fewer episodes
+_PATIENCE_S = 2.0  # for a note, a slow environment is tried for fewer episodes
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
 
@@ -119,7 +120,7 @@ def resume_note(config: EnvConfig) -> str | None:
     if config.wrappers or config.training_wrappers or str(spec.entry_point).startswith("gymnasium."):
         return None
     with contextlib.suppress(Exception), exits_are_errors():  # the run meets and reports them
-        if not _resumes(config):
+        if not _resumes(config, _PATIENCE_S):
             return (
                 f"{config.id} does not repeat itself from its generator state and actions: runs in it cannot "
                 "be resumed. It should draw from self.np_random alone, and keep no state over episodes"
@@ -161,13 +162,16 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             )
 
 
-def _resumes(config: EnvConfig) -> bool:
-    """True if an environment can be led to the state of another one after a few episodes."""
+def _resumes(config: EnvConfig, patience_s: float = math.inf) -> bool:
+    """True if an environment can be led to the state of another one after a few episodes.
+
+    Once `patience_s` seconds are over, no further episode begins.
+    """
     with closing(make_env(config, training=True)) as env:
         tried, began = ActionRecorder(env, config.id), time.monotonic()
         env.action_space.seed(0)
         for seed in (0, None, None, None):  # four episodes; a recording has the last two
-            if seed is None and time.monotonic() - began > _PATIENCE_S:
+            if seed is None and time.monotonic() - began > patience_s:
                 break
             tried.reset(seed)
             for _ in range(20):

@@ -22,9 +22,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def checked_parts(result: Any, names: tuple[str, ...]) -> Sequence[Any]:
     """The result of `reset` or `step`, which has as many parts as there are names."""
-    if isinstance(result, tuple | list) and len(result) == len(names):
-        return result
-    given = f"{len(result)} values" if isinstance(result, tuple | list) else _shown(result)
+    several = result.__class__ is tuple or isinstance(result, tuple | list)  # the first takes less time
+    if several and len(result) == len(names):
+        return result  # type: ignore[no-any-return]
+    given = f"{len(result)} values" if several else _shown(result)
     raise RunError(f"the environment returned {given}, expected {len(names)} values: {', '.join(names)}")
 
 

@@ -187,6 +187,13 @@ def test_hidden_state_is_told_at_the_start(
     assert ("runs in it cannot be resumed" in capsys.readouterr().err) == (own in KINDS[2:])
 
 
+def test_a_slow_environment_is_tried_for_one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltemplate.envs.make._PATIENCE_S", -1.0)
+    # One shows draws of its own, and not yet what is kept over episodes.
+    assert resume_note(env_config("OwnGenerator-v0")) is not None
+    assert resume_note(env_config("PartsLater-v0")) is None
+
+
 def test_an_environment_that_ends_the_process_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Walk, "step", lambda *_: sys.exit(0))
     assert resume_note(env_config(KINDS[0])) is None
