@@ -8,6 +8,8 @@ import pytest
 import torch
 from conftest import Configure, small
 
+from rltemplate.algos.ppo import Metrics, Report
+from rltemplate.interfaces import Probe
 from rltemplate.train import build_algorithm
 
 
@@ -22,6 +24,25 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
 
     ppo.collect = stale
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
+    ppo.close()
+
+
+def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) -> None:
+    words = small("ppo", "algo.max_grad_norm=0.01", "algo.update_epochs=1", env="Pendulum")
+    ppo: Any = build_algorithm(configure(*words))[0]
+    reports: list[Report] = []
+
+    class Reports(Probe):
+        def results(self, event: str, values: Any, whole: bool = False) -> None:
+            reports.extend(value for value in values if isinstance(value, Report))
+
+    ppo.probe = Reports()
+    ppo.train_iteration()
+    norms = [Metrics(*report.metrics).optim_grad_norm for report in reports]
+    assert len(norms) == ppo.config.num_minibatches
+    for report, norm in zip(reports, norms, strict=True):
+        torch.testing.assert_close(report.gradient.norm(), norm)
+        assert norm > 0.01
     ppo.close()
 
 

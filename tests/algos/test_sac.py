@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -22,6 +23,26 @@ def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(config
         due += sum(1 for _ in sac.due_inputs())
     assert due == 3000
     sac.close()
+
+
+def test_no_update_is_lost_by_rounding(configure: Configure) -> None:
+    """In floating point, 0.29 times 100 is less than 29."""
+    words = ["algo.updates_per_step=0.29", "algo.learning_starts=0", "algo.batch_size=2"]
+    sac: Any = build_algorithm(configure(*small("sac", *words, "env.num_envs=1")))[0]
+    sac.replay.add(Transition(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), (), ()))))
+    sac.env_steps = 100
+    assert sum(1 for _ in sac.due_inputs()) == 29
+    sac.close()
+
+
+def test_both_critics_begin_with_weights_of_their_own_that_the_seed_decides(configure: Configure) -> None:
+    weights = []
+    for seed in 1, 2:
+        sac: Any = build_algorithm(configure(*small("sac", f"seed={seed}")))[0]
+        weights += sac.state.learned.critic.params.chunk(2)
+        assert torch.equal(sac.state.learned.target, sac.state.learned.critic.params)
+        sac.close()
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(weights, 2))
 
 
 @pytest.mark.long

@@ -43,6 +43,11 @@ def test_actions_reach_the_bounds_exactly_and_never_pass_them() -> None:
     free = codec(action=spaces.Box(np.array([-np.inf, -2.0]), np.array([np.inf, 2.0]), dtype=np.float64))
     assert free.decode_action(np.array([[5.0, 0.5]])).tolist() == [[5.0, 1.0]]
     assert not free.bounded
+    # With one bound it passes as far as this bound.
+    half = codec(action=spaces.Box(np.array([0.0, -np.inf]), np.array([np.inf, 2.0]), dtype=np.float64))
+    assert half.decode_action(np.array([[-3.0, -3.0], [5.0, 5.0]])).tolist() == [[0.0, -3.0], [5.0, 2.0]]
+    assert not half.bounded
+    assert wide.bounded
 
 
 def test_choices_start_where_the_space_starts_and_have_its_shape() -> None:

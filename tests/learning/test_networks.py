@@ -18,6 +18,17 @@ def test_categorical_takes_the_lowest_index_of_a_tie_and_the_ends_of_uniform_noi
     assert Categorical((3,)).mode(torch.tensor([[1.0, 2.0, 2.0]])).tolist() == [[1]]
     edge = torch.tensor([[0.0, 0.999999999], [1.0, 0.0]])
     assert Categorical((2,)).sample(torch.zeros(2, 2), edge).tolist() == [[1], [0]]
+    # At both ends the noise is finite: equal noise leaves the choice to the logits.
+    for end in torch.zeros(2), torch.ones(2):
+        assert Categorical((2,)).sample(torch.tensor([[0.0, 1.0]]), end[None]).tolist() == [[1]]
+
+
+def test_the_squashed_deviation_stays_within_its_bounds_and_reaches_them() -> None:
+    dist, raw = SquashedGaussian(1, -5.0, -1.0), torch.tensor([-1e4, -20.0, 0.0, 20.0, 1e4])
+    params = torch.stack([torch.zeros(5), raw], -1)
+    deviation = torch.atanh(dist.sample(params, torch.ones(5, 1)).double()).squeeze(-1)
+    log_std = torch.tensor([-5.0, -5.0, -3.0, -1.0, -1.0], dtype=torch.float64)
+    torch.testing.assert_close(deviation.log(), log_std, atol=1e-5, rtol=0.0)
 
 
 def test_squashed_gaussian_stays_finite_where_tanh_saturates() -> None:
@@ -40,6 +51,7 @@ def test_a_network_with_state_beside_its_parameters_is_refused() -> None:
 
 
 def test_default_initialisation_is_torchs_distribution() -> None:
-    weight = mlp([400, 50], "relu", torch.Generator()).get_parameter("0.weight").detach()
-    assert float(weight.abs().max()) <= 1 / 20
-    assert float(weight.std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.05)
+    layer = mlp([400, 1000], "relu", torch.Generator())
+    for values in layer.get_parameter("0.weight").detach(), layer.get_parameter("0.bias").detach():
+        assert float(values.abs().max()) == pytest.approx(1 / 20, rel=0.01)
+        assert float(values.std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.05)
