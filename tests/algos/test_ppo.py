@@ -46,6 +46,14 @@ def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) ->
     ppo.close()
 
 
+def test_the_first_iteration_reports_the_episodes_of_both_of_its_rollouts(configure: Configure) -> None:
+    words = small("ppo", "algo.normalize_obs=true", "env.max_episode_steps=8", env="Pendulum")
+    ppo: Any = build_algorithm(configure(*words))[0]
+    per_rollout = ppo.config.num_steps * ppo.envs.num_envs // 8
+    assert [len(ppo.train_iteration().episodes) for _ in range(2)] == [2 * per_rollout, per_rollout]
+    ppo.close()
+
+
 def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
     ppo: Any = build_algorithm(configure(*small("ppo", "algo.log_std_init=-0.7", env="Pendulum")))[0]
     agent = ppo.net.module.cpu()
