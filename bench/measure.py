@@ -142,6 +142,8 @@ def observers(job: Job) -> dict[str, float]:
             algorithm, observer = ours.algorithm, watching.get(name)
             algorithm.probe = (None if observer is None else observer.trace) or Probe()
             before, wall_s, cpu_s = algorithm.env_steps, time.perf_counter(), time.process_time()
+            if observer is not None:
+                observer.begin()
             result = algorithm.train_iteration()
             if observer is not None:
                 observer.observe(result, before, time.perf_counter() - wall_s)

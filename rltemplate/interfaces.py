@@ -112,13 +112,11 @@ class Probe:
     """Receives values at the borders of an algorithm, in causal order. This one ignores them.
 
     Random streams hand over their draws, the engine and the environments their results. A draw belongs to
-    the event of the next results. Values handed over are never modified later.
+    the event of the next results. Values handed over are never modified later. An algorithm that hands over
+    nothing is traced as well: by its state at both ends of each iteration, and by its metrics.
     """
 
     stepwise: bool = False  # False: results of single updates may be left out
-
-    def begin(self, algorithm: Algorithm) -> None:
-        """An iteration begins, with all that the state of the algorithm holds."""
 
     def draw(self, stream: str, value: Any) -> None:
         """A draw of a random stream."""

@@ -89,6 +89,7 @@ def run(job: Job) -> int:
         # Loop.
         while not stop.requested() and algorithm.env_steps < config.total_env_steps:
             denormals.keep()  # observers load libraries, which may flush denormal numbers to zero
+            observers.begin()
             before, started = algorithm.env_steps, time.perf_counter()
             result = algorithm.train_iteration()
             observers.observe(result, before, time.perf_counter() - started)

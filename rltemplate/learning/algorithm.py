@@ -46,7 +46,6 @@ class StatefulAlgorithm:
 
     def begin_iteration(self) -> Tensor:
         """The observations (N, O) to act on; the first iteration resets the environments."""
-        self.probe.begin(self)  # type: ignore[arg-type]  # subclasses have the rest of the protocol
         if self.obs is None:
             self.obs = self.to_device(self.envs.reset())
         return self.obs

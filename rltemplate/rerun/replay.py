@@ -171,8 +171,9 @@ def replay(job: Job, request: Request) -> None:
         algorithm.probe = keeper = Keeper(request, config.algo.name, first)
         for iteration in range(first, request.iteration + 1):
             keeper.stepwise = iteration == request.iteration
+            keeper.begin(algorithm)
             result = algorithm.train_iteration()
-            keeper.end_iteration(algorithm, result.metrics)
+            keeper.end(algorithm, result.metrics)
         keeper.lines.close()
         keeper.write_kept()
     finally:

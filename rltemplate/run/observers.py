@@ -1,7 +1,7 @@
 """The observers of a run during training: trace, checkpoints, evaluation, log rows and videos.
 
 Observers know an algorithm through its protocol only and change no bit of it. All of them act at the end of
-an iteration, so that they share one clock.
+an iteration, so that they share one clock; the trace also takes the state at its start.
 """
 
 from __future__ import annotations
@@ -137,6 +137,11 @@ class Observers:
         """True if the last iteration of the run was evaluated and logged."""
         return self._at.looked and self._at_end
 
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self.trace is not None:
+            self.trace.begin(self._algorithm)
+
     def observe(self, result: IterationResult, before: int, seconds: float) -> None:
         """Observe an iteration that began after `before` steps.
 
@@ -152,7 +157,7 @@ class Observers:
         self._at.before = before
         self._at.training_s += seconds
         if self.trace is not None:
-            self.trace.end_iteration(self._algorithm, result.metrics)
+            self.trace.end(self._algorithm, result.metrics)
         self._check_finite(result)
         self._at.looked = False
         try:

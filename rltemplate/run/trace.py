@@ -82,7 +82,11 @@ def add_item(items: dict[str, Any], item: str, value: Any) -> None:
 
 
 class Trace(Probe):
-    """Writes `trace.jsonl` during a run."""
+    """Writes `trace.jsonl` during a run.
+
+    The training loop calls `begin` and `end` around each iteration. Values between two iterations are not of
+    the run: an observer may have asked the algorithm to act.
+    """
 
     def __init__(self, run_dir: Path, detail: str, algo: str, first_iteration: int = 0) -> None:
         """`detail` is `iteration` or `step`; the first line of an iteration is number `first_iteration`."""
@@ -92,6 +96,7 @@ class Trace(Probe):
         self._items: dict[str, str] = {}  # of the event under way
         self._parts: dict[str, str] = {}  # of the iteration under way
         self._counts: Counter[str] = Counter()  # events in this iteration
+        self._begun = False  # an iteration is under way
         self._held = 0  # transitions in the replay buffer when the iteration began
         self._since = xxhash.xxh3_128()
         self._iteration = first_iteration
@@ -115,6 +120,8 @@ class Trace(Probe):
             self.lines.warn(f"{path} is damaged: a new one begins here, and {paths.OLD_TRACE} keeps it")
 
     def begin(self, algorithm: Algorithm) -> None:
+        """Take the state with which an iteration begins."""
+        self._begun = True
         self._counts.clear()
         self._held = 0 if algorithm.replay is None else algorithm.replay.added
         state = entries(algorithm.state_dict(), START)
@@ -124,11 +131,13 @@ class Trace(Probe):
             self._parts = {}
 
     def draw(self, stream: str, value: Any) -> None:
-        if self.stepwise:
+        if self.stepwise and self._begun:
             add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
         if not (whole or self.stepwise or event == RESET):
+            return
+        if not self._begun:
             return
         for item, value in named_leaves(values):
             text = self._digest(value)
@@ -139,9 +148,9 @@ class Trace(Probe):
         if self.stepwise or event == RESET:
             self._write_event(event, items)
 
-    def end_iteration(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
+    def end(self, algorithm: Algorithm, metrics: Mapping[str, Any]) -> None:
         """Write the line of an iteration that has ended, with its parts and the state at its end."""
-        items, self._items = self._parts, {}
+        items, self._items, self._begun = self._parts, {}, False
         state = [*entries(algorithm.state_dict(), END)]
         if algorithm.replay is not None:
             state += entries(algorithm.replay.since(self._held), f"{END}/experience")

@@ -32,7 +32,8 @@ def digests(algorithm: Algorithm, folder: Path) -> list[str]:
     folder.mkdir()
     algorithm.probe = trace = Trace(folder, "step", "any")
     for _ in range(3):
-        trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
+        trace.begin(algorithm)
+        trace.end(algorithm, algorithm.train_iteration().metrics)
     trace.lines.close()
     lines = (folder / "trace.jsonl").read_text().splitlines()
     return [line if "iteration" not in line else line.rsplit(",", 1)[0] for line in lines]

@@ -53,8 +53,9 @@ def made(folder: Path, config: Config, fault: str = "") -> Path:
         algorithm, _ = build_algorithm(config)
         algorithm.probe = trace = Trace(folder, config.trace.name, config.algo.name)
         while algorithm.env_steps < config.total_env_steps:
+            trace.begin(algorithm)
             result = algorithm.train_iteration()
-            trace.end_iteration(algorithm, result.metrics)
+            trace.end(algorithm, result.metrics)
         algorithm.close()
         trace.lines.close()
     RunRecord(id=folder.name, status="finished").write(folder)

@@ -30,8 +30,9 @@ def traced(configure: Configure, algo: str, folder: Path, fault: str = "") -> Pa
             patch.setenv(VARIABLE, fault)
         trace = algorithm.probe = Trace(folder, "step", algo)
     for _ in range(5):
+        trace.begin(algorithm)
         result = algorithm.train_iteration()
-        trace.end_iteration(algorithm, result.metrics)
+        trace.end(algorithm, result.metrics)
     algorithm.close()
     trace.lines.close()
     assert not fault or trace.done, f"the run never met {fault}"  # type: ignore[attr-defined]
@@ -91,7 +92,8 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     algorithm.probe = trace = Trace(tmp_path, "step", algo)
     for _ in range(2):
         begun = [name for name, _ in entries(algorithm.state_dict(), "start")]
-        trace.end_iteration(algorithm, algorithm.train_iteration().metrics)
+        trace.begin(algorithm)
+        trace.end(algorithm, algorithm.train_iteration().metrics)
     lines = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines()[1:])
     traced = {name for line in lines if line[0] == "items" for name in line[2]}
 
