@@ -12,7 +12,8 @@ from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
-from rltemplate.run.paths import TRACE, from_here
+from rltemplate.run.paths import METRICS, TRACE, from_here
+from rltemplate.run.read import Row
 from rltemplate.run.trace import RESET
 
 IDENTICAL, DIVERGED, SHORTER = "identical", "diverged", "shorter"
@@ -59,7 +60,10 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
     runs = load_run(a), load_run(b)
     opened = (open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs)
-    return compare_traces(*runs, *opened)
+    comparison = compare_traces(*runs, *opened)
+    if comparison.verdict != DIVERGED:
+        comparison.notes.extend(_rows_note(*runs))
+    return comparison
 
 
 def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
@@ -78,7 +82,9 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
     at, found = first_difference(trace_a, trace_b, left_out=not_compared), diff_runs(a, b)
     same_length = trace_a.reach == trace_b.reach
     pairs = zip("ab", alone, strict=True)
-    notes = [f"not compared, for only {side} logs it: {', '.join(names)}" for side, names in pairs if names]
+    notes = [
+        f"not compared, for only {side} logs it: {few(names, _LISTED)}" for side, names in pairs if names
+    ]
     verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
     advice = (
         [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a.dir, b.dir))]
@@ -104,6 +110,35 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
 def _logged_alone(run: Run, trace: Trace, other: Trace) -> list[str]:
     """Metrics that the run logged and the other trace does not have."""
     return sorted((trace.items - other.items) & {*run.record.final_metrics, *run.last_row})
+
+
+def differing_metrics(a: Row, b: Row) -> list[str]:
+    """The metrics of two rows that differ, or are in one of them only; times are not compared."""
+    names = [name for name in {**a, **b} if not name.startswith(("time/", "wall_time"))]
+    return [name for name in names if str(a.get(name)) != str(b.get(name))]  # NaN is not equal to NaN
+
+
+def _rows_note(a: Run, b: Run) -> Iterator[str]:
+    """A note if rows of metrics differ where traces do not: evaluations and means are not in a trace.
+
+    Rows of other intervals have other means, and the same evaluations.
+    """
+    try:
+        rows_a, rows_b = a.rows, {row["env_steps"]: row for row in b.rows}
+    except ConfigError as error:
+        yield f"rows of metrics were not compared: {error}"
+        return
+    same_intervals = all(row["env_steps"] == steps for row, steps in zip(rows_a, rows_b, strict=False))
+    for row in rows_a:
+        other = rows_b.get(row["env_steps"], {})
+        both = [name for name in differing_metrics(row, other) if name in row and name in other]
+        if names := [name for name in both if same_intervals or name.startswith("eval/")]:
+            first, values = names[0], f"a {row[names[0]]:.6g}, b {other[names[0]]:.6g}"
+            yield (
+                f"the traces are equal, but rows of {METRICS} differ, first after {row['env_steps']:,.0f} "
+                f"environment steps: {first} ({values}){''.join(f', {name}' for name in names[1:_LISTED])}"
+            )
+            return
 
 
 def diff_command(a: Path, b: Path) -> str:
@@ -147,7 +182,9 @@ def _place(at: Divergence, detail: str) -> str:
 def _item(at: Divergence) -> str:
     texts = {
         traces.OTHER_EVENT: f"a goes on with {at.a}, b with {at.b}",
-        traces.OTHER_ITEMS: f"other items; only in a: {at.a}; only in b: {at.b}",
+        traces.OTHER_ITEMS: f"other items; only in a: {at.a}; only in b: {at.b}"
+        if at.only_a or at.only_b
+        else f"the items are in another order: a goes on with {at.a}, b with {at.b}",
         traces.OTHER_ENV_STEPS: f"it ends after {at.a} environment steps in a, {at.b} in b",
     }
     return texts.get(at.item, at.item)
@@ -160,9 +197,11 @@ def report(comparison: Comparison) -> str:
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         lines.append(f"  {name}  {side.run_dir}  ({side.status}, {side})")
     if at is not None:
-        lines += ["", f"line {at.line:,} of {TRACE}, equal before it"]
+        common = ", in the items that both have" * bool(at.only_a or at.only_b)
+        lines += ["", f"line {at.line:,} of {TRACE}, equal before it{common}"]
         first = at.item if at.item in traces.NOT_FINGERPRINTS else f"{at.item}  a {at.a}  b {at.b}"
-        named = (("equal", at.equal_before), ("first", [first]), ("also", at.further))
+        named = [("equal", at.equal_before), ("first", [first]), ("also", at.further)]
+        named += [("only a", at.only_a), ("only b", at.only_b)]
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
     if found:

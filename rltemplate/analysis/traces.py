@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import DIGEST, FORMAT, START, VERSION
@@ -22,7 +23,7 @@ ITERATION = "iteration"  # the event at the end of an iteration
 
 # Differences other than the fingerprint of an item; they are shown in the place of an item.
 OTHER_EVENT = "event"  # one run continues with another event than the other
-OTHER_ITEMS = "items"  # an event has other items
+OTHER_ITEMS = "items"  # an event has other items, and those that both runs have are equal
 OTHER_ENV_STEPS = "env_steps"  # an iteration took another number of environment steps
 OTHER_CHAIN = "chain"  # the chain differs although everything before it is equal
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
@@ -35,8 +36,9 @@ class Divergence:
     """The first difference between two traces.
 
     `line` counts from 1, `iteration` from 0, and `index`, the number of the event in the iteration, from 0.
-    `item` is the first to differ, by name or one of NOT_FINGERPRINTS. `further` items of the line differ too,
-    the items in `equal_before` do not. `a` and `b` are the fingerprints, or descriptions.
+    `item` is the first to differ of those that both runs have, by name, or one of NOT_FINGERPRINTS. `further`
+    items of the line differ too, the items in `equal_before` do not. `a` and `b` are the fingerprints, or
+    descriptions. `only_a` and `only_b` are items of the line and of earlier ones that the other run lacks.
     """
 
     line: int
@@ -50,6 +52,8 @@ class Divergence:
     equal_before: list[str]
     a: str
     b: str
+    only_a: list[str]
+    only_b: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,45 +166,72 @@ def _ends(line: bytes) -> bool:
 def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
-    Items `left_out` are not compared. If there are any, chains are not compared either: they depend on them.
+    An event with other items is the first difference only if all items that both traces have are equal to
+    their ends. Items `left_out` are not compared. If there are any, chains are not compared either: they
+    depend on them.
     """
     pairs = enumerate(zip(a.lines, b.lines, strict=False))
     number = next((number for number, (one, other) in pairs if one != other), None)
     if number is None:
         return None
     hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
+    first: Divergence | None = None  # with other items, while those that both have are equal
     for (at, one), (_, other) in zip(a.events(number, hidden), b.events(number, hidden), strict=False):
-        if (found := _differing(one, other)) is not None:
-            (item, *further), equal, value_a, value_b = found
-            iteration, before = a.first_end(reversed(range(at)))
-            return Divergence(
-                line=at + 2,
-                iteration=iteration,
-                env_steps_before=before,
-                env_steps_after=a.first_end(range(at, len(a.lines)))[1],
-                event=one.name,
-                index=one.index,
-                item=item,
-                further=[name for name in further if name not in NOT_FINGERPRINTS],
-                equal_before=equal,
-                a=value_a,
-                b=value_b,
-            )
-    return None
+        differing = _differing(one, other)
+        if first is not None:
+            differing = [name for name in differing if name not in (OTHER_ITEMS, OTHER_CHAIN)]
+        if not differing:
+            continue
+        item, *further = differing
+        value_a, value_b = _values(item, one, other)
+        names = [name for name in one.values if name in other.values and name != OTHER_ENV_STEPS]
+        iteration, before = a.first_end(reversed(range(at)))
+        only_a, only_b = ([], []) if first is None else (first.only_a, first.only_b)
+        if item != OTHER_EVENT:
+            only_a = [*dict.fromkeys([*only_a, *(name for name in one.values if name not in other.values)])]
+            only_b = [*dict.fromkeys([*only_b, *(name for name in other.values if name not in one.values)])]
+        found = Divergence(
+            line=at + 2,
+            iteration=iteration,
+            env_steps_before=before,
+            env_steps_after=a.first_end(range(at, len(a.lines)))[1],
+            event=one.name,
+            index=one.index,
+            item=item,
+            further=[name for name in further if name not in NOT_FINGERPRINTS],
+            equal_before=names[: names.index(item)] if item in names else [],
+            a=value_a,
+            b=value_b,
+            only_a=only_a,
+            only_b=only_b,
+        )
+        if item != OTHER_ITEMS:
+            return found
+        first = found
+    return first
 
 
-def _differing(one: Event, other: Event) -> tuple[list[str], list[str], str, str] | None:
-    """Items that differ, equal items before the first of them, and its two values; None if all are equal."""
+def _differing(one: Event, other: Event) -> list[str]:
+    """What differs between two events, in causal order: items that both have, or of NOT_FINGERPRINTS."""
     if (one.name, one.index) != (other.name, other.index):
-        return [OTHER_EVENT], [], str(one), str(other)
-    if list(one.values) != list(other.values):
-        pairs = (one.values, other.values), (other.values, one.values)
-        only = [", ".join(name for name in mine if name not in theirs) for mine, theirs in pairs]
-        only_a, only_b = (names or "nothing that the other lacks" for names in only)
-        return [OTHER_ITEMS], [], only_a, only_b
-    differing = [name for name in one.values if one.values[name] != other.values[name]]
-    if not differing:
-        return None
-    first, names = differing[0], [*one.values]
-    equal = [name for name in names[: names.index(first)] if name != OTHER_ENV_STEPS]
-    return differing, equal, one.values[first], other.values[first]
+        return [OTHER_EVENT]
+    both = [name for name in one.values if name in other.values]
+    differing = [name for name in both if one.values[name] != other.values[name]]
+    # The chain depends on everything before it.
+    chain = [differing.pop()] if differing[-1:] == [OTHER_CHAIN] else []
+    other_items = [OTHER_ITEMS] if [*one.values] != [*other.values] else []
+    return differing + other_items + chain
+
+
+def _values(item: str, one: Event, other: Event) -> tuple[str, str]:
+    """The fingerprints of an item in two events, or descriptions of their difference."""
+    if item == OTHER_EVENT:
+        return str(one), str(other)
+    if item != OTHER_ITEMS:
+        return one.values[item], other.values[item]
+    pairs = (one.values, other.values), (other.values, one.values)
+    only = [[name for name in mine if name not in theirs] for mine, theirs in pairs]
+    if not any(only):
+        return next((a, b) for a, b in zip(one.values, other.values, strict=True) if a != b)
+    a, b = (few(names) or "nothing that the other lacks" for names in only)
+    return a, b

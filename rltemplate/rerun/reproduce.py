@@ -201,9 +201,7 @@ def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> s
     if before and finished and len(before) != len(again):
         return f"{len(before)} rows were recorded, and {len(again)} made again"
     for a, b in zip(before, again, strict=False):
-        names = [name for name in {**a, **b} if not name.startswith(("time/", "wall_time"))]
-        # As text, since NaN is not equal to NaN.
-        if names := [name for name in names if str(a.get(name)) != str(b.get(name))]:
+        if names := compare.differing_metrics(a, b):
             return f"{few(names)} after {a['env_steps']:,.0f} environment steps"
     return None
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rltemplate.analysis.traces import ITERATION
+from rltemplate.config.command_args import few
 from rltemplate.rerun.operations import CAUSES, Finding, LoggedOperation
 from rltemplate.rerun.ulp import ArrayDifference
+
+_LISTED = 12  # items of an event; a state may have thousands
 
 
 @dataclass(slots=True)
@@ -55,16 +59,17 @@ def report(zoom: Zoom) -> str:
     a, b = zoom.commit_a[:12], zoom.commit_b[:12]
     lines.append(f"  code   {a if a == b else f'a {a}, b {b}'}")
     if equal := [name for name, found in zoom.items.items() if found.differing == 0]:
-        lines.append(f"  equal  {', '.join(equal)}")
-    for name, found in zoom.items.items():
-        if found.differing == 0:
-            continue
+        lines.append(f"  equal  {few(equal, _LISTED)}")
+    differing = {name: found for name, found in zoom.items.items() if found.differing != 0}
+    for name, found in itertools.islice(differing.items(), _LISTED):
         lines.append(f"  {name}  {found.dtypes[0]} {found.shapes[0]}: {_words(found)}")
         if name == zoom.first and found.values is not None and found.hexes is not None:
             lines.append(f"    first at {found.first}")
             width = max(map(len, found.values))
             sides = zip("ab", found.values, found.hexes, strict=True)
             lines += [f"      {side}  {value:{width}}  {digits}" for side, value, digits in sides]
+    if len(differing) > _LISTED:
+        lines.append(f"  and {len(differing) - _LISTED} more items differ; --json lists them all")
     if zoom.finding is not None:
         lines += ["", *_finding(zoom.finding, zoom.first or "")]
     if zoom.note is not None:

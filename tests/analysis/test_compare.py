@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from conftest import write_run
 
 from rltemplate.__main__ import main
-from rltemplate.analysis.compare import Comparison, compare_runs, headline
+from rltemplate.analysis.compare import Comparison, compare_runs, headline, report
 from rltemplate.run import paths
 
 START, STEP = ["start/streams/action", "start/adam/2"], ["obs", "policy", "noise", "action", "reward"]
@@ -126,6 +127,71 @@ def test_another_event_or_other_items_in_the_same_place(compared: Compared) -> N
     assert headline(result).endswith("update 2: a goes on with update 2, b with the end of iteration 2")
     result = compared(trace(), trace().replace('["obs"]', '["pixels"]'))
     assert headline(result).endswith("reset: other items; only in a: obs; only in b: pixels")
+
+
+def renamed(text: str, event: str, names: list[str]) -> str:
+    """A trace in which an event has other names of items; a name that is new has a fingerprint of its own."""
+    lines = []
+    for line in map(json.loads, text.splitlines()[1:]):
+        if line[:2] == ["items", event]:
+            before, line[2] = line[2], names
+        elif line[0] == event:
+            at = 3 if event == "iteration" else 2
+            digits = dict(zip(before, re.findall(".{16}", line[at]), strict=True))
+            line[at] = "".join(digits.get(name, _digits(name, ())) for name in names)
+        lines.append(line)
+    return "".join(map(_json, [json.loads(text.splitlines()[0]), *lines]))
+
+
+def test_the_first_item_of_those_that_both_runs_have_is_named_where_names_differ(
+    compared: Compared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [f"layer/{i}" for i in range(700)]
+    changes = ("step", 2, 1, "noise"), ("step", 2, 1, "reward"), ("update", 0, 1, "loss")
+    a = renamed(trace(), "step", ["own", *STEP])
+    b = renamed(trace(*changes), "step", [*STEP[:3], *many, *STEP[3:]])
+    result = compared(a, b)
+    at = result.divergence
+    assert at is not None
+    assert headline(result) == f"diverged {SECOND}, step 2: noise"
+    assert (at.item, at.further, at.equal_before) == ("noise", ["reward"], ["obs", "policy"])
+    assert (at.only_a, at.only_b) == (["own"], many)
+    text = report(result)
+    assert max(map(len, text.splitlines())) < 250
+    assert "  only a own" in text.splitlines()
+    assert any(line.startswith("  only b layer/0, layer/1, ") for line in text.splitlines())
+    # Other items are the first difference where all that both have are equal; the chain says nothing then.
+    result = compared(a, renamed(trace(), "step", [*STEP[:3], *many, *STEP[3:]]))
+    assert headline(result) == f"diverged {FIRST}, step 0: other items; only in a: own; " + (
+        "only in b: layer/0, layer/1, layer/2 and 697 more"
+    )
+    result = compared(trace(), renamed(trace(), "iteration", [*END, "end/new"]))
+    assert headline(result).endswith(
+        "its end: other items; only in a: nothing that the other lacks; only in b: end/new"
+    )
+    result = compared(trace(), renamed(trace(), "update", ["gradient", "loss", "params"]))
+    assert headline(result).endswith(
+        "update 0: the items are in another order: a goes on with loss, b with gradient"
+    )
+
+
+def test_evaluations_that_differ_are_told_though_the_traces_are_equal(make_run: MakeRun) -> None:
+    a, b = make_run("-a", trace(), returns=[0.5, 1.0, 2.0]), make_run("-b", trace(), returns=[0.5, 1.5, 3.0])
+    result = compare_runs(a, b)
+    assert result.verdict == "identical"
+    (note,) = result.notes
+    assert note == (
+        "the traces are equal, but rows of metrics.jsonl differ, first after 200 environment steps: "
+        "eval/return (a 1, b 1.5), loss/policy"
+    )
+    assert compare_runs(a, make_run("-c", trace(), returns=[0.5, 1.0])).notes == []
+    # Rows of other intervals have other means: only their evaluations are compared.
+    rows = (b / paths.METRICS).read_text().splitlines(keepends=True)
+    (b / paths.METRICS).write_text("".join(rows[1:]))
+    assert compare_runs(a, b).notes == [note.removesuffix(", loss/policy")]
+    (b / paths.METRICS).write_text("damaged\n")
+    (note,) = compare_runs(a, b).notes
+    assert note.startswith("rows of metrics were not compared: run-1-b: metrics.jsonl: line 1 is damaged")
 
 
 def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: MakeRun) -> None:

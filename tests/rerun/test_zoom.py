@@ -20,6 +20,7 @@ from rltemplate.analysis.compare import compare_runs
 from rltemplate.interfaces import ConfigError
 from rltemplate.rerun import zoom
 from rltemplate.rerun.commands import compare
+from rltemplate.rerun.ulp import compare_arrays
 from rltemplate.rerun.zoom import zoom_in
 from rltemplate.rerun.zoom_report import Zoom, report
 from rltemplate.run.record import RunRecord
@@ -145,6 +146,16 @@ def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> No
     )
     command = f"make diff a={a} b={b} code=full"
     assert advice.startswith(f"instead: {command} shows what was changed")
+
+
+def test_long_lists_are_cut_in_the_text() -> None:
+    same, other = (compare_arrays(np.zeros(2, np.float32), np.full(2, x, np.float32)) for x in (0, 1))
+    items = {f"equal/{i}": same for i in range(500)} | {f"changed/{i}": other for i in range(500)}
+    lines = report(Zoom("1" * 40, "2" * 40, None, 3, "start", items=items, first="changed/0")).splitlines()
+    assert len(lines) < 25
+    assert max(map(len, lines)) < 250
+    assert any(line.startswith("  equal  equal/0, ") and line.endswith(" and 488 more") for line in lines)
+    assert "  and 488 more items differ; --json lists them all" in lines
 
 
 def test_recorded_code_of_another_version_is_named(runs: Runs, tmp_path: Path) -> None:
