@@ -118,6 +118,7 @@ def observers(job: Job) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
     from rltemplate.config.loading import to_dict
     from rltemplate.config.schema import TraceDetail
+    from rltemplate.determinism import switches
     from rltemplate.interfaces import Probe
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
@@ -128,6 +129,7 @@ def observers(job: Job) -> dict[str, float]:
     ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
     quiet = dataclasses.replace(ours.config, eval_every=0, video_every=0, checkpoint_every=0)
     watching: dict[str, Observers] = {}
+    settings = switches.read_back()
     with tempfile.TemporaryDirectory() as scratch:
         for name, switched in _WATCHING.items():
             config = dataclasses.replace(quiet, trace=TraceDetail[switched[0]], log_every=switched[1])
@@ -135,7 +137,7 @@ def observers(job: Job) -> dict[str, float]:
             folder.mkdir()
             facts = RunFacts("bench", folder, to_dict(config), GitRecord(), None, to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
-            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, lambda: False)
+            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, lambda: False, settings)
             watching[name] = observer
 
         def iteration(name: str) -> tuple[float, float]:

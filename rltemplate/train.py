@@ -88,10 +88,13 @@ def run(job: Job) -> int:
 
         # Loop.
         while not stop.requested() and algorithm.env_steps < config.total_env_steps:
-            denormals.keep()  # observers load libraries, which may flush denormal numbers to zero
+            denormals.keep_in_threads()  # observers load libraries, which may flush denormal numbers to zero
             observers.begin()
             before, started = algorithm.env_steps, time.perf_counter()
-            result = algorithm.train_iteration()
+            try:
+                result = algorithm.train_iteration()
+            finally:  # also where such a change is the reason of an error
+                observers.check_settings()
             observers.observe(result, before, time.perf_counter() - started)
         observers.finish()
     # Close: the order is in TrainingRun.__exit__.

@@ -35,6 +35,7 @@ from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.envs.envs import Envs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.job import Job
 from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +85,20 @@ def configure() -> Configure:
             return to_config(compose("config", overrides=[*plain(overrides), *overrides]))
 
     return build
+
+
+def job_in(run_dir: Path, configure: Configure, *more: str, **further: Any) -> Job:
+    """A job for this process, of a short run; `further` are other fields of `Job`."""
+    words = small("ppo", "env.max_episode_steps=40", "total_env_steps=256", "determinism=fast")
+    return Job(
+        config=configure(*words, "logger=none", "video_every=0", *more),
+        run_id="run",
+        run_dir=str(run_dir),
+        command=["train.py"],
+        overrides=[],
+        snapshot=json.dumps({"problem": "no snapshot in this test"}),
+        **further,
+    )
 
 
 def env_config(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, differences, small
+from conftest import Configure, differences, job_in
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.interfaces import ForwardPass, IterationResult, Probe
 from rltemplate.run import paths
-from rltemplate.run.job import Job
 from rltemplate.train import run
 
 
@@ -69,34 +67,15 @@ class HillClimber:
         self.envs.close()
 
 
-@pytest.fixture
-def job(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Jobs of the climber, by the folder of the run."""
-    entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:HillClimber")
-    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
-
-    def made(run_dir: Path, *more: str, resume: bool = False) -> Job:
-        words = ["total_env_steps=320", "checkpoint_every=64", "eval_every=64", "eval_episodes=1"]
-        words += ["determinism=fast", "logger=none", "video_every=0", "log_every=0"]
-        return Job(
-            config=configure(*small("ppo", *words, *more)),
-            run_id="run",
-            run_dir=str(run_dir),
-            command=["train.py"],
-            overrides=[],
-            snapshot=json.dumps({"problem": "no snapshot in this test"}),
-            resume=resume,
-        )
-
-    return made
-
-
 @pytest.mark.parametrize("detail", ["iteration", "step"])
 def test_it_is_traced_evenly_and_resumes_exactly(
-    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detail: str
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detail: str
 ) -> None:
-    straight, resumed, trace = tmp_path / "straight", tmp_path / "resumed", f"trace={detail}"
-    assert run(job(straight, trace)) == 0
+    entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:HillClimber")
+    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    words = [f"trace={detail}", "total_env_steps=320", "checkpoint_every=64", "eval_every=64"]
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    assert run(job_in(straight, configure, *words)) == 0
     lines = (straight / paths.TRACE).read_bytes().splitlines()
     ends = [len(line) for line in lines if line.startswith(b'["iteration",')]
     assert len(ends) == 20
@@ -104,7 +83,7 @@ def test_it_is_traced_evenly_and_resumes_exactly(
     assert b'"act"' not in b"".join(lines)
     monkeypatch.setattr(HillClimber, "crash_at", 208)
     with pytest.raises(KeyboardInterrupt):
-        run(job(resumed, trace))
+        run(job_in(resumed, configure, *words))
     monkeypatch.setattr(HillClimber, "crash_at", -1)
-    assert run(job(resumed, trace, resume=True)) == 0
+    assert run(job_in(resumed, configure, *words, resume=True)) == 0
     assert differences(straight, resumed) == []

@@ -16,7 +16,18 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import RECORDED, Configure, RecordedRun, git, newest_state, record, rows, run_train, small
+from conftest import (
+    RECORDED,
+    Configure,
+    RecordedRun,
+    git,
+    job_in,
+    newest_state,
+    record,
+    rows,
+    run_train,
+    small,
+)
 from gymnasium.envs.classic_control import CartPoleEnv
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
@@ -30,7 +41,7 @@ from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.job import JOB_VARIABLE, Job
+from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
@@ -118,19 +129,6 @@ def test_a_saved_run_is_evaluated_on_separate_episodes(
     other = evaluate(f"run={finished}", "seed=1")
     assert len(other["returns"]) == 5
     assert other["returns"] != first["returns"]
-
-
-def job_in(run_dir: Path, configure: Configure, *more: str) -> Job:
-    """A job for this process."""
-    words = [*SHORT["ppo"], "determinism=fast", "logger=none", "video_every=0"]
-    return Job(
-        config=configure(*words, *more),
-        run_id="run",
-        run_dir=str(run_dir),
-        command=["train.py"],
-        overrides=[],
-        snapshot=json.dumps({"problem": "no snapshot in this test"}),
-    )
 
 
 def test_a_run_that_was_ended_by_its_environment_is_no_success(

@@ -1,16 +1,26 @@
 """Denormal numbers (too small for a full mantissa), which a run must not flush to zero.
 
 Any shared library that was linked with -ffast-math may switch flushing on when it is loaded: in the thread
-that loads it and in those that are started from there. With it sums, square roots and Adam give other bits.
+that loads it and in those that are started from there, such as the threads of OpenMP, which compute parts of
+torch's operations, and those of numpy's OpenBLAS. With it sums, square roots and Adam give other bits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import sys
+import time
+from typing import Any
 
+from rltemplate.determinism.libraries import loaded_openmp, openblas
 from rltemplate.interfaces import ConfigError
 
 _SMALLEST = sys.float_info.min  # with a full mantissa
+_ONE, _QUARTER = 1.0, sys.float_info.epsilon / 4.0  # a quarter of the distance to the next number
+_DEFAULT = ctypes.c_void_p(-1)  # FE_DFL_ENV of glibc and musl
+_RESCAN_S = 1.0  # an environment may switch flushing on in each step
+_GRAIN = 32_768  # elements from which on torch gives a part to each of its threads
 
 
 def flushed() -> bool:
@@ -18,8 +28,34 @@ def flushed() -> bool:
     return not _SMALLEST * 0.5 > 0.0
 
 
+def flushed_in_pool() -> bool:
+    """True if this thread or one of torch's threads of OpenMP flushes: each halves the smallest number."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return flushed()
+    x = torch.full((threads * _GRAIN,), torch.finfo(torch.float32).tiny, dtype=torch.float32, device="cpu")
+    return flushed() or not (x * 0.5).min().item() > 0.0
+
+
+def rounds_to_nearest() -> bool:
+    """True if this thread rounds as usual; a library may choose another direction."""
+    return _ONE + _QUARTER == _ONE and _ONE + 3.0 * _QUARTER > _ONE
+
+
 def keep() -> None:
     """Switch flushing off after anything that may have loaded a library; `ConfigError` if it stays on."""
+    if flushed():
+        keep_in_threads(rescan=time.monotonic() - _openmp.scanned > _RESCAN_S)
+
+
+def keep_in_threads(rescan: bool = False) -> None:
+    """Switch flushing off in this thread and in all threads of OpenMP; `ConfigError` if it stays on here.
+
+    `rescan` looks for libraries that were loaded since the last time.
+    """
+    _openmp.reset(rescan)
     if flushed():
         import torch  # slow to import, and hardly ever needed
 
@@ -28,4 +64,51 @@ def keep() -> None:
         raise ConfigError(
             "a library flushes denormal numbers to zero, and that cannot be switched off here; look for one "
             "that was linked with -ffast-math, among LD_PRELOAD and what the environment loads"
+        )
+
+
+class _OpenMP:
+    """The thread pools of the OpenMP libraries of this process: each belongs to the thread that uses it."""
+
+    def __init__(self) -> None:
+        self.scanned = 0.0
+        self._run: list[Any] = []
+        self._reset: Any = None
+
+    def reset(self, rescan: bool) -> None:
+        """Give every thread of the pools, this one too, the usual floating-point environment."""
+        if rescan or not self.scanned:
+            self.scanned, self._run = time.monotonic(), []
+            for library in loaded_openmp():
+                with contextlib.suppress(AttributeError):
+                    run = library.GOMP_parallel  # LLVM's and Intel's libraries have it as well
+                    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+                    self._run.append(run)
+            if self._run:
+                self._reset = ctypes.cast(ctypes.CDLL("libm.so.6").fesetenv, ctypes.c_void_p)
+        for run in self._run:
+            run(self._reset, _DEFAULT, 0, 0)  # 0: as many threads as a parallel region has
+
+
+_openmp = _OpenMP()
+
+
+def restart_openblas() -> None:
+    """Start the threads of numpy's OpenBLAS anew from this thread, which does not flush.
+
+    They were started when numpy was imported. `ConfigError` if one of them flushes.
+    """
+    library = openblas()
+    if library is None or library.scipy_openblas_get_num_threads64_() == 1:
+        return
+    import numpy as np
+
+    with contextlib.suppress(AttributeError):  # not in each build
+        library.blas_thread_shutdown_()
+    # Each product is denormal; each thread computes some of them.
+    row = np.full((1, 512), 2.0**-70, np.float32)
+    if not (np.repeat(row.T, 4, 1) @ np.repeat(row, 4, 0)).min() > 0.0:
+        raise ConfigError(
+            "a thread of numpy's OpenBLAS flushes denormal numbers to zero; look for a library that was "
+            "linked with -ffast-math in LD_PRELOAD, or use num_threads=1"
         )

@@ -5,21 +5,17 @@ Everything is set before the first tensor is made. A switch that has not taken e
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.lib import introspect
 
 from rltemplate.determinism import denormals, kernels
 from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
+from rltemplate.determinism.libraries import of_torch, openblas
 from rltemplate.determinism.machine import compiler_version
 from rltemplate.interfaces import ConfigError
 
@@ -31,6 +27,7 @@ _DETERMINISTIC: Any = torch.utils.deterministic  # an attribute is missing from 
 # library gives back for a branch, and the bit for its strict form.
 _MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 10: "AVX2", 12: "AVX512"}
 _MKL_STRICT = 0x10000
+_NAMED = 3  # changed settings in a message
 _MKL_BLAS = 1  # MKL's domain of matrix products; each domain has its own number of threads
 
 
@@ -43,7 +40,7 @@ def apply(
     cannot be had, and what to use instead.
     """
     torch.set_num_threads(num_threads)
-    denormals.keep()
+    denormals.keep_in_threads(rescan=True)
     if compiles:
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
@@ -63,6 +60,7 @@ def apply(
     kernels.use(products, row_groups=int(os.environ.get(ROW_GROUPS, "0")))
     # Several threads divide a product among them, and another kernel computes the rows where parts meet.
     use_blas_threads(num_threads if products == "plain" else 1)
+    denormals.restart_openblas()
     settings = read_back()
     if compiles:
         settings["cpp_compiler"] = compiler_version()
@@ -80,25 +78,36 @@ def apply(
 def confirm(settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a setting is no longer what `apply` returned.
 
-    Called after the environments were made, which load libraries of their own.
+    Called after the environments were made and tried, which load libraries of their own.
     """
-    for name, value in read_back().items():
-        if value != settings[name]:
-            raise ConfigError(
-                f"determinism: {name} should be {settings[name]} and is {value} after the environment was "
-                "made; something in it sets that"
-            )
+    denormals.keep_in_threads(rescan=True)
+    if changed := changes(settings, read_back()):
+        raise ConfigError(
+            f"determinism: {changed} after the environment was made and tried; something in it sets that, "
+            "which determinism=fast allows"
+        )
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that changed between two results of `read_back`, for people; empty if none did."""
+    names = [name for name in now if now[name] != before[name]]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"{name} was {before[name]} and is {now[name]}" for name in names[:_NAMED]) + more
 
 
 def read_back() -> dict[str, Any]:
-    """The settings in force, read from the libraries; None where torch or numpy has no such library."""
+    """The settings in force, read from the libraries; None where torch or numpy has no such library.
+
+    Takes a tenth of a millisecond: it is called in each iteration.
+    """
     # The function mkl_cbwr_get of Intel's manual; torch's library has it under its internal name.
-    branch, threads = _of_torch("mkl_serv_cbwr_get"), _of_torch("mkl_serv_domain_get_max_threads")
-    dynamic, blas = _of_torch("omp_get_dynamic"), _openblas()
+    branch, threads = of_torch("mkl_serv_cbwr_get"), of_torch("mkl_serv_domain_get_max_threads")
+    dynamic, blas = of_torch("omp_get_dynamic"), openblas()
     loops = introspect.opt_func_info().values()
     return {
         "torch_num_threads": torch.get_num_threads(),
-        "flush_to_zero": denormals.flushed(),
+        "flush_to_zero": denormals.flushed_in_pool(),
+        "rounds_to_nearest": denormals.rounds_to_nearest(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": _DETERMINISTIC.fill_uninitialized_memory,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -115,7 +124,45 @@ def read_back() -> dict[str, Any]:
         "blas_kernels": blas and blas.scipy_openblas_get_corename64_().decode(),
         "blas_threads": blas and blas.scipy_openblas_get_num_threads64_(),
         "numpy_instructions": sorted({loop["current"] for each in loops for loop in each.values()}),
+        **_of_torch(),
         **asdict(kernels.chosen),
+    }
+
+
+def _of_torch() -> dict[str, Any]:
+    """Switches of torch that no level sets, and that any library may set."""
+    backends: Any = torch.backends
+    try:
+        precision: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the precisions below were set so that none of its names fits
+        precision = None
+    return {
+        "default_dtype": str(torch.get_default_dtype()),
+        "default_device": str(torch.get_default_device()),
+        "grad_enabled": torch.is_grad_enabled(),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "autocast": [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)],
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "float32_matmul_precision": precision,
+        "mkldnn_matmul_precision": backends.mkldnn.matmul.fp32_precision,
+        "mkldnn_conv_precision": backends.mkldnn.conv.fp32_precision,
+        "mkldnn_rnn_precision": backends.mkldnn.rnn.fp32_precision,
+        "cudnn_conv_precision": backends.cudnn.conv.fp32_precision,
+        "cudnn_rnn_precision": backends.cudnn.rnn.fp32_precision,
+        "cuda_half_precision_sums": [
+            name
+            for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
+            if getattr(backends.cuda.matmul, f"allow_{name}")
+        ],
+        "cuda_attention": [
+            name
+            for name in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+            if getattr(backends.cuda, f"{name}_enabled")()
+        ],
+        "cudnn_enabled": backends.cudnn.enabled,
+        "mkldnn_enabled": backends.mkldnn.enabled,
+        "mkldnn_deterministic": backends.mkldnn.deterministic,
+        "opt_einsum": backends.opt_einsum.enabled and backends.opt_einsum.strategy,
     }
 
 
@@ -151,28 +198,9 @@ def resolve_device(name: str) -> torch.device:
 
 def use_blas_threads(number: int) -> None:
     """Set the number of threads of numpy's OpenBLAS, which has a maximum of its own."""
-    library = _openblas()
+    library = openblas()
     if library is not None:
         library.scipy_openblas_set_num_threads64_(number)
-
-
-@cache
-def _of_torch(name: str) -> Any:
-    """A C function: a preloaded one, else one of torch's library for the CPU or of its libraries, or None."""
-    for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):
-        with contextlib.suppress(OSError, AttributeError):
-            return getattr(ctypes.CDLL(library), name)
-    return None
-
-
-@cache
-def _openblas() -> ctypes.CDLL | None:
-    """Numpy's own OpenBLAS, or None where numpy has another BLAS."""
-    for path in Path(np.__file__).parent.with_name("numpy.libs").glob("libscipy_openblas64_*"):
-        library = ctypes.CDLL(str(path))
-        library.scipy_openblas_get_corename64_.restype = ctypes.c_char_p
-        return library
-    return None
 
 
 def _branch(number: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ import numpy as np
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
+from rltemplate.determinism import switches
+from rltemplate.determinism.checks import promised
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
@@ -111,6 +113,7 @@ class Observers:
         envs: Envs,
         logger: Logger,
         stopping: Callable[[], bool],  # true once the run has been asked to end
+        settings: Mapping[str, Any],  # of the libraries, as `switches.read_back` gives them
     ) -> None:
         self.trace: Trace | None = None
         if config.trace is not TraceDetail.off:
@@ -119,6 +122,7 @@ class Observers:
         algorithm.probe = self.trace or Probe()
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
         self._logger, self._stopping = logger, stopping
+        self._settings, self._promised = settings, bool(promised(config.determinism))
         self._codec = envs.codec
         self._video = VideoRecorder(
             lambda render_mode: make_env(config.env, render_mode),
@@ -130,7 +134,7 @@ class Observers:
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
         self._at = Progress()
-        self._saved_steps = algorithm.env_steps
+        self._saved_steps = self._began_at = algorithm.env_steps
 
     @property
     def complete(self) -> bool:
@@ -139,8 +143,32 @@ class Observers:
 
     def begin(self) -> None:
         """An iteration begins."""
+        self._began_at = self._algorithm.env_steps
+        self._check_settings("before")  # an environment for evaluations may have changed them
         if self.trace is not None:
             self.trace.begin(self._algorithm)
+
+    def check_settings(self) -> None:
+        """Read the settings of the libraries back after an iteration; RunError if one has changed.
+
+        The numbers of the iteration were made with two settings, and a run that is resumed would make others.
+        At a level that promises nothing there is a note, once for each change.
+        """
+        self._check_settings("in")
+
+    def _check_settings(self, when: str) -> None:
+        now = switches.read_back()
+        if not (changed := switches.changes(self._settings, now)):
+            return
+        place = f"iteration {self._at.iterations}, which began after {self._began_at:,} environment steps"
+        problem = f"{changed}; the environment or a library has set that {when} {place}"
+        if self._promised:
+            raise RunError(
+                f"{problem}\n{self._last_checkpoint()}; determinism={self._config.determinism.level.name} "
+                "promises equal bits, and determinism=fast goes on"
+            )
+        self._logger.message(f"note: {problem}")
+        self._settings = now
 
     def observe(self, result: IterationResult, before: int, seconds: float) -> None:
         """Observe an iteration that began after `before` steps.

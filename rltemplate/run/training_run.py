@@ -59,16 +59,22 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
 
     `settings` were applied before. They are read back from the libraries again.
     """
-    switches.confirm(settings)
+    promised, level = checks.promised(config.determinism), config.determinism.level.name
+    if promised:
+        switches.confirm(settings)
+    elif changed := switches.changes(settings, now := switches.read_back()):
+        to_stderr(f"note: {changed} since the environment was made")
+        settings = now
     passes = algorithm.forward_passes()
-    found = {name: checks.CHECKS[name](config, passes) for name in checks.promised(config.determinism)}
-    level = config.determinism.level.name
+    found = {name: checks.CHECKS[name](config, passes) for name in promised}
     if "repeats" in found and not repeats(config.env):
         raise ConfigError(
             f"determinism={level}: two environments {config.env.id} with the same seed and actions gave "
             "different results.\nIs there a generator of its own, or a reset() without "
             "super().reset(seed=seed)? determinism=fast runs it as it is"
         )
+    if promised:  # the trial made steps of the environment
+        switches.confirm(settings)
     return DeterminismFacts(level=level, settings=dict(settings), checks=found)
 
 
@@ -86,6 +92,7 @@ class TrainingRun:
         self._path = Path(job.run_dir)
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
+        self._settings: Mapping[str, Any] = {}
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
@@ -104,6 +111,7 @@ class TrainingRun:
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
+        self._settings = facts.settings
         if self._continuation is None:
             self._record = self._begin(facts)
         else:
@@ -125,7 +133,9 @@ class TrainingRun:
             resumed_at=None if resumed is None else resumed.part.env_steps,
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
-        self._observers = observers = Observers(config, self._path, algorithm, envs, logger, stopping)
+        self._observers = observers = Observers(
+            config, self._path, algorithm, envs, logger, stopping, self._settings
+        )
         if self._git.problem is not None:
             logger.message(f"code not recorded: {self._git.problem}")
         if self._git.skipped:

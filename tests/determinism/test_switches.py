@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from conftest import ROOT, Configure, env_config
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
-from rltemplate.determinism import switches
+from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
@@ -114,11 +117,63 @@ def test_flushing_is_switched_off_or_refused(monkeypatch: pytest.MonkeyPatch) ->
         switches.confirm(settings)
         assert (small * 0.5).all()
         switch(True)
-        monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
         assert not (small * 0.5).any()
-        with pytest.raises(ConfigError, match="flush_to_zero should be False and is True after the env"):
+        assert switches.changes(settings, switches.read_back()) == "flush_to_zero was False and is True"
+        monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
+        monkeypatch.setattr(denormals, "_openmp", SimpleNamespace(scanned=math.inf, reset=lambda _: None))
+        with pytest.raises(ConfigError, match="cannot be switched off here"):
             switches.confirm(settings)
         with pytest.raises(ConfigError, match="cannot be switched off here"):
             Envs(env_config("CartPole-v1"), [0])
     finally:
         switch(False)
+
+
+FLUSHED_FIRST = """
+import ctypes, json, sys
+libm, environment = ctypes.CDLL("libm.so.6"), (ctypes.c_uint32 * 8)()
+libm.fegetenv(environment)
+environment[7] |= 0x8040  # as a library does that was linked with -ffast-math
+libm.fesetenv(environment)
+import numpy as np  # starts the threads of OpenBLAS
+import torch
+from rltemplate.config.loading import from_dict
+from rltemplate.determinism import denormals, switches
+
+small, row = torch.full((3 * 32_768,), 2e-38), np.full((512, 4), 2.0**-70, np.float32)
+
+
+def kept():
+    return [(small * 0.01 > 0).float().mean().item(), float((row @ row.T > 0).mean())]
+
+
+torch.set_num_threads(2)
+config, seen = from_dict(json.loads(sys.stdin.read())), {"at first": kept()}
+torch.set_flush_denormal(False)  # in this thread alone
+seen |= {"in part": kept(), "pool": denormals.flushed_in_pool()}
+seen["settings"] = switches.apply(config.determinism, config.num_threads)
+seen["all"] = kept()
+# A step of an environment starts one more thread while a library flushes.
+torch.set_num_threads(3)
+torch.set_flush_denormal(True)
+small * 0.01
+torch.set_flush_denormal(False)
+now = switches.read_back() | {"torch_num_threads": 2, "mkl_threads": 2}
+seen["changes"] = switches.changes(seen["settings"], now)
+denormals.keep_in_threads()
+seen["all again"] = kept()
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="sets a register of x86")
+def test_threads_that_started_while_a_library_flushed_keep_denormal_numbers(configure: Configure) -> None:
+    """Those of OpenMP, and those of numpy's OpenBLAS."""
+    found = answer(FLUSHED_FIRST, configure("num_threads=2"), {})
+    assert found["at first"] == [0.0, 0.0]
+    assert 0.0 < found["in part"][0] < 1.0
+    assert found["in part"][1] < 1.0
+    assert found["pool"] is True
+    assert found["settings"]["flush_to_zero"] is False
+    assert found["all"] == found["all again"] == [1.0, 1.0]
+    assert found["changes"] == "flush_to_zero was False and is True"

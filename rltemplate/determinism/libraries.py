@@ -1,0 +1,49 @@
+"""C functions of the libraries that numpy and torch compute with."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# OpenMP of GNU, LLVM and Intel.
+_OPENMP = re.compile(r"/\S*/lib(?:gomp|omp|iomp5)\b[^/\s]*\.so\S*")
+
+
+@cache
+def openblas() -> Any:
+    """Numpy's own OpenBLAS, or None where numpy has another BLAS."""
+    import numpy as np
+
+    for path in Path(np.__file__).parent.with_name("numpy.libs").glob("libscipy_openblas64_*"):
+        library = ctypes.CDLL(str(path))
+        library.scipy_openblas_get_corename64_.restype = ctypes.c_char_p
+        return library
+    return None
+
+
+@cache
+def of_torch(name: str) -> Any:
+    """A C function: a preloaded one, else one of torch's library for the CPU or of its libraries, or None."""
+    import torch
+
+    for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):
+        with contextlib.suppress(OSError, AttributeError):
+            return getattr(ctypes.CDLL(library), name)
+    return None
+
+
+def loaded_openmp() -> list[Any]:
+    """The OpenMP libraries that this process has loaded, on Linux; it takes milliseconds."""
+    if sys.platform != "linux":
+        return []
+    names = sorted({*_OPENMP.findall(Path("/proc/self/maps").read_text(errors="replace"))})
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            found.append(ctypes.CDLL(name))
+    return found
