@@ -34,15 +34,15 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
 """
-ENTRY_POINTS = f"""
-[{NAME}.algorithms]
+ENTRY_POINTS = """
+[runlab.algorithms]
 own = own_package.entry:OWN
 broken = own_package.nowhere:BROKEN
 
-[{NAME}.envs]
+[runlab.envs]
 own = own_package.envs
 
-[{NAME}.sinks]
+[runlab.sinks]
 broken = own_package.nowhere:Sink
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, copy_project, git, run, run_train
+from conftest import ROOT, copy_project, git, run, run_train, small
 
 # A fork runs these tests too, and was hardly given a name with this end.
 OLD = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
@@ -82,6 +83,42 @@ def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     assert (refused.returncode, "force=true" in refused.stderr) == (2, True)
     assert rename(clone, "name=other_name", "force=true").returncode == 0
     assert (clone / "other_name" / "__init__.py").is_file()
+
+
+@pytest.mark.long
+def test_runs_of_before_can_be_compared_reproduced_resumed_and_listed(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    copy_project(project)
+    # The code of before, when names of formats had the name of the package.
+    package = project / OLD
+    former = {
+        package / "run/trace.py": ('"runlab-trace"', f'"{OLD}-trace"'),
+        package / "run/git/snapshot.py": ('".runlab/run/"', f'".{OLD}/run/"'),
+        package / "run/job.py": ('"RUNLAB_JOB"', f'"{OLD.upper()}_JOB"'),
+    }
+    for path, (now, before) in former.items():
+        assert path.read_text().count(now) == 1
+        path.write_text(path.read_text().replace(now, before))
+    git(project, "commit", "-q", "-am", "names of before")
+    words = small("ppo", "total_env_steps=128", "checkpoint_every=64", "eval_every=0", "video_every=0")
+    for name in ("a", "b"):
+        run_train(project, project, *words, "logger=none", f"run_dir=runs/ppo-CartPole/{name}", status=0)
+    git(project, "revert", "--no-edit", "HEAD")
+    done = rename(project, f"name={NEW}")
+    assert done.returncode == 0, done.stderr
+
+    def command(*words: str, status: int = 0) -> str:
+        return run(project, sys.executable, "-m", NEW, *words, status=status, PYTHONPATH=str(project)).stdout
+
+    assert command("compare", "a=a", "b=b").startswith("identical: 4 iterations (128 environment steps)")
+    assert json.loads(command("reproduce", "run=runs/ppo-CartPole/a", "--json"))["verdict"] == "identical"
+    refs = git(project, "for-each-ref", "--format=%(refname)", "refs/runs/").split()
+    assert json.loads(command("reproduce", f"run={refs[1]}", "--json"))["verdict"] == "identical"
+    command("resume", "run=a", "total_env_steps=192", status=2)  # other code
+    command("resume", "run=a", "total_env_steps=192", "accept=changes")
+    assert len(json.loads(command("runs", "--json"))) == 2
+    assert json.loads(command("compare", "a=a", "b=b", "--json", status=1))["verdict"] == "shorter"
+    assert "ppo" in command("stats", "runs=runs/*/*")
 
 
 OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories")

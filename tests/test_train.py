@@ -102,12 +102,12 @@ def test_a_run_folder_holds_what_it_promises(recorded_run: RecordedRun) -> None:
     started, before, head = git(project, "rev-parse", f"{ref}^", f"{ref}~2", "HEAD").split()
     assert (started, before) == (ended["git"]["commit"], head)
     assert git(project, "status", "--porcelain") == ""
-    outcome = json.loads(git(project, "show", f"{ref}:.rltemplate/run/outcome.json"))
+    outcome = json.loads(git(project, "show", f"{ref}:.runlab/run/outcome.json"))
     last_line = (run_dir / paths.TRACE).read_text().splitlines()[-1]
     assert (outcome["status"], outcome["git"]) == ("finished", ended["git"])
     assert outcome["trace"] == ended["trace"] == {"digest": json.loads(last_line)[-1], "iterations": 6}
     for name in (paths.CONFIG, paths.TRACE, paths.METRICS):
-        assert git(project, "show", f"{ref}:.rltemplate/run/{name}") == (run_dir / name).read_text()
+        assert git(project, "show", f"{ref}:.runlab/run/{name}") == (run_dir / name).read_text()
 
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert steps == sorted(set(steps))

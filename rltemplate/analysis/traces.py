@@ -28,6 +28,9 @@ OTHER_ENV_STEPS = "env_steps"  # an iteration took another number of environment
 OTHER_CHAIN = "chain"  # the chain differs although everything before it is equal
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 
+# Traces of before the format had a name of its own: the name of the package, which a fork has renamed.
+_FORMER_FORMAT = re.compile(r"[a-z0-9_]+-trace")
+
 ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
 
 
@@ -143,7 +146,8 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
     try:
         first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b"{}"]
         head = json.loads(first)
-        known = (head["format"], head["version"], head["digest"]) == (FORMAT, VERSION, DIGEST)
+        named = head["format"] == FORMAT or _FORMER_FORMAT.fullmatch(head["format"]) is not None
+        known = named and (head["version"], head["digest"]) == (VERSION, DIGEST)
         trace = Trace(run, str(head["detail"]), str(head["algo"]), lines).whole()
     except FileNotFoundError:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None

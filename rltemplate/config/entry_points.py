@@ -12,8 +12,8 @@ from rltemplate.interfaces import ConfigError
 
 @cache
 def brought(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name."""
-    return {each.name: each for each in entry_points(group=f"{__name__.partition('.')[0]}.{group}")}
+    """The entry points of a group by name; the name of the group outlives a renaming of this package."""
+    return {each.name: each for each in entry_points(group=f"runlab.{group}")}
 
 
 def load(key: str, group: str, name: str) -> Any:

@@ -24,7 +24,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
 
 # Splits every forward pass without gradient into groups of this many rows. It is no key of the configuration,
 # since it must change nothing: `prove` sets it to test that.
-ROW_GROUPS = "RLTEMPLATE_ROW_GROUPS"
+ROW_GROUPS = "RUNLAB_ROW_GROUPS"
 
 # How often a thread of OpenMP looks for work before it sleeps. By default two threads do so for milliseconds,
 # and where other programs need the cores an update of SAC takes seconds. Of the numbers tried this is the

@@ -13,7 +13,7 @@ from rltemplate.run.paths import PROJECT
 WORKER = "rltemplate.train"
 # For the processes of a sweep's launcher: the file for signals, the command's environment, and the folder in
 # which Hydra keeps its own files (conf/config.yaml).
-LAUNCHER_VARIABLES = ("RLTEMPLATE_STOP", "RLTEMPLATE_COMMAND", "RLTEMPLATE_SWEEP")
+LAUNCHER_VARIABLES = ("RUNLAB_STOP", "RUNLAB_COMMAND", "RUNLAB_SWEEP")
 STOP_VARIABLE, COMMAND_VARIABLE, _ = LAUNCHER_VARIABLES
 
 

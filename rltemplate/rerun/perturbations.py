@@ -44,7 +44,7 @@ OTHER_VALUES: dict[str, tuple[str | None, ...]] = {
 }
 # Makes the environment larger, which moves the stack (Mytkowicz et al. 2009, "Producing wrong data
 # without doing anything obviously wrong", ASPLOS).
-PADDING = "RLTEMPLATE_PADDING"
+PADDING = "RUNLAB_PADDING"
 _ROWS_IN_A_GROUP = 7
 _NO_OBSERVERS: dict[str, Any] = {
     "log_every": 0,

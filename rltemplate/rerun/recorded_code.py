@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from rltemplate.run.record import RunRecord
 
 # Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
+_JOB_VARIABLE = re.compile(r'(?m)^JOB_VARIABLE = "(\w+)"$')  # in the recorded code
 # Removes the present project from the import path, to which a .pth file of the environment added it.
 _BAR = """
 import os, sys
@@ -78,9 +80,17 @@ class Code:
             # No snapshot: the code is in a commit already.
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
-        environment = self.variables() | {JOB_VARIABLE: json.dumps(job)}
-        command = [sys.executable, "-P", "-m", f"rltemplate.{module}", *words]
+        package, job_variable = self._names()
+        environment = self.variables() | {job_variable: json.dumps(job)}
+        command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
         return children.run(command, environment, log, cwd=self.project, enough=enough)
+
+    def _names(self) -> tuple[str, str]:
+        """The name of the package, which may have been renamed since, and the variable with its job."""
+        for file in sorted(self.project.glob("*/run/job.py")):
+            if found := _JOB_VARIABLE.search(file.read_text(encoding="utf-8")):
+                return file.parents[1].name, found[1]
+        return __name__.partition(".")[0], JOB_VARIABLE
 
     def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""

@@ -17,7 +17,7 @@ from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
 
-JOB_VARIABLE = "RLTEMPLATE_JOB"
+JOB_VARIABLE = "RUNLAB_JOB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

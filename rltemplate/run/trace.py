@@ -29,7 +29,7 @@ from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
 
-FORMAT, VERSION, DIGEST = "rltemplate-trace", 1, "xxh3_64"
+FORMAT, VERSION, DIGEST = "runlab-trace", 1, "xxh3_64"
 NO_PAST = "0" * 32  # chain before the first iteration
 RESET = "reset"  # this event happens once, and is recorded at every detail
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these

@@ -21,7 +21,7 @@ from rltemplate.run import paths
 
 START, STEP = ["start/streams/action", "start/adam/2"], ["obs", "policy", "noise", "action", "reward"]
 TARGETS, UPDATE, END = ["value", "advantage"], ["loss", "gradient", "params"], ["obs_norm", "end/adam/2"]
-HEADER = {"format": "rltemplate-trace", "version": 1, "digest": "xxh3_64", "detail": "step", "algo": "ppo"}
+HEADER = {"format": "runlab-trace", "version": 1, "digest": "xxh3_64", "detail": "step", "algo": "ppo"}
 Change = tuple[str, int, int, str]  # of an item: event, its number, the iteration, the item's name
 
 
@@ -215,6 +215,8 @@ def test_a_metric_that_one_run_logs_alone_does_not_end_the_comparison(make_run: 
 BAD: dict[str, tuple[str | None, str]] = {
     "no trace, on purpose": (None, "has no trace.jsonl; it was made with trace=off"),
     "another version": (trace(version=2), "is no trace of this version"),
+    "another format": (trace(format="a film"), "is no trace of this version"),
+    "a format that is no text": (trace(format=[1]), "is no trace of this version"),
     "another digest": (trace(digest="sha256"), "is no trace of this version"),
     "no iteration": (trace(iterations=0), "has no iteration in trace.jsonl"),
     "damaged lines": (
@@ -283,6 +285,7 @@ def test_facts_that_a_record_lacks_are_not_called_equal(
     ("text", "verdict"),
     [
         (trace(note="added by a later version"), "identical"),
+        (trace(format="some_fork-trace"), "identical"),  # written before the format had a name of its own
         (trace(iterations=2), "shorter"),
         (trace(("reset", 0, 0, "obs")), "diverged"),
     ],

@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     taken = older if damaged else newest
     assert (part["interruption"], part["checkpoint"]) == ("killed", taken.name)
     assert part["changed"]["cpu"][0] == "an abacus"
-    outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.rltemplate/run/outcome.json"))
+    outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.runlab/run/outcome.json"))
     assert (outcome["status"], outcome["trace"]) == ("finished", after["trace"])
     assert "has finished already" in start("resume", f"run={run_dir}", status=0).said
 

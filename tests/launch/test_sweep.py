@@ -106,7 +106,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     assert job["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
     assert (job["run_dir"], job["command"][4:]) == (str(tmp_path / "here"), words)
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
-    assert "RLTEMPLATE_JOB" not in facts["children"]
+    assert "RUNLAB_JOB" not in facts["children"]
     assert facts["code"] == str(fork / "rltemplate" / "train.py")
     order(tmp_path, {1: "fail", 2: "die at once"})
     start("train", "seed=1", status=1)

@@ -33,7 +33,7 @@ FAULT, ONLY_IN = "ATEN_TEST_FAULT", "ONLY_IN"
 # further variables by the name of a run.
 WITNESS = """
 import json, os, pathlib
-folder = pathlib.Path(json.loads(os.environ["RLTEMPLATE_JOB"])["run_dir"])
+folder = pathlib.Path(json.loads(os.environ["RUNLAB_JOB"])["run_dir"])
 facts = {"environment": dict(os.environ), "cwd": os.getcwd(),
          "threads": len(os.listdir(f"/proc/{os.getppid()}/task"))}
 (folder.parent / f"{folder.name}.facts").write_text(json.dumps(facts))

@@ -116,7 +116,7 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
 
 
 def test_a_damaged_trace_is_kept_and_a_new_one_begins(tmp_path: Path) -> None:
-    (tmp_path / "trace.jsonl").write_text('{"format": "rltemplate-trace"}\n["items",dam\0ged\n')
+    (tmp_path / "trace.jsonl").write_text('{"format": "runlab-trace"}\n["items",dam\0ged\n')
     notes: list[str] = []
     trace = Trace(tmp_path, "iteration", "ppo")
     trace.lines.warn = notes.append

@@ -13,8 +13,11 @@ from pathlib import Path
 import xxhash
 
 from rltemplate.run.git.command import Git, GitError, as_text, repository
-from rltemplate.run.git.snapshot import RESERVED, GitRecord
+from rltemplate.run.git.snapshot import ENDED, GitRecord
+from rltemplate.run.paths import CONFIG
 
+# Files in commits of runs that are no code, in a folder of this or a former name.
+_NO_CODE = [f":(top,exclude,glob).*/run/{name}" for name in (CONFIG, *ENDED)]
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
@@ -69,7 +72,7 @@ def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
             found = [_find(git, each) for each in (a, b)]
             if not all(found):
                 return None
-            return as_text(git("diff-tree", *_EXACT, *words, *found, "--", f":(top,exclude){RESERVED}"))
+            return as_text(git("diff-tree", *_EXACT, *words, *found, "--", *_NO_CODE))
     except (GitError, OSError):
         return None
 

@@ -37,8 +37,8 @@ _OWN_VARIABLES = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_LAZY_FETCH": "1",
     # Git refuses to commit without an identity, and the user's own would make equal runs differ.
-    **{f"GIT_{who}_NAME": "rltemplate" for who in ("AUTHOR", "COMMITTER")},
-    **{f"GIT_{who}_EMAIL": "rltemplate@localhost" for who in ("AUTHOR", "COMMITTER")},
+    **{f"GIT_{who}_NAME": "runlab" for who in ("AUTHOR", "COMMITTER")},
+    **{f"GIT_{who}_EMAIL": "runlab@localhost" for who in ("AUTHOR", "COMMITTER")},
 }
 
 

@@ -36,7 +36,9 @@ from rltemplate.config.secrets import LIKELY, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.paths import CONFIG, LOCK, METRICS, REF_PREFIX, TRACE
 
-RESERVED = ".rltemplate/run/"  # the folder in a run's commit that is not code
+# The folder in a run's commit that is not code. It was named after the package before, which a fork renames.
+RESERVED = ".runlab/run/"
+_FORMER_RESERVED = re.compile(r"\.[a-z0-9_]+")
 OUTCOME = "outcome.json"
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
@@ -176,8 +178,11 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
     """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there."""
     found = {}
     with repository(project) as git:
+        tops = map(as_text, git.names("ls-tree", "-d", "-z", "--name-only", f"{commit}^{{tree}}"))
+        folders = [RESERVED, *(f"{top}/run/" for top in tops if _FORMER_RESERVED.fullmatch(top))]
+        reserved = next((each for each in folders if git.find(f"{commit}:{each}{CONFIG}")), RESERVED)
         for name in (CONFIG, *ENDED):
-            if blob := git.find(f"{commit}:{RESERVED}{name}"):
+            if blob := git.find(f"{commit}:{reserved}{name}"):
                 found[name] = folder / name
                 found[name].write_bytes(git("cat-file", "blob", blob))
     return found
