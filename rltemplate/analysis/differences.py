@@ -40,6 +40,7 @@ REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
 _IDLE_KEYS = (SEED, "experiment")  # keys of the configuration that compute nothing themselves
+_EVALUATION_KEYS = ("eval_every", "eval_episodes")
 _NAMED = 6  # factors in a line
 _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 
@@ -89,6 +90,17 @@ class Difference:
         if self.section == MACHINE:
             return self.key in _COUNTED_MACHINE and None not in (self.a, self.b) and not self.one_sided
         return True
+
+    @property
+    def remark(self) -> str:
+        """The reason why the difference does not count; empty if it does."""
+        if self.affects_results:
+            return ""
+        if self.section == CONFIGURATION and self.key == SEED:
+            return "  (other random numbers; not counted)"
+        if self.section == CONFIGURATION and self.key.startswith(_EVALUATION_KEYS):
+            return "  (changes what is measured, not what is learned; not counted)"
+        return "  (cannot change results)"
 
     @property
     def one_sided(self) -> bool:
@@ -259,6 +271,6 @@ def listed(found: Iterable[Difference], section: str, most: int | None = None) -
     here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
     width = max((len(one.key) for one in here), default=0)
     for one in here[:most]:
-        yield f"  {one.key:{width}}  {one.change}{'' if one.affects_results else '  (cannot change results)'}"
+        yield f"  {one.key:{width}}  {one.change}{one.remark}"
     if most is not None and len(here) > most:
         yield f"  and {len(here) - most} more; --json lists them all"

@@ -202,7 +202,7 @@ def test_the_command_shows_the_changes(
         (project / "README.md").write_text(f"Of run {name}.\n")
         git(project, "add", "-A")
         facts = {"tree": git(project, "write-tree").strip(), "base_commit": f"{seed}" * 40, "dirty": False}
-        config = {"algo": {"gamma": gamma}}
+        config = {"algo": {"gamma": gamma}, "eval_episodes": seed, "log_every": seed}
         words.append(f"{name}={write_run(tmp_path, seed, config=config, git=facts, versions={'numpy': '2'})}")
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -212,7 +212,10 @@ def test_the_command_shows_the_changes(
     )
     assert code in [line.split()[0] for line in lines if " -> " in line]
     idle = [line.split()[0] for line in lines if line.endswith("(cannot change results)")]
-    assert idle == ["README.md", "seed"]
+    assert idle == ["README.md", "log_every"]
+    assert any(line.endswith("seed           1 -> 2  (other random numbers; not counted)") for line in lines)
+    measured = "eval_episodes  1 -> 2  (changes what is measured, not what is learned; not counted)"
+    assert any(line.endswith(measured) for line in lines)
     assert {f"{section}: equal" for section in ("versions", "machine", "settings")} <= set(lines)
     assert main([*words, "code=full"]) == 0
     assert "\n+# another thought\n" in capsys.readouterr().out
