@@ -57,8 +57,8 @@ _CHOICES = {
     "recipe": "recipe",
     "determinism": "determinism.level",
 }
-# A level may leave this key to the machine: processor and networks then decide its value.
-_FOLLOWS = "determinism.products"
+# A level may leave these keys to the machine: processor and networks then decide their values.
+_FOLLOW = ("determinism.products", "determinism.blas_kernels")
 # Keys that exist only in runs whose user gave them.
 _GIVEN = ("env.kwargs.", "env.wrappers", "env.training_wrappers")
 # Keys that determine settings and environment variables.
@@ -238,7 +238,7 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
             f"{key}.".startswith(f"{name}.") or (wrappers and name.startswith(f"{key}."))
             for name in given - _CHOICES.keys()
         )
-        brought = key == _FOLLOWS or bool(chosen.keys() & {root, "algo", "env", "recipe"})
+        brought = key in _FOLLOW or bool(chosen.keys() & {root, "algo", "env", "recipe"})
         unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen and not wrappers
         if not unknown_to_other and (explicit or not brought):
             factors[key] = one.change

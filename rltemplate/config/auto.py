@@ -9,7 +9,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rltemplate.config.schema import Config, Level, Products
+from rltemplate.config.schema import AUTO, Config, Level, Products
+from rltemplate.determinism.levels import blas_kernels
 from rltemplate.determinism.machine import cpp_compiler, usable_cores
 
 # The keys that take `auto`, each with its plainest value. They change the speed of a run and, except for the
@@ -40,6 +41,9 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
     if "env.num_workers" in auto:
         spare = cores - values.get("num_threads", config.num_threads)
         values["env"] = replace(config.env, num_workers=int(spare > 0 and num_envs > 1))
+    level = config.determinism
+    if level.blas_kernels == AUTO:
+        values["determinism"] = replace(level, blas_kernels=blas_kernels(level.products.name))
     return replace(config, **values)
 
 

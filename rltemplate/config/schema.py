@@ -48,6 +48,7 @@ class DeterminismConfig:
     """The switches of a level; each is set before the library reads it and read back afterwards.
 
     A variable of the environment that a level does not name (null) keeps the value it was inherited with.
+    `blas_kernels` is `auto` for the kernels that go with `products` (config/auto.py).
     """
 
     level: Level = field()

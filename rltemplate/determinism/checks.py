@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from rltemplate.determinism import golden, kernels
-from rltemplate.determinism.levels import PROMISES
-from rltemplate.determinism.switches import resolve_device
+from rltemplate.determinism.levels import PROMISES, blas_kernels
+from rltemplate.determinism.libraries import openblas_kernels
+from rltemplate.determinism.switches import resolve_device, use_blas_threads
 from rltemplate.interfaces import ConfigError, ForwardPass
 
 if TYPE_CHECKING:
@@ -80,14 +82,35 @@ def check_rows(config: Config, passes: Passes) -> dict[str, Any]:
     for name, each in passes.items():
         where = differing_rows(each, device)
         if where is not None:
-            other = {"strict": "padded", "padded": "blas"}.get(products)
-            usable = other is not None and device.type == "cpu"
-            instead = f"determinism.products={other}" if usable else "determinism=repeat"
+            instead = _instead(config, passes, products) if device.type == "cpu" else None
             raise ConfigError(
                 f"determinism: with products={products} the {name} network gives a row other bits in a "
-                f"batch of {where}; use {instead}"
+                f"batch of {where}; use {instead or 'determinism=repeat'}"
             )
     return {"networks": list(passes), "threads": list(_THREADS), "holds": True}
+
+
+def _instead(config: Config, passes: Passes, products: str) -> str | None:
+    """The argument in the place of `products` with which all networks were tried and hold; None if none does.
+
+    Another branch of MKL cannot be tried in this process.
+    """
+    level, kernels_name = config.determinism, blas_kernels("blas")
+    if kernels_name is None or products not in ("strict", "padded", "blas"):
+        return None
+    if products == "blas" and level.blas_kernels == kernels_name:
+        return None
+    before = replace(kernels.chosen)
+    try:
+        use_blas_threads(1)
+        kernels.use("blas", before.row_groups)
+        with openblas_kernels(kernels_name) as usable:
+            holds = usable and not any(differing_rows(each, torch.device("cpu")) for each in passes.values())
+    finally:
+        kernels.use(before.products, before.row_groups)
+    if not holds:
+        return None
+    return f"determinism.blas_kernels={kernels_name}" if products == "blas" else "determinism.products=blas"
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+_CORETYPE = "OPENBLAS_CORETYPE"
 # OpenMP of GNU, LLVM and Intel.
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|omp|iomp5)\b[^/\s]*\.so\S*")
 
@@ -24,6 +27,31 @@ def openblas() -> Any:
         library.scipy_openblas_get_corename64_.restype = ctypes.c_char_p
         return library
     return None
+
+
+@contextlib.contextmanager
+def openblas_kernels(name: str) -> Iterator[bool]:
+    """Let numpy's OpenBLAS use the kernels for another processor in the block; False if it cannot.
+
+    Only for a try: a run sets the variable before its process starts.
+    """
+    library, before = openblas(), os.environ.get(_CORETYPE)
+
+    def choose(kernels: str | None) -> None:
+        os.environ.pop(_CORETYPE, None)
+        if kernels is not None:
+            os.environ[_CORETYPE] = kernels
+        library.gotoblas_dynamic_quit()
+        library.gotoblas_dynamic_init()
+
+    if library is None or not hasattr(library, "gotoblas_dynamic_init"):
+        yield False
+        return
+    try:
+        choose(name)
+        yield library.scipy_openblas_get_corename64_().decode() == name
+    finally:
+        choose(before)
 
 
 @cache

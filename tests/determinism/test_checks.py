@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import TRIED_IN, Configure, rows, run_train, small
@@ -14,8 +15,12 @@ from torch import Tensor, nn
 
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.determinism import kernels, switches
-from rltemplate.determinism.checks import check_repeats, check_rows
+from rltemplate.determinism.checks import check_repeats, check_rows, differing_rows
+from rltemplate.determinism.levels import prepared
+from rltemplate.determinism.libraries import openblas_kernels
+from rltemplate.determinism.machine import cpu_identity
 from rltemplate.interfaces import ConfigError, ForwardPass
 from rltemplate.learning.networks import mlp
 from rltemplate.run.training_run import check_level
@@ -50,6 +55,70 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
         ):
             check_rows(config, algorithm.forward_passes())
     algorithm.close()
+
+
+def widths(seed: int) -> tuple[int, ...]:
+    """The widths of a network: of one or two odd layers."""
+    rng = np.random.default_rng(seed)
+    return tuple(int(width) for width in rng.integers(1, 130, size=rng.integers(3, 5)))
+
+
+def pass_of(sizes: tuple[int, ...]) -> dict[str, ForwardPass]:
+    network = mlp(sizes, "tanh", torch.Generator().manual_seed(1))
+    return {"policy": ForwardPass(network, sizes[0], (2, 37))}
+
+
+AVX512 = pytest.mark.skipif("avx512f" not in cpu_identity()[1], reason="needs a CPU with AVX-512")
+
+
+@AVX512
+def test_kernels_for_haswell_hold_for_rows_where_those_for_avx_512_do_not(configure: Configure) -> None:
+    """They come along with `blas`, and are named where others were asked for."""
+    blas = "determinism=invariant", "determinism.products=blas"
+    config, other = configure(*blas), configure(*blas, "determinism.blas_kernels=SkylakeX")
+    assert config.determinism.blas_kernels == "Haswell"
+    variables = prepared({"OPENBLAS_CORETYPE": "SkylakeX"}, config.determinism, 1)
+    assert variables["OPENBLAS_CORETYPE"] == "Haswell"
+    networks, refused = [pass_of(widths(seed)) for seed in range(12)], 0
+    kernels.use("blas")
+    with openblas_kernels("SkylakeX") as usable:
+        assert usable
+        for each in networks:
+            if differing_rows(each["policy"], torch.device("cpu")) is not None:
+                refused += 1
+                with pytest.raises(ConfigError, match=r"; use determinism\.blas_kernels=Haswell$"):
+                    check_rows(other, each)
+    assert refused > len(networks) // 2
+    with openblas_kernels("Haswell"):
+        assert all(check_rows(config, each)["holds"] for each in networks)
+
+
+def test_kernels_come_along_with_blas_only_and_stay_as_they_were_recorded(configure: Configure) -> None:
+    for words in (["determinism=fast"], ["determinism=repeat"], ["determinism=invariant"]):
+        assert configure(*words).determinism.blas_kernels is None
+    values = to_dict(configure("determinism=invariant", "determinism.products=blas"))
+    values["determinism"]["blas_kernels"] = None  # a run of before, whose bits are those of its machine
+    assert from_dict(values).determinism.blas_kernels is None
+
+
+def test_only_what_was_tried_is_recommended(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure("determinism=invariant", "determinism.products=padded", "device=cpu")
+    chosen: list[str] = []
+
+    def crossed(x: Tensor) -> Tensor:  # no way of products makes its rows independent
+        chosen.append(kernels.chosen.products)
+        return x + x.mean()
+
+    kernels.use("padded")
+    with pytest.raises(ConfigError, match=r"; use determinism=repeat$"):
+        check_rows(config, {"policy": ForwardPass(crossed, 3, (4,))})
+    assert "blas" in chosen
+    assert kernels.chosen.products == "padded"
+    # Without the kernels, or another one among the networks that does not hold.
+    monkeypatch.setattr("rltemplate.determinism.checks.blas_kernels", lambda _: None)
+    kernels.use("plain")
+    with pytest.raises(ConfigError, match=r"; use determinism=repeat$"):
+        check_rows(config, pass_of((11, 64, 64, 3)) | {"value": ForwardPass(crossed, 3, (4,))})
 
 
 @pytest.mark.parametrize("level", ["fast", "repeat"])
