@@ -47,7 +47,8 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdi
 class Code:
     """The code of a recorded run in the folder `project`, to run it again.
 
-    Nothing is imported from the folders `barred`. `scratch` is a folder for temporary files.
+    Nothing is imported from the folders `barred`. `scratch` is a folder for temporary files. `missing` has
+    notes on what the code lacks here, which may be the reason why it cannot be run.
     """
 
     record: RunRecord
@@ -55,6 +56,7 @@ class Code:
     project: Path
     barred: tuple[Path, ...]
     scratch: Path
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"commit {self.commit[:12]}"
@@ -125,7 +127,15 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # as tracebacks show it
         with snapshot.worktree(project, commit, scratch / "tree") as tree:
-            yield Code(record, commit, tree, (project, PROJECT), scratch)
+            missing = tuple(_missing(project, commit, record))
+            yield Code(record, commit, tree, (project, PROJECT), scratch, missing)
+
+
+def _missing(project: Path, commit: str, record: RunRecord) -> Iterator[str]:
+    if names := snapshot.submodules(project, commit):
+        yield f"submodules are not checked out: {few(names)}; what needs them fails"
+    if skipped := record.git.reasons():
+        yield f"not in the snapshot: {few(skipped)}; what needs that fails or differs"
 
 
 def check_versions(record: RunRecord) -> list[str]:

@@ -102,9 +102,14 @@ def reproduce(
         recorded = run.rows  # refuses damaged rows before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record) as code:
-            if (code.project / ".gitmodules").exists():
-                notes.append("submodules are not checked out; what needs them fails")
-            error = _run_again(run, trace, code, run_dir, children)
+            notes += code.missing
+            try:
+                error = _run_again(run, trace, code, run_dir, children)
+            except ConfigError as problem:
+                if not code.missing:
+                    raise
+                cause = str(problem).replace("\n", "; ")
+                raise ConfigError(f"{cause}\n{'; '.join(code.missing)}") from None
         # The new run has the recorded code and configuration: switched-off observers are no difference.
         made = replace(RunRecord.read(run_dir), git=record.git)
         made.write(run_dir)
@@ -269,8 +274,6 @@ def _limits(run: Run, trace: Trace) -> Iterator[str]:
         yield f"was interrupted and resumed ({len(record.resumed)}); compared with one straight run"
     if record.status != FINISHED:
         yield f"was {run.value('status')} after {trace.reach[0]:,} iterations; made again up to there"
-    if record.git.skipped:
-        yield f"not in the snapshot: {few(record.git.reasons())}; what needs that fails or differs"
     if record.determinism.level == "fast":
         yield "determinism=fast promises the same distribution of runs and not the same bits"
 

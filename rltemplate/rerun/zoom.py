@@ -92,8 +92,9 @@ class _Work:
             status = code.run("rerun.replay", words, raw_config(run_dir), run_dir, log, self.children)
             problem = last_words(log, status) if status else _not_repeated(run_dir, folder)
             if problem is not None:
+                reasons = "; ".join([problem, *code.missing])
                 raise ConfigError(
-                    f"{name}: cannot be run again here with {code}: {problem}\ninstead: "
+                    f"{name}: cannot be run again here with {code}: {reasons}\ninstead: "
                     f"{diff_command(*self.dirs)} shows what was changed, and trace=step says more"
                 )
         return folders

@@ -248,6 +248,26 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(place: Place) -> N
         assert says in place.refused(place.told(f"odd-{number}", **changed))
 
 
+def test_what_the_recorded_code_lacks_is_named_where_it_cannot_start(place: Place) -> None:
+    """A submodule, of which a commit has the name only, and a file that the snapshot left out."""
+    clone, outcome = place.clone, place.outcome()
+    git(clone, "checkout", "-q", "--detach", outcome["git"]["commit"])
+    (clone / "rltemplate" / "here.py").write_text("from lib import HERE\n")
+    git(clone, "add", "-A")
+    git(clone, "update-index", "--add", "--cacheinfo", f"160000,{outcome['git']['commit']},lib")
+    git(clone, "commit", "-q", "-m", "a module of a submodule")
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    git(clone, "checkout", "-q", "main")
+    skipped = [{"path": "weights.bin", "reason": "larger than 10 MB", "bytes": 1, "digest": None}]
+    name = place.told("lacking", git={"commit": commit, "skipped": skipped})
+    first, second = place.refused(name).split("\n")
+    assert "came to no iteration this time: ImportError: cannot import name 'HERE' from 'lib'" in first
+    assert second == (
+        "submodules are not checked out: lib; what needs them fails; not in the snapshot: weights.bin "
+        "(larger than 10 MB); what needs that fails or differs"
+    )
+
+
 def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
     begun = place.outcome()["git"]["commit"]
     for name, commit, said in (

@@ -188,6 +188,13 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
     return found
 
 
+def submodules(project: Path, commit: str) -> list[str]:
+    """The paths of submodules in a commit, which a worktree of it has as empty folders."""
+    with repository(project) as git:
+        entries = git.names("ls-tree", "-r", "-z", f"{commit}^{{tree}}")
+    return [as_text(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
+
+
 @contextmanager
 def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
     """The tree of a commit in `folder`, which must not exist, while the block runs. Raises GitError.
