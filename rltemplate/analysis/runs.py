@@ -155,12 +155,7 @@ def text_of(value: Any) -> str:
 
 def load_run(run_dir: Path) -> Run:
     """The run in a folder. Raises ConfigError if it is none, or if record or configuration is damaged."""
-    run = Run(run_dir, RunRecord.read(run_dir), raw_config(run_dir))
-    given = dict(leaves(run.config))
-    for key, kind in (("algo.name", str), ("env.id", str), ("determinism.level", str), ("seed", int)):
-        if not isinstance(given.get(key), kind):
-            raise ConfigError(f"{run.id}: {paths.CONFIG} has no {key}")
-    return run
+    return Run(run_dir, RunRecord.read(run_dir), raw_config(run_dir))
 
 
 def load_runs(run_dirs: Iterable[Path], with_rows: bool = False) -> tuple[list[Run], list[str]]:

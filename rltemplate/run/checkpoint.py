@@ -16,16 +16,18 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import xxhash
+from msgspec import Meta
 
 from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
 from rltemplate.run.paths import steps_of
+from rltemplate.run.validation import parse_json, read_bytes, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +50,21 @@ class Checkpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run."""
+
+    version: int
+    state: str
+    chunks: dict[Annotated[str, Meta(pattern=r"^experience_\d{1,18}_\d{1,18}\.pt$")], str]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """Writes the checkpoints of a run, and keeps the newest `keep`."""
 
@@ -66,8 +83,8 @@ class Checkpoints:
         try:
             chunks = {} if replay is None else self._write_chunk(path.parent, replay)
             replace_file(path, lambda file: _save(file, state))
-            manifest = {"version": VERSION, "state": _digest(path), "chunks": chunks, "config": self.config}
-            text = json.dumps(manifest).encode()
+            manifest = Manifest(VERSION, _digest(path), chunks, dict(self.config))
+            text = json.dumps(asdict(manifest)).encode()
             sealed = [xxhash.xxh3_128_hexdigest(text).encode(), b"\n", text]
             replace_file(path.with_suffix(".json"), lambda file: file.writelines(sealed))
         except BaseException:
@@ -80,7 +97,7 @@ class Checkpoints:
         """Write the newest transitions as a chunk; all chunks of the new checkpoint, with digests."""
         held: dict[str, str] = {}
         with contextlib.suppress(IndexError, ConfigError):  # nothing readable: write all
-            held = _read_manifest(list_checkpoints(self.run_dir)[-1])["chunks"]
+            held = _read_manifest(list_checkpoints(self.run_dir)[-1]).chunks
         came = replay.since(max((_range(name)[1] for name in held), default=0))
         first = replay.added - len(next(iter(came.values())))
         oldest = replay.added - replay.capacity
@@ -141,7 +158,7 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
             checkpoint.with_suffix(".json").unlink()
             continue
         try:
-            needed |= {checkpoint.name, *_read_manifest(checkpoint)["chunks"]}
+            needed |= {checkpoint.name, *_read_manifest(checkpoint).chunks}
         except ConfigError:
             return  # it may need any chunk, and the user may have a copy of it
     for path in (run_dir / paths.CHECKPOINTS).glob("*"):
@@ -149,16 +166,17 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
             path.unlink(missing_ok=True)
 
 
-def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+def _read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises Damaged, or ConfigError for one of another version."""
     path = checkpoint.with_suffix(".json")
     with _reading(path):
-        digest, _, text = path.read_bytes().partition(b"\n")
+        digest, _, text = read_bytes(path).partition(b"\n")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
-    manifest: dict[str, Any] = json.loads(text)
-    if manifest["version"] != VERSION:
+    values = parse_json(text, str(path), finite=False)
+    if typed(values, _Head, str(path)).version != VERSION:
         raise ConfigError(f"{path} was made by another version of this code, which can read it")
-    return manifest
+    return typed(values, Manifest, str(path))
 
 
 def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
@@ -168,13 +186,13 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     manifest = _read_manifest(path)
-    for name, digest in {path.name: manifest["state"], **(manifest["chunks"] if experience else {})}.items():
+    for name, digest in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
         file = path.with_name(name)
         with _reading(file):
             found = _digest(file)
         if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
-    return Checkpoint(path, _load(path), manifest["config"], manifest["chunks"])
+    return Checkpoint(path, _load(path), manifest.config, manifest.chunks)
 
 
 def _load(path: Path, mmap: bool = False) -> dict[str, Any]:

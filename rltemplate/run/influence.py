@@ -29,6 +29,8 @@ _IDLE_PACKAGES = {
     *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
+    # reading of records
+    "msgspec",
     # searching
     *("optuna", "alembic", "colorlog", "mako", "sqlalchemy", "tqdm"),
     # the site

@@ -27,7 +27,9 @@ def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
         (sum(map(len, made)), name)
         for name, env_id, *made in _in_files()
         if env_id == env["id"]
-        and all(part.items() <= env.get(key, {}).items() for key, part in zip(_MADE_WITH, made, strict=True))
+        and all(
+            part.items() <= (env.get(key) or {}).items() for key, part in zip(_MADE_WITH, made, strict=True)
+        )
     ]
     return max(fitting)[1] if fitting else str(env["id"])
 

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
-import yaml
+import msgspec
+from msgspec import Meta
 
 from rltemplate.config.command_args import nearest
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.record import FINISHED, RunRecord
+from rltemplate.run.validation import parse_yaml, read_bytes, read_text, typed
 
 Row = dict[str, float]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
+_ROW = msgspec.json.Decoder(dict[str, Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | None])
+_MAX_CONFIG_BYTES = 4_000_000
+_MAX_METRICS_BYTES = 2_000_000_000
+
+
+class _Algo(TypedDict):
+    name: str
+
+
+class _Env(TypedDict):
+    id: str
+    kwargs: NotRequired[dict[str, Any] | None]
+    wrappers: NotRequired[dict[str, Any] | None]
+    training_wrappers: NotRequired[dict[str, Any] | None]
+    max_episode_steps: NotRequired[int | None]
+
+
+class _Determinism(TypedDict):
+    level: str
+
+
+class RecordedConfig(TypedDict):
+    """The part of a configuration, of any version, that every reader of runs needs."""
+
+    seed: int
+    algo: _Algo
+    env: _Env
+    determinism: _Determinism
+    total_env_steps: int
+    logger: NotRequired[dict[str, Any]]
 
 
 def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
@@ -55,14 +86,11 @@ def raw_config(run_dir: Path) -> dict[str, Any]:
     """The values of a run's `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
     path = run_dir / paths.CONFIG
     try:
-        # libyaml is ten times as fast, and PyYAML's wheels include it.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict) or not isinstance(values.get("algo"), dict):
-        raise ConfigError(f"{path} is damaged: it holds no configuration")
-    return {str(key): value for key, value in values.items()}
+        values = parse_yaml(read_text(path, most=_MAX_CONFIG_BYTES), str(path))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    typed(values, RecordedConfig, str(path))
+    return values  # type: ignore[no-any-return]
 
 
 def _last_or_best(text: str, run_dirs: list[Path], none: str) -> Path:
@@ -117,15 +145,15 @@ def read_metrics(run_dir: Path) -> list[Row]:
     be read.
     """
     name = f"{run_dir.name}: {paths.METRICS}"
-    with in_a_line(f"{name} cannot be read"):
-        if not (run_dir / paths.METRICS).exists():
-            return []
-        lines = (run_dir / paths.METRICS).read_bytes().split(b"\n")[:-1]
+    try:
+        lines = read_bytes(run_dir / paths.METRICS, name, _MAX_METRICS_BYTES).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
     rows = []
     for number, row in enumerate(map(parse_row, lines), start=1):
         if row is None:
             raise ConfigError(
-                f"{name}: line {number} is damaged; expected env_steps and other names with numbers"
+                f"{name}: line {number:,} is damaged; expected env_steps and other names with numbers"
             )
         rows.append({key: math.nan if value is None else value for key, value in row.items()})
     return rows
@@ -134,11 +162,10 @@ def read_metrics(run_dir: Path) -> list[Row]:
 def parse_row(line: bytes) -> dict[str, float | None] | None:
     """A line of `metrics.jsonl`; None if it is damaged."""
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = _ROW.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    whole = isinstance(row, dict) and "env_steps" in row
-    return row if whole and all(type(value) in (int, float, type(None)) for value in row.values()) else None
+    return row if isinstance(row.get("env_steps"), int) else None
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

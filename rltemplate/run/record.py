@@ -6,11 +6,10 @@ null. Times are UTC; `duration_s` comes from a clock that cannot be set back.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.paths import RECORD, SWEEP_INDEX
+from rltemplate.run.validation import parse_json, read_text, typed
 
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
@@ -65,7 +65,7 @@ class ResumedPart:
     checkpoint: str | None = None
     interruption: str | None = None
     error: str | None = None
-    changed: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, list[Any]] = field(default_factory=dict)  # old and new value, or names, by key
     notes: list[str] = field(default_factory=list)
     commit: str | None = None
 
@@ -104,27 +104,20 @@ class RunRecord:
         """The record of the run in a folder. Raises ConfigError if there is none or it is damaged."""
         path = run_dir / RECORD
         try:
-            text = path.read_text(encoding="utf-8")
+            return cls.parse(read_text(path), str(path))
         except FileNotFoundError:
             raise ConfigError(f"{run_dir} is no run folder: it has no {RECORD}") from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
-        return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, name: str) -> RunRecord:
         """The record in `text`, called `name` in errors. Keys of other versions are left out."""
-        try:
-            values = json.loads(text)
+        values = parse_json(text, name)
+        if isinstance(values, dict):
             if (schema := values.get("schema")) != SCHEMA_VERSION:
                 raise ConfigError(f"{name} has schema {schema!r}; this version reads schema {SCHEMA_VERSION}")
-            for key, kind in _NESTED.items():
-                if values.get(key) is not None:
-                    values[key] = _known(kind, values[key])
-            values["resumed"] = [_known(ResumedPart, part) for part in values.get("resumed") or []]
-            return _known(cls, values)  # type: ignore[no-any-return]
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{name} is damaged: {error}") from None
+            values = _without_nulls(values)
+            values |= {key: _without_nulls(values[key]) for key in _NESTED if key in values}
+        return typed(values, cls, name)
 
     def write(self, run_dir: Path) -> None:
         """Put the record in place in one step. Raises OSError if the disk does not take it."""
@@ -142,13 +135,12 @@ class RunRecord:
         return strict_json(values, indent=2) + "\n"
 
 
-_NESTED = {"sweep": SweepMembership, "git": GitRecord, "determinism": DeterminismFacts, "trace": TraceFacts}
+_NESTED = ("sweep", "git", "determinism", "trace")
 
 
-def _known(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass from its known fields that have a value; missing ones get their defaults."""
-    names = {each.name for each in fields(kind)}
-    return kind(**{key: part for key, part in values.items() if key in names and part is not None})
+def _without_nulls(values: Any) -> Any:
+    """A mapping without its nulls, which an earlier version wrote for facts that have a default now."""
+    return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
 
 def this_process() -> dict[str, Any]:
@@ -172,6 +164,11 @@ class SweepJob:
     exit_status: int | None = None
     final_return: float | None = None
     problem: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> SweepJob:
+        """The job in a file. Raises ConfigError for a damaged one."""
+        return typed(parse_json(read_text(path), str(path)), cls, str(path))
 
     def run(self, folder: Path) -> Path | None:
         """Folder of the job's run, where `folder` is that of the sweep."""
@@ -201,15 +198,14 @@ class SweepRecord:
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
-        """The record of the sweep in `folder`. Raises ConfigError for one of another version."""
+        """The record of the sweep in `folder`. Raises ConfigError for a missing or damaged one."""
+        path = folder / SWEEP_INDEX
         try:
-            values = json.loads((folder / SWEEP_INDEX).read_text(encoding="utf-8"))
-            values["snapshot"] = _known(GitRecord, values.get("snapshot", {}))
-            texts = [path.read_text(encoding="utf-8") for path in folder.glob("job_*.json")]
-            values["jobs"] = sorted((SweepJob(**json.loads(text)) for text in texts), key=lambda job: job.job)
-            return cls(**values)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{folder / SWEEP_INDEX} is damaged, or of another version: {error}") from None
+            record = typed(parse_json(read_text(path), str(path)), cls, str(path))
+            record.jobs = sorted(map(SweepJob.read, folder.glob("job_*.json")), key=lambda job: job.job)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{error.filename} is missing") from None
+        return record
 
     def write(self, folder: Path) -> None:
         replace_text(folder / SWEEP_INDEX, [strict_json(asdict(self), indent=2), "\n"])

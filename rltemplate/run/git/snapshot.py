@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import xxhash
 
@@ -47,14 +47,22 @@ MAX_NEW_BYTES = 100_000_000
 _PART_BYTES = 1_000_000
 
 
+class SkippedFile(TypedDict):
+    """A file, or a submodule (with a slash at its end), that a snapshot lacks or holds as in its base."""
+
+    path: str
+    reason: NotRequired[str]
+    bytes: NotRequired[int | None]
+    digest: NotRequired[str | None]  # None: only its size is known
+
+
 @dataclass(slots=True)
 class GitRecord:
     """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
 
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
     `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
-    `skipped` has `path`, `reason`, `bytes` and `digest` of files and submodules that it lacks, or holds as in
-    the base version. `problem` is one line with a cure.
+    `problem` is one line with a cure.
     """
 
     ref: str | None = None
@@ -63,12 +71,12 @@ class GitRecord:
     base_commit: str | None = None
     branch: str | None = None
     dirty: bool | None = None
-    skipped: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
     problem: str | None = None
 
     def reasons(self) -> list[str]:
         """The skipped files, and why each is."""
-        return [f"{each['path']} ({each['reason']})" for each in self.skipped]
+        return [f"{each['path']} ({each.get('reason', 'unknown')})" for each in self.skipped]
 
     def left_out(self) -> dict[str, tuple[int | None, str | None]]:
         """Bytes and digest of each skipped file, by path; no digest: only its size is known."""
@@ -284,7 +292,7 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
     return staged
 
 
-def _select(git: Git, paths: Iterable[bytes], skipped: list[dict[str, Any]], new: bool) -> list[bytes]:
+def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
     """Paths that may be recorded; the others are named in `skipped`."""
     taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
     for path in sizes:

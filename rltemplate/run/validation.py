@@ -1,0 +1,134 @@
+"""Files that others may have written, read into typed values; ConfigError in a line for any other content.
+
+Every file that is read back from a run folder, a sweep, a ref or a policy file comes through here: it may be
+damaged, made by another version, or made to do harm. What passes has the types that its reader declares, so
+that no code behind it needs to check them again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from rltemplate.interfaces import ConfigError
+
+MAX_BYTES = 64_000_000  # of a file that is read as a whole; the index of a large search has fifteen
+MAX_DEPTH = 32  # of nested lists and mappings
+MAX_PARTS = 1_000_000  # values at one depth; references in YAML make billions of a few lines
+_MAX_DIGITS = 300  # of an integer: a float can hold its size
+T = TypeVar("T")
+
+# libyaml is ten times as fast, and PyYAML's wheels include it.
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
+    """The content of a file, called `name` in errors. Raises ConfigError, also for pipes and for huge files.
+
+    A file that does not exist raises FileNotFoundError.
+    """
+    name = name or str(path)
+    try:
+        facts = path.stat()
+        if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):  # a pipe would wait for ever
+            raise ConfigError(f"{name} cannot be read: it is no file")
+        if facts.st_size > most:
+            raise damaged(name, f"{facts.st_size:,} bytes, and at most {most:,} are read")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:
+    """The text of a file in UTF-8, as `read_bytes` reads it."""
+    try:
+        return read_bytes(path, name, most).decode()
+    except UnicodeDecodeError as error:
+        raise damaged(name or path, f"no UTF-8 at byte {error.start:,}") from None
+
+
+def parse_json(text: str | bytes, name: str, finite: bool = True) -> Any:
+    """The values of a JSON text, with limited nesting and numbers; strict JSON if `finite` is set."""
+    number = _finite if finite else float
+    try:
+        values = json.loads(text, parse_int=_integer, parse_float=number, parse_constant=number)
+    except RecursionError:
+        raise damaged(name, _TOO_DEEP) from None
+    except ValueError as error:
+        raise damaged(name, error) from None
+    return _limited(values, name)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The values of a YAML text of plain values, with limited nesting."""
+    try:
+        depth = 0
+        # The parser of whole documents calls itself for each level, and would overflow the stack.
+        for event in yaml.parse(text, Loader=_YAML_LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise damaged(name, _TOO_DEEP)
+            # A tag makes values that are not plain, and a merge copies parts many times.
+            merges = isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]
+            if (tag := getattr(event, "tag", None)) or merges:
+                raise damaged(name, f"{tag or 'a merge (<<)'} is not read")
+        values = yaml.load(text, Loader=_YAML_LOADER)
+    except (ValueError, yaml.YAMLError) as error:
+        raise damaged(name, error) from None
+    return _limited(values, name)
+
+
+def typed(values: Any, kind: type[T], name: str) -> T:
+    """`values` as an instance of `kind`: a dataclass, a TypedDict, or a type such as `dict[str, float]`.
+
+    Nothing is converted, except whole numbers to float. Keys that `kind` does not have are left out.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise damaged(name, error) from None
+
+
+def damaged(name: object, why: object) -> ConfigError:
+    """The error about a file of the wrong content, in a line."""
+    return ConfigError(f"{name} is damaged: {' '.join(str(why).split())[:300]}")
+
+
+_TOO_DEEP = f"more than {MAX_DEPTH} levels"
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _limited(values: Any, name: str) -> Any:
+    """`values`, unless they are nested too deeply, repeat parts too often, or have keys that are no text."""
+    level = [values]
+    for _ in range(MAX_DEPTH):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        if not nested:
+            return values
+        level = []
+        for parts in nested:
+            if isinstance(parts, dict) and (odd := [key for key in parts if not isinstance(key, str)]):
+                raise damaged(name, f"its key {odd[0]} is no text")
+            level += parts.values() if isinstance(parts, dict) else parts
+            if len(level) > MAX_PARTS:
+                raise damaged(name, f"more than {MAX_PARTS:,} parts")
+    raise damaged(name, _TOO_DEEP)
