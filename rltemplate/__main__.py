@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from rltemplate.config.command_args import choose, exit_status, parse, program, readable, usage
+from rltemplate.config.terminal import escape_output
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
 
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Mistakes and signals bring a line or two on standard error.
     """
+    escape_output()
     status = 0  # also if the reader of a pipe has closed it, as in `runs | head`
     try:
         status = exit_status(lambda: _run(sys.argv[1:] if argv is None else argv))

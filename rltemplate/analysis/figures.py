@@ -6,7 +6,6 @@ blindness tell apart.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
@@ -15,13 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltemplate.analysis.experiments import Experiment, Points, points, thinned
+from rltemplate.config.terminal import escaped
 from rltemplate.run import paths
+from rltemplate.run.record import SearchRecord
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
 _MOST_POINTS = 300  # of one line; longer ones are thinned out evenly
-_STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "rltemplate", "savefig.bbox": "tight"}
+_STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "text.parse_math": False,  # names are text, also with a $ in them
+    "svg.hashsalt": "rltemplate",
+    "savefig.bbox": "tight",
+}
 
 
 class Line(NamedTuple):
@@ -75,9 +81,9 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 
 def search_chart(folder: Path) -> Chart:
     """The trials of a search, the best value so far, and how much each key matters."""
-    found = json.loads((folder / paths.SEARCH).read_text(encoding="utf-8"))
-    trials = [(each["number"], each["value"], each["state"]) for each in found["trials"]]
-    words = " ".join([f"sweep={found['sweep']}", *found["words"]])
+    found = SearchRecord.read(folder)
+    trials = [(each.number, each.value, each.state) for each in found.trials if each.value is not None]
+    words = " ".join([f"sweep={found.sweep}", *found.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
     best = list(accumulate(ended, lambda so_far, trial: (trial[0], max(so_far[1], trial[1]))))
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
@@ -88,9 +94,9 @@ def search_chart(folder: Path) -> Chart:
     ]
     title = "return by trial: dots, the best so far, and grey the pruned ones"
     panels = [Panel(title, lines, across="trial")]
-    if found["importances"]:
-        panels.append(Panel("importance", [], bars=found["importances"]))
-    return Chart(paths.safe_name(folder.name), f"Search {words}: {len(trials)} trials", panels)
+    if found.importances:
+        panels.append(Panel("importance", [], bars=found.importances))
+    return Chart(paths.safe_name(folder.name), f"Search {words}: {len(found.trials)} trials", panels)
 
 
 def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
@@ -172,7 +178,7 @@ def _drawn(chart: Chart) -> Any:
     figure.subplots_adjust(wspace=0.3, hspace=0.45)
     for number, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
-        axes.set_title(panel.title, fontsize=8, parse_math=False)
+        axes.set_title(escaped(panel.title), fontsize=8)
         axes.margins(y=0.1)  # room for the name of a level at the top
         whole = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
         if whole and not panel.bars:
@@ -185,9 +191,10 @@ def _drawn(chart: Chart) -> Any:
         for name, (low, high) in panel.levels.items():
             axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
             axes.axhline(high, color=_GREY, lw=0.6, ls="--")
-            axes.text(0.02, high, name, fontsize=6, va="bottom", transform=axes.get_yaxis_transform())
+            across = axes.get_yaxis_transform()
+            axes.text(0.02, high, escaped(name), fontsize=6, va="bottom", transform=across)
         if panel.bars:
-            axes.barh([*panel.bars][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
+            axes.barh([*map(escaped, panel.bars)][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
             axes.tick_params(axis="y", labelsize=6)
         for line in panel.lines:
             if not line.points:
@@ -198,11 +205,11 @@ def _drawn(chart: Chart) -> Any:
                 axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
             width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 and not line.dots else "o"
             style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
-            axes.plot(steps, values, color=line.color, lw=width, marker=marker, label=line.name, **style)
+            style |= {"color": line.color, "lw": width, "marker": marker, "label": escaped(line.name)}
+            axes.plot(steps, values, **style)
         _cut_bands(axes, panel)
     if count == 1 and any(line.points for line in chart.panels[0].lines):
-        for text in axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6).get_texts():
-            text.set_parse_math(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6)
     return figure
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from rltemplate.analysis.differences import diff_runs, verdict
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
+from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.lines import to_stderr
@@ -65,7 +66,7 @@ def _run_entry(run: Run, runs_dir: Path, project: Path) -> list[str]:
 def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> list[str]:
     there = [run_dir for job in record.jobs if (run_dir := job.run(folder)) is not None]
     runs, _ = load_runs(path for path in there if (path / paths.RECORD).exists())
-    if not any(run.config["logger"]["journal"] for run in runs):
+    if not any(run.config.get("logger", {}).get("journal") for run in runs):
         return []
     counts = Counter(job.status for job in record.jobs)
     results = [", ".join(f"{count} {status}" for status, count in counts.items())]
@@ -108,4 +109,4 @@ def _link(text: str, path: Path, runs_dir: Path) -> str:
 
 def _plain(text: Any) -> str:
     """Text without Markdown in it."""
-    return re.sub(r"([\\`*\[\]<])", r"\\\1", str(text))
+    return re.sub(r"([\\`*\[\]<])", r"\\\1", " ".join(escaped(str(text)).split()))

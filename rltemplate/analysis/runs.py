@@ -53,8 +53,11 @@ class Run:
     @cached_property
     def last_row(self) -> dict[str, Any]:
         """The last whole row of `metrics.jsonl`, read from its end; empty if there is none."""
+        path = self.dir / paths.METRICS
         try:
-            with (self.dir / paths.METRICS).open("rb") as file:
+            if not path.is_file():
+                return {}
+            with path.open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
                 lines = file.read().split(b"\n")[:-1]
         except OSError:
@@ -112,6 +115,11 @@ def cell(run: Run, name: str) -> str:
     if isinstance(value, float):
         # Enough digits to compare returns, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
+    return in_a_line(value)
+
+
+def in_a_line(value: Any) -> str:
+    """A value as `text_of` gives it; a text with line ends or other controls in quotes, with escapes."""
     text = text_of(value)
     return text if text.isprintable() else repr(text)
 

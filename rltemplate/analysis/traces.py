@@ -6,19 +6,22 @@ A trace lists fingerprints in causal order, so its first difference is where the
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import TRACE
-from rltemplate.run.trace import DIGEST, FORMAT, START, VERSION
+from rltemplate.run.trace import DIGEST, FORMAT, NAMES, START, VERSION
+from rltemplate.run.validation import Line, Missing, read_bytes
 
 STEP_DETAIL = "step"
+_MAX_TRACE_BYTES = 16_000_000_000
 ITERATION = "iteration"  # the event at the end of an iteration
 
 # Differences other than the fingerprint of an item; they are shown in the place of an item.
@@ -32,6 +35,8 @@ NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
 _FORMER_FORMAT = re.compile(r"[a-z0-9_]+-trace")
 
 ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
+_ITERATION = msgspec.json.Decoder(tuple[Line, int, int, Line, Line])
+_EVENT = msgspec.json.Decoder(tuple[Line, int, Line])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,23 @@ class Divergence:
     b: str
     only_a: list[str]
     only_b: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The first line of a trace."""
+
+    format: str
+    version: int
+    digest: str
+    detail: Line
+    algo: Line
+
+    @property
+    def readable(self) -> bool:
+        """True for a trace of this version, also of before the format had a name of its own."""
+        named = self.format == FORMAT or _FORMER_FORMAT.fullmatch(self.format) is not None
+        return named and (self.version, self.digest) == (VERSION, DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +137,17 @@ class Trace:
     def _line(self, number: int) -> Iterator[Any]:
         """A parsed line; if parsing or using it fails, ConfigError says that the line is damaged."""
         try:
-            yield json.loads(self.lines[number])
-        except (ValueError, TypeError, KeyError, IndexError):
+            line = self.lines[number]
+            decoder = NAMES if line.startswith(ITEMS_LINE) else _ITERATION if _ends(line) else _EVENT
+            yield decoder.decode(line)
+        except (msgspec.MsgspecError, ValueError, KeyError):
             raise ConfigError(f"{self.run}: {TRACE}: line {number + 2} is damaged") from None
+
+    @property
+    def chain(self) -> str:
+        """The chain at the end of the last iteration, which is the last line."""
+        with self._line(len(self.lines) - 1) as (*_, chain):
+            return str(chain)
 
     def whole(self, most: int | None = None) -> Trace:
         """The trace up to the end of its last whole iteration, or of its iteration `most`, counted from 1."""
@@ -144,19 +174,16 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
     """
     run = run_dir.name
     try:
-        first, *lines = (run_dir / TRACE).read_bytes().splitlines(keepends=True) or [b"{}"]
-        head = json.loads(first)
-        named = head["format"] == FORMAT or _FORMER_FORMAT.fullmatch(head["format"]) is not None
-        known = named and (head["version"], head["digest"]) == (VERSION, DIGEST)
-        trace = Trace(run, str(head["detail"]), str(head["algo"]), lines).whole()
-    except FileNotFoundError:
+        content = read_bytes(run_dir / TRACE, f"{run}: {TRACE}", _MAX_TRACE_BYTES)
+        first, *lines = content.splitlines(keepends=True) or [b""]
+        head = msgspec.json.decode(first, type=_Head)
+    except Missing:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
-    except OSError as error:
-        raise ConfigError(f"{run}: {TRACE} cannot be read, {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
-        known = False
-    if not known:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        head = None
+    if head is None or not head.readable:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
+    trace = Trace(run, head.detail, head.algo, lines).whole()
     if not trace.lines:
         raise ConfigError(f"{run}: has no iteration in {TRACE}; {when_missing}")
     return trace

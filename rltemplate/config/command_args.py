@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rltemplate.config.secrets import secret_in_value
+from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import REFUSED, ConfigError, RunError, in_a_line
 
 # Converts the text of a value; raises `ConfigError` that names the expected values.
@@ -194,7 +195,7 @@ def readable(message: str) -> str:
     )
     long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
     message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
+    return escaped(message)
 
 
 def exit_status(work: Callable[[], int | None]) -> int:

@@ -108,6 +108,8 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
             yield f"{key}={value}: {choose(value, names)}"
         elif value == [] and "low" in spec.metadata:
             yield f"{key}=[]: needs at least one value, as in {key}=[64,64]"
+        elif "low" in spec.metadata and any(isinstance(v, list | dict | str) for v in values):
+            yield f"{key}={value}: expected numbers"
         elif "low" in spec.metadata and value is not None:
             low, high, open_low = (spec.metadata[name] for name in ("low", "high", "open_low"))
             if any(not (v > low if open_low else v >= low) or not v <= high for v in values):

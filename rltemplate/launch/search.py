@@ -30,8 +30,9 @@ from rltemplate.launch.subprocesses import Children, Interrupted, last_words
 from rltemplate.launch.sweep_job import digest, say
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import lock, replace_text, strict_json
+from rltemplate.run.lines import lock
 from rltemplate.run.read import read_metrics
+from rltemplate.run.record import SearchRecord, SearchTrial
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -244,13 +245,15 @@ class _Search:
     def _write(self, importances: Mapping[str, float]) -> None:
         """Write `search.json`, which the report draws."""
         trials = [
-            {"number": each.number, "state": each.state.name, "value": each.value, "params": each.params}
+            SearchTrial(number=each.number, state=each.state.name, value=each.value, params=each.params)
             for each in self._ended()
         ]
-        found = {"words": self._args.overrides, "sweep": self._args.sweep, "trials": trials}
-        replace_text(
-            self._folder / paths.SEARCH, [strict_json(found | {"importances": importances}, indent=1)]
-        )
+        SearchRecord(
+            words=self._args.overrides,
+            sweep=self._args.sweep,
+            trials=trials,
+            importances=dict(importances),
+        ).write(self._folder)
 
     def _conclude(self) -> int:
         try:

@@ -7,7 +7,6 @@ one a minute. Everything is read from the files of jobs and runs, so that this c
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
+from rltemplate.config.terminal import escaped, raw
 from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
 from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
@@ -90,10 +90,10 @@ class SweepTable:
         """Jobs whose files have changed since the last call."""
         news = []
         for path in self._folder.glob("job_*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError):  # the disk is full, or away
+            with contextlib.suppress(OSError, ConfigError):  # the disk is full, or away
                 changed = path.stat().st_mtime_ns
                 if self._changed.get(path) != changed:
-                    job = SweepJob(**json.loads(path.read_text(encoding="utf-8")))
+                    job = SweepJob.read(path)
                     self._jobs[job.job], self._changed[path] = job, changed
                     news.append(job)
         return sorted(news, key=lambda job: job.job)
@@ -180,8 +180,9 @@ class SweepTable:
         width = shutil.get_terminal_size().columns
         # If the terminal became narrower, a line drawn before takes several rows.
         rows = sum(-(-len(line) // width) for line in self._drawn)
-        self._drawn = [line[: width - 1] for line in lines]
-        say(f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn), end="")
+        self._drawn = [escaped(line).replace("\n", " ")[: width - 1] for line in lines]
+        drawn = f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn)
+        say(drawn, end="", stream=raw(sys.stdout))
 
 
 def _title(job: SweepJob, record: SweepRecord) -> str:

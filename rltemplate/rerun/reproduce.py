@@ -141,7 +141,7 @@ def reproduce(
             verdict=verdict,
             headline=headline,
             iterations=min(again.reach[0], total),
-            digest=json.loads(again.lines[-1])[-1],
+            digest=again.chain,
             notes=notes,
             error=None if verdict == IDENTICAL else error,
             kept=None if kept is None else str(kept.absolute()),
@@ -262,7 +262,7 @@ def _limits(run: Run, trace: Trace) -> Iterator[str]:
     """Notes on obstacles to an identical run; ConfigError if no uninterrupted run can equal this one."""
     record = run.record
     for part in record.resumed:
-        changed = [*part.changed.get("code", []), *part.changed.get("libraries", [])]
+        changed = [str(each) for what in ("code", "libraries") for each in part.changed.get(what, [])]
         if part.changed.get("total_env_steps") and any(complete(run.config)[0].algo.tied_to_total()):
             changed.append("total_env_steps")
         if changed:

@@ -27,7 +27,7 @@ from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_file
 from rltemplate.run.paths import steps_of
-from rltemplate.run.validation import parse_json, read_bytes, typed
+from rltemplate.run.validation import Missing, parse_json, read_bytes, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,6 +129,8 @@ def _reading(path: Path) -> Iterator[None]:
     """Raise Damaged if the file is missing. Other errors may be temporary and raise ConfigError."""
     try:
         yield
+    except Missing as error:
+        raise Damaged(str(error)) from None
     except OSError as error:
         kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
         raise kind(f"{path} cannot be read: {error.strerror}") from None

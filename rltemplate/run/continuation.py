@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, to_dict
@@ -26,8 +28,31 @@ from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
+from rltemplate.run.validation import typed
 
 ACCEPT = "changes"
+
+
+class _RunState(TypedDict):
+    """The entry `run` of a checkpoint: progress of the observers, and the sizes of the files of lines."""
+
+    iterations: int
+    before: int
+    looked: bool
+    training_s: float
+    logged_steps: int
+    logger: dict[str, Any]
+    chain: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    sizes: dict[str, int]
+
+
+class _State(TypedDict):
+    """The part of a checkpoint that is not the algorithm's own."""
+
+    env_steps: int
+    added: NotRequired[int]
+    foreign: dict[str, Any]
+    run: _RunState
 
 
 class Continuation(NamedTuple):
@@ -46,8 +71,13 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     run_dir, config, notes = Path(job.run_dir), job.config, list[str]()
     record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
     checkpoint = newest_checkpoint(run_dir, notes.append)
-    if checkpoint is not None and "sizes" not in checkpoint.state["run"]:
-        raise ConfigError(f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code")
+    if checkpoint is not None:
+        name = str(checkpoint.path)
+        if "sizes" not in typed(checkpoint.state.get("run"), dict[str, Any], name):
+            raise ConfigError(
+                f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code"
+            )
+        typed(checkpoint.state, _State, name)
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()
         if record.status == FINISHED or (shown and config.checkpoint_every == 0):

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run.paths import LOCK
 
@@ -134,6 +135,6 @@ def _finite(value: Any) -> Any:
 
 
 def to_stderr(text: str) -> None:
-    """Write `text` to standard error, unless that is closed."""
+    """Write `text` to standard error, with escapes in the place of controls, unless that is closed."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(text), file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from rltemplate.config.command_args import nearest
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.record import FINISHED, RunRecord
-from rltemplate.run.validation import parse_yaml, read_bytes, read_text, typed
+from rltemplate.run.validation import Line, Missing, parse_yaml, read_bytes, read_text, typed
 
 Row = dict[str, float]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
 _ROW = msgspec.json.Decoder(dict[str, Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | None])
@@ -27,11 +27,11 @@ _MAX_METRICS_BYTES = 2_000_000_000
 
 
 class _Algo(TypedDict):
-    name: str
+    name: Line
 
 
 class _Env(TypedDict):
-    id: str
+    id: Line
     kwargs: NotRequired[dict[str, Any] | None]
     wrappers: NotRequired[dict[str, Any] | None]
     training_wrappers: NotRequired[dict[str, Any] | None]
@@ -39,7 +39,7 @@ class _Env(TypedDict):
 
 
 class _Determinism(TypedDict):
-    level: str
+    level: Line
 
 
 class RecordedConfig(TypedDict):
@@ -85,10 +85,7 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
 def raw_config(run_dir: Path) -> dict[str, Any]:
     """The values of a run's `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
     path = run_dir / paths.CONFIG
-    try:
-        values = parse_yaml(read_text(path, most=_MAX_CONFIG_BYTES), str(path))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    values = parse_yaml(read_text(path, most=_MAX_CONFIG_BYTES), str(path))
     typed(values, RecordedConfig, str(path))
     return values  # type: ignore[no-any-return]
 
@@ -147,7 +144,7 @@ def read_metrics(run_dir: Path) -> list[Row]:
     name = f"{run_dir.name}: {paths.METRICS}"
     try:
         lines = read_bytes(run_dir / paths.METRICS, name, _MAX_METRICS_BYTES).split(b"\n")[:-1]
-    except FileNotFoundError:
+    except Missing:
         return []
     rows = []
     for number, row in enumerate(map(parse_row, lines), start=1):

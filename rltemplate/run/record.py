@@ -17,8 +17,8 @@ from typing import Any
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
-from rltemplate.run.paths import RECORD, SWEEP_INDEX
-from rltemplate.run.validation import parse_json, read_text, typed
+from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX
+from rltemplate.run.validation import Line, Missing, parse_json, read_text, typed
 
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
@@ -40,7 +40,7 @@ class SweepMembership:
 class DeterminismFacts:
     """The level of a run, its settings as read back from the libraries, and the checks that were made."""
 
-    level: str = ""
+    level: Line = ""
     settings: dict[str, Any] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
 
@@ -75,8 +75,8 @@ class RunRecord:
     """One run. Facts that an older version did not record have their defaults."""
 
     schema: int = SCHEMA_VERSION
-    id: str
-    status: str
+    id: Line
+    status: Line
     command_line: list[str] = field(default_factory=list)
     working_directory: str | None = None
     started_at: str | None = None
@@ -105,7 +105,7 @@ class RunRecord:
         path = run_dir / RECORD
         try:
             return cls.parse(read_text(path), str(path))
-        except FileNotFoundError:
+        except Missing:
             raise ConfigError(f"{run_dir} is no run folder: it has no {RECORD}") from None
 
     @classmethod
@@ -114,7 +114,9 @@ class RunRecord:
         values = parse_json(text, name)
         if isinstance(values, dict):
             if (schema := values.get("schema")) != SCHEMA_VERSION:
-                raise ConfigError(f"{name} has schema {schema!r}; this version reads schema {SCHEMA_VERSION}")
+                raise ConfigError(
+                    f"{name} has schema {str(schema)[:20]}; this version reads schema {SCHEMA_VERSION}"
+                )
             values = _without_nulls(values)
             values |= {key: _without_nulls(values[key]) for key in _NESTED if key in values}
         return typed(values, cls, name)
@@ -158,9 +160,9 @@ class SweepJob:
 
     job: int
     overrides: list[str]
-    run_id: str | None = None
+    run_id: Line | None = None
     run_dir: str | None = None  # relative to the folder of the sweep, which may be moved with its runs
-    status: str = "not started"
+    status: Line = "not started"
     exit_status: int | None = None
     final_return: float | None = None
     problem: str | None = None
@@ -176,6 +178,35 @@ class SweepJob:
 
     def write(self, folder: Path) -> None:
         replace_text(folder / f"job_{self.job}.json", [strict_json(asdict(self), indent=2), "\n"])
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchTrial:
+    """A trial of a search that has ended: `state` is Optuna's, COMPLETE or PRUNED."""
+
+    number: int
+    state: str
+    value: float | None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchRecord:
+    """A search (`search.json`): its arguments, trials, and how much each key matters, once it has ended."""
+
+    words: list[str]
+    sweep: str
+    trials: list[SearchTrial]
+    importances: dict[str, float]
+
+    @classmethod
+    def read(cls, folder: Path) -> SearchRecord:
+        """The record of the search in `folder`. Raises ConfigError for a damaged one."""
+        path = folder / SEARCH
+        return typed(parse_json(read_text(path), str(path)), cls, str(path))
+
+    def write(self, folder: Path) -> None:
+        replace_text(folder / SEARCH, [strict_json(asdict(self), indent=1)])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,11 +231,8 @@ class SweepRecord:
     def read(cls, folder: Path) -> SweepRecord:
         """The record of the sweep in `folder`. Raises ConfigError for a missing or damaged one."""
         path = folder / SWEEP_INDEX
-        try:
-            record = typed(parse_json(read_text(path), str(path)), cls, str(path))
-            record.jobs = sorted(map(SweepJob.read, folder.glob("job_*.json")), key=lambda job: job.job)
-        except FileNotFoundError as error:
-            raise ConfigError(f"{error.filename} is missing") from None
+        record = typed(parse_json(read_text(path), str(path)), cls, str(path))
+        record.jobs = sorted(map(SweepJob.read, folder.glob("job_*.json")), key=lambda job: job.job)
         return record
 
     def write(self, folder: Path) -> None:

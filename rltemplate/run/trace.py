@@ -20,16 +20,20 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import xxhash
 
 from rltemplate.interfaces import Algorithm, Probe
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
+from rltemplate.run.validation import Line
 
 FORMAT, VERSION, DIGEST = "runlab-trace", 1, "xxh3_64"
+# A line that names the items of an event.
+NAMES = msgspec.json.Decoder(tuple[Literal["items"], Line, list[Line]])
 NO_PAST = "0" * 32  # chain before the first iteration
 RESET = "reset"  # this event happens once, and is recorded at every detail
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
@@ -113,8 +117,8 @@ class Trace(Probe):
                 for line in file:
                     self._new = []  # the file has its first line
                     if line.startswith(b'["items",'):
-                        _, event, self._names[event] = json.loads(line)
-        except (ValueError, TypeError):
+                        _, event, self._names[event] = NAMES.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             path.replace(path.with_name(paths.OLD_TRACE))
             self._new, self._names = head, {}
             self.lines.warn(f"{path} is damaged: a new one begins here, and {paths.OLD_TRACE} keeps it")

@@ -11,7 +11,7 @@ import json
 import math
 import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
@@ -22,16 +22,22 @@ MAX_BYTES = 64_000_000  # of a file that is read as a whole; the index of a larg
 MAX_DEPTH = 32  # of nested lists and mappings
 MAX_PARTS = 1_000_000  # values at one depth; references in YAML make billions of a few lines
 _MAX_DIGITS = 300  # of an integer: a float can hold its size
+# A text that is shown: an id, a status, a name.
+Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 T = TypeVar("T")
 
 # libyaml is ten times as fast, and PyYAML's wheels include it.
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
-    """The content of a file, called `name` in errors. Raises ConfigError, also for pipes and for huge files.
+class Missing(ConfigError):
+    """There is no such file."""
 
-    A file that does not exist raises FileNotFoundError.
+
+def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
+    """The content of a file, called `name` in errors.
+
+    Raises Missing if there is none, and ConfigError for others, for pipes and for huge files too.
     """
     name = name or str(path)
     try:
@@ -41,10 +47,9 @@ def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
         if facts.st_size > most:
             raise damaged(name, f"{facts.st_size:,} bytes, and at most {most:,} are read")
         return path.read_bytes()
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
+        kind = Missing if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{name} cannot be read: {error.strerror}") from None
 
 
 def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:
@@ -95,6 +100,8 @@ def typed(values: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise damaged(name, error) from None
+    except UnicodeEncodeError:  # of a text with half a character in the place of another type
+        raise damaged(name, "a text is no Unicode") from None
 
 
 def damaged(name: object, why: object) -> ConfigError:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rltemplate.interfaces import ConfigError
-from rltemplate.run.validation import parse_json, parse_yaml, read_bytes, read_text, typed
+from rltemplate.run.validation import Missing, parse_json, parse_yaml, read_bytes, read_text, typed
 
 _MERGES = "".join(f"k{i}: &k{i} {{<<: [{', '.join([f'*k{i - 1}'] * 9)}]}}\n" for i in range(1, 9))
 _COPIES = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 12))
@@ -80,7 +80,7 @@ def test_types_are_those_of_a_dataclass_and_nothing_is_converted() -> None:
 
 def test_only_files_of_a_usual_size_are_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(Missing):
         read_bytes(file)
     os.mkfifo(file)
     with pytest.raises(ConfigError, match=r"the file cannot be read: it is no file"):

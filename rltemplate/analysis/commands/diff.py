@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
-from rltemplate.analysis.runs import NOTHING, Run, cell, load_run
+from rltemplate.analysis.runs import NOTHING, Run, cell, in_a_line, load_run
 from rltemplate.config.command_args import argument, one_of
+from rltemplate.config.terminal import escaped, raw
 from rltemplate.run.git import changes
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
+
+_COLORS = {"+++": 1, "---": 1, "diff ": 1, "index ": 1, "@@": 36, "+": 32, "-": 31}  # by the start of a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +38,32 @@ def main(args: Args) -> int:
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
     found, text = diff_runs(a, b, PROJECT), None
     if found.changed_files and args.code == "full":
-        text = changes.text_between(PROJECT, a.record.git, b.record.git, sys.stdout.isatty())
+        text = changes.text_between(PROJECT, a.record.git, b.record.git)
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
-        shown = [text] if text and section == CODE else list(listed(found.differences, section))
+        shown = list(listed(found.differences, section))
         nothing = "not recorded" if section in found.not_recorded else "equal"
-        print("", section if shown else f"{section}: {nothing}", *shown, sep="\n")
+        print("", section if shown else f"{section}: {nothing}", sep="\n")
+        if text and section == CODE:
+            _print_patch(text)
+        else:
+            print(*(f"{line}\n" for line in shown), sep="", end="")
     rows = [("", "a", "b"), *_metrics(a, b)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\nmetrics at the end")
     for name, *values in rows:
         print(f"  {name:{widths[0]}}  {values[0]:>{widths[1]}}  {values[1]:>{widths[2]}}")
-    print("", *(f"note: {note}" for note in found.notes), verdict(found), sep="\n")
+    print("", *(f"note: {in_a_line(note)}" for note in found.notes), verdict(found), sep="\n")
     return 0
+
+
+def _print_patch(text: str) -> None:
+    """Print the output of `git diff`, in its colours on a terminal."""
+    stream = raw(sys.stdout)
+    for line in text.split("\n"):
+        colour = next((code for start, code in _COLORS.items() if line.startswith(start)), None)
+        shown = escaped(line)
+        print(shown if colour is None or not stream.isatty() else f"\x1b[{colour}m{shown}\x1b[m", file=stream)
 
 
 def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
@@ -55,4 +71,4 @@ def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
     names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
     for name in dict.fromkeys(("steps", *names, "duration")):
         if (values := (cell(a, name), cell(b, name))) != (NOTHING, NOTHING):
-            yield name, *values
+            yield in_a_line(name), *values

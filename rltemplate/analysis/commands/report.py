@@ -26,6 +26,7 @@ from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.runs import SHOWN, cell, load_runs
 from rltemplate.config.command_args import argument, file, folder, make_folder, one_of
+from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.lines import replace_text
@@ -138,8 +139,8 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
     for each in _searches(run_dirs):
         try:
             searches.append(figures.search_chart(each))
-        except (ValueError, TypeError, KeyError) as error:
-            problems.append(f"{each / paths.SEARCH} is damaged: {error}")
+        except ConfigError as error:
+            problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
     html = _template().render(
         pattern=pattern,
@@ -154,8 +155,6 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
-    # Text of files may have invalid characters, which a page in UTF-8 must not have.
-    html = html.encode("utf-8", "replace").decode("utf-8")
     drawn = [chart for each in charts.values() for chart in each]
     return Report(html, drawn + searches, experiments, problems)
 
@@ -189,10 +188,15 @@ def _poster(film: Path) -> bytes:
     return file.getvalue()
 
 
+def _shown(value: Any) -> Any:
+    """A value as the page shows it: reversed directions and other controls are written as escapes."""
+    return escaped(value) if type(value) is str else value
+
+
 def _template() -> Any:
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     environment.filters["svg"] = lambda chart: b64encode(figures.svg(chart)).decode()
     environment.globals["cell"] = cell
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))

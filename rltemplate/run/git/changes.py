@@ -32,9 +32,9 @@ def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None
     return None if told is None else [*dict.fromkeys([*told.split("\0")[:-1], *hidden])]
 
 
-def text_between(project: Path, a: GitRecord, b: GitRecord, color: bool = False) -> str | None:
+def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
     """`git diff` from the code of one run to that of another; None: unknown."""
-    return _diff(project, a, b, "-p", "-M", f"--color={'always' if color else 'never'}")
+    return _diff(project, a, b, "-p", "-M", "--color=never")
 
 
 def code_digest(project: Path, side: GitRecord, matters: Callable[[str], bool]) -> str | None:

@@ -28,9 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 import xxhash
+from msgspec import Meta
 
 from rltemplate.config.secrets import LIKELY, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
@@ -50,7 +51,7 @@ _PART_BYTES = 1_000_000
 class SkippedFile(TypedDict):
     """A file, or a submodule (with a slash at its end), that a snapshot lacks or holds as in its base."""
 
-    path: str
+    path: Annotated[str, Meta(pattern=r"[^./]")]
     reason: NotRequired[str]
     bytes: NotRequired[int | None]
     digest: NotRequired[str | None]  # None: only its size is known

@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rltemplate.config.terminal import escaped, raw
 from rltemplate.run.names import differences
 from rltemplate.run.paths import from_here
 from rltemplate.run.sinks.sink import Row, RunFacts, Sink
@@ -57,7 +58,7 @@ class ConsoleSink(Sink):
         self._facts = facts
         algo, env, total = (facts.config[key] for key in ("algo", "env", "total_env_steps"))
         self._total = max(1, total)
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = raw(sys.stderr if stream is None else stream)
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
@@ -85,6 +86,7 @@ class ConsoleSink(Sink):
 
     def note(self, text: str) -> bool:
         """Write a line, above the panel if there is one."""
+        text = escaped(text)
         if self._live is not None:
             from rich.text import Text
 
@@ -136,6 +138,7 @@ class ConsoleSink(Sink):
         from rich.columns import Columns
         from rich.console import Group
         from rich.constrain import Constrain
+        from rich.markup import escape
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -157,8 +160,8 @@ class ConsoleSink(Sink):
         about = [f"[yellow]{self._activity}[/]"] if self._activity else []
         panel = Panel(
             Group(progress, Columns(shown, equal=True, padding=(0, 3)), *about),
-            title=f"{self._title}, {config['determinism']['level']}",
-            subtitle=f"[dim]{self._run_dir}[/]",
+            title=escape(escaped(f"{self._title}, {config['determinism']['level']}")),
+            subtitle=f"[dim]{escape(escaped(str(self._run_dir)))}[/]",
             title_align="left",
             subtitle_align="right",
         )

@@ -1,0 +1,104 @@
+"""Text of others is shown on a terminal, and never obeyed."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, environment, git, write_run
+
+from rltemplate.__main__ import main
+from rltemplate.analysis.commands import diff
+from rltemplate.config.terminal import escaped
+from rltemplate.run import paths
+from rltemplate.run.lines import to_stderr
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202egnp.exe\u2066\x08"
+OBEYED = [each for each in EVIL if not each.isprintable()]
+
+
+def on_a_terminal(*command: str, cwd: Path) -> str:
+    """The output of a command whose streams are a terminal."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment(TERM="xterm"), stdout=slave, stderr=slave
+    ) as process:
+        os.close(slave)
+        said = b""
+        try:
+            while part := os.read(master, 65536):
+                said += part
+        except OSError:  # the end of the process
+            pass
+    os.close(master)
+    assert process.returncode in (0, 2), said
+    return said.decode()
+
+
+def test_only_what_is_no_text_is_escaped() -> None:
+    kept = "é 漢\xa0\U0001f600\ttab\nline \\x1b"
+    assert escaped(kept) == kept
+    assert escaped("\x1b[31mred\x1b[0m") == "red"
+    assert (
+        escaped("a\x1b[2J\r\x00\x7f\u202e\u200f\u2028\ud800") == r"a\x1b[2J\r\x00\x7f\u202e\u200f\u2028\ud800"
+    )
+
+
+def test_a_line_of_a_run_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    to_stderr(f"other variables: {EVIL}")
+    assert not [each for each in OBEYED if each in capsys.readouterr().err]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("runs show=note,error", "stats", "stats by=note", "report", "resume run=runs/ppo-Thing/run-2"),
+        *("diff a=run-1 b=runs/ppo-Thing/run-2", "compare a=run-1 b=runs/ppo-Thing/run-2"),
+        *("runs note=x", "film run=runs/ppo-Thing/run-2", "reproduce run=runs/ppo-Thing/run-2"),
+    ],
+)
+def test_no_command_lets_a_terminal_obey_files_of_others(tmp_path: Path, words: str) -> None:
+    write_run(tmp_path / "runs", 1)
+    facts: dict[str, Any] = {"error": EVIL, "overrides": ["env=Thing", f"x={EVIL}"], "machine": {EVIL: EVIL}}
+    config = {"note": EVIL, "algo": {"gamma": EVIL, EVIL: 1}}
+    evil = write_run(
+        tmp_path / "runs", 2, config=config, final_metrics={EVIL: 1.0, "eval/return": 1.0}, **facts
+    )
+    write_run(tmp_path / "runs", 3, id=EVIL, status=EVIL)
+    (evil / paths.TRACE).write_text(f"{EVIL}\n")
+    (evil.parent / EVIL.replace("/", "")).mkdir()
+    (evil.parent / EVIL.replace("/", "") / paths.RECORD).write_text("{")
+    command = (sys.executable, "-P", "-m", "rltemplate", *words.split())
+    said = on_a_terminal("env", f"PYTHONPATH={ROOT}", *command, cwd=tmp_path)
+    assert not [each for each in OBEYED if each in said], said
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_patch_is_shown_in_colours_and_its_text_is_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "-q")
+    for number, text in enumerate(("a = 1\n", f"a = 2  # {EVIL}\x1b[8mhidden\n"), start=1):
+        (tmp_path / "new.py").write_text(text)
+        git(tmp_path, "add", "new.py")
+        write_run(tmp_path / "runs", number, git={"tree": git(tmp_path, "write-tree").strip()})
+    terminal = _Terminal()
+    monkeypatch.setattr(diff, "PROJECT", tmp_path)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["diff", "a=run-1", "b=run-2", "code=full", f"runs_dir={tmp_path / 'runs'}"]) == 0
+    said = terminal.getvalue()
+    assert "\x1b[31m-a = 1\x1b[m\n" in said
+    assert r"\x1b]0;owned\x07" in said
+    assert "\x1b[8m" not in said
+    assert {each for each in said if not each.isprintable()} <= {"\n", "\x1b"}
