@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
-from rltemplate.analysis.runs import Run, in_a_line, load_run
+from rltemplate.analysis.runs import Run, load_run, single_line
 from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
@@ -213,4 +213,4 @@ def report(comparison: Comparison) -> str:
         lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
     if comparison.not_recorded:
         lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
-    return "\n".join([*lines, *(f"note: {in_a_line(note)}" for note in comparison.notes)])
+    return "\n".join([*lines, *(f"note: {single_line(note)}" for note in comparison.notes)])

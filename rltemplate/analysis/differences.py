@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.runs import PLANNED, Run, in_a_line
+from rltemplate.analysis.runs import PLANNED, Run, single_line
 from rltemplate.config.command_args import few
 from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 from rltemplate.run.git import changes
@@ -108,7 +108,7 @@ class Difference:
 
     @property
     def change(self) -> str:
-        one, other = in_a_line(self.a), in_a_line(self.b)
+        one, other = single_line(self.a), single_line(self.b)
         if one == other:
             return f"{one}, the same commit with other uncommitted changes"
         return f"{one} -> {other}"
@@ -269,7 +269,7 @@ def verdict(found: RunDiff) -> str:
 def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
     """Lines about the differences of a section, those that can change results first."""
     here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
-    keys = [in_a_line(one.key) for one in here]
+    keys = [single_line(one.key) for one in here]
     width = max(map(len, keys), default=0)
     for key, one in list(zip(keys, here, strict=True))[:most]:
         yield f"  {key:{width}}  {one.change}{one.remark}"

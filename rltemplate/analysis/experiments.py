@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from rltemplate.analysis import stats, targets
-from rltemplate.analysis.runs import Run, check_name, experiment_of, in_a_line, text_of
+from rltemplate.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from rltemplate.analysis.stats import Interval
 from rltemplate.config.command_args import few
 from rltemplate.run.git.changes import code_digest
@@ -178,7 +178,7 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     parts = [(dict(values), part) for (values, _), part in found.items()]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
-        Experiment(number, part, ", ".join(map(in_a_line, _words(values, part[0], parts, by))) or None)
+        Experiment(number, part, ", ".join(map(single_line, _words(values, part[0], parts, by))) or None)
         for number, (values, part) in enumerate(parts, start=1)
     ]
 

@@ -115,10 +115,10 @@ def cell(run: Run, name: str) -> str:
     if isinstance(value, float):
         # Enough digits to compare returns, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"
-    return in_a_line(value)
+    return single_line(value)
 
 
-def in_a_line(value: Any) -> str:
+def single_line(value: Any) -> str:
     """A value as `text_of` gives it; a text with line ends or other controls in quotes, with escapes."""
     text = text_of(value)
     return text if text.isprintable() else repr(text)

@@ -7,21 +7,24 @@ import json
 import math
 import re
 import signal
+import socket
 import urllib.request
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from hashlib import sha256
 from html import unescape
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Started, write_run, write_video
+from conftest import ROOT, Started, until, write_run, write_video
 from PIL import Image
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import aggregate, figures, stats
 from rltemplate.analysis.commands.report import Report, make_report, write_curves
 from rltemplate.analysis.figures import Panel
+from rltemplate.analysis.page_server import PageServer
 from rltemplate.run import paths
 
 EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -173,17 +176,82 @@ def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path)
     assert any("search-b" in problem for problem in report.problems)
 
 
+def request(server: PageServer, path: str, *lines: str, method: str = "GET") -> tuple[int, bytes]:
+    """Status and content of the answer to a request with these header lines, over a socket."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall("\r\n".join([f"{method} {path} HTTP/1.0", *lines, "", ""]).encode())
+        with connection.makefile("rb") as answer:
+            head, _, content = answer.read().partition(b"\r\n\r\n")
+    return int(head.split()[1]), content
+
+
+def test_a_page_is_served_at_its_address_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.html").write_text("a file")
+    (tmp_path / ".secret").write_text("a file")
+    with PageServer() as server, PageServer() as other:
+        server.show("<meta content=\"default-src 'none'; x\"></head>first")
+        at = f"127.0.0.1:{server.server_port}"
+        host, path = f"Host: {at}", f"/{server.token}"
+        assert (server.url, len(server.token)) == (f"http://{at}{path}", 32)
+        assert server.token != other.token
+        status, page = request(server, path, host)
+        assert (status, page[-5:]) == (200, b"first")
+        assert request(server, path, f"Host: localhost:{server.server_port}") == (200, page)
+        assert request(server, path, host, f"Origin: http://{at}") == (200, page)
+        assert request(server, path, host, method="HEAD") == (200, b"")
+        wrong = ("/", f"{path}/", path[:-1], f"{path}/../report.html", "/report.html", "/.secret", "/a")
+        for other_path in wrong:
+            status, content = request(server, other_path, host)
+            assert (status, b"a file" in content, b"first" in content) == (404, False, False)
+        foreign = [
+            *((), ("Host: evil.example",), (f"Host: evil.example:{server.server_port}",), (host, host)),
+            *((host, "Origin: http://evil.example"), (host, "Origin: null"), ("Host: 127.0.0.1",)),
+        ]
+        for lines in foreign:
+            status, content = request(server, path, *lines)
+            assert (status, b"first" in content) == (403, False)
+        assert request(server, path, host, method="POST")[0] == 501
+        assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_browser_loads_a_changed_page_by_a_script_that_the_page_allows() -> None:
+    with PageServer() as server:
+        tags = []
+        for text in ("first", "second", "second"):
+            policy = "default-src 'none'; img-src data:"
+            server.show(f'<meta content="{policy}"></head>{text}<script>evil()</script>')
+            with urllib.request.urlopen(server.url) as answer:
+                page, tag = answer.read().decode(), answer.headers["ETag"]
+            ours, _ = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+            assert tag in ours
+            digest = b64encode(sha256(ours.encode()).digest()).decode()
+            allowed = f"default-src 'none'; script-src 'sha256-{digest}'; connect-src 'self'; img-src data:"
+            assert f'content="{allowed}"' in page
+            with urllib.request.urlopen(urllib.request.Request(server.url, method="HEAD")) as answer:
+                assert answer.headers["ETag"] == tag
+            tags.append(tag)
+        assert tags[0] != tags[1] == tags[2]
+
+
 @pytest.mark.long
-def test_a_watched_report_is_served_and_written_again_when_a_run_has_changed(tmp_path: Path) -> None:
+def test_a_watched_report_is_written_again_when_a_run_has_changed(tmp_path: Path) -> None:
+    """Also after a moment without a run."""
     run = write_run(tmp_path / "runs", 1, [1.0, 2.0])
     watching = Started(ROOT, tmp_path, tmp_path / "log", "report", "watch=true")
     watching.until(lambda: "until Ctrl-C" in watching.said)
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/report\.html", watching.said)
-    assert "777" not in urllib.request.urlopen(address).read().decode()
-    with (run / paths.METRICS).open("a") as file:
-        file.write('{"env_steps": 777, "wall_time_s": 3, "eval/return": 3.0}\n')
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}\b", watching.said)
+    assert "777333111" not in text_of(urllib.request.urlopen(address).read().decode())
+    (tmp_path / "runs").rename(tmp_path / "away")
+    watching.until(lambda: "no run folders there" in watching.said)
+    assert "run-1" in urllib.request.urlopen(address).read().decode()
+    with (tmp_path / "away" / run.relative_to(tmp_path / "runs") / paths.METRICS).open("a") as file:
+        file.write('{"env_steps": 777333111, "wall_time_s": 3, "eval/return": 3.0}\n')
+    (tmp_path / "away").rename(tmp_path / "runs")
     watching.until(lambda: watching.said.count("written") == 2)
-    assert "777" in urllib.request.urlopen(address).read().decode()
+    until(lambda: "777333111" in text_of(urllib.request.urlopen(address).read().decode()), 10)
     watching.process.send_signal(signal.SIGINT)
     watching.end(0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
-from rltemplate.analysis.runs import NOTHING, Run, cell, in_a_line, load_run
+from rltemplate.analysis.runs import NOTHING, Run, cell, load_run, single_line
 from rltemplate.config.command_args import argument, one_of
 from rltemplate.config.terminal import escaped, raw
 from rltemplate.run.git import changes
@@ -53,7 +53,7 @@ def main(args: Args) -> int:
     print("\nmetrics at the end")
     for name, *values in rows:
         print(f"  {name:{widths[0]}}  {values[0]:>{widths[1]}}  {values[1]:>{widths[2]}}")
-    print("", *(f"note: {in_a_line(note)}" for note in found.notes), verdict(found), sep="\n")
+    print("", *(f"note: {single_line(note)}" for note in found.notes), verdict(found), sep="\n")
     return 0
 
 
@@ -71,4 +71,4 @@ def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
     names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
     for name in dict.fromkeys(("steps", *names, "duration")):
         if (values := (cell(a, name), cell(b, name))) != (NOTHING, NOTHING):
-            yield in_a_line(name), *values
+            yield single_line(name), *values

@@ -8,15 +8,12 @@ from __future__ import annotations
 import csv
 import os
 import sys
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +21,9 @@ from urllib.parse import quote
 
 from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
-from rltemplate.analysis.runs import SHOWN, cell, load_runs
-from rltemplate.config.command_args import argument, file, folder, make_folder, one_of
+from rltemplate.analysis.page_server import PageServer
+from rltemplate.analysis.runs import SHOWN, cell, load_runs, single_line
+from rltemplate.config.command_args import argument, file, folder, make_folder, one_of, readable
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
@@ -44,8 +42,8 @@ class Args:
 
     The page holds all that it shows, so that it can be read without a network. Without `out=` it is
     `report.html` two folders above the runs. `figures=FOLDER` also writes each figure as PNG and SVG, and
-    the curves as CSV. `watch=true` serves the page on this machine until Ctrl-C, and writes it again when
-    runs have changed.
+    the curves as CSV. `watch=true` serves the page on this machine until Ctrl-C, at an address that only you
+    know, and writes it again when runs have changed; a browser that shows it follows.
     """
 
     runs: str = argument(default="runs/*/*")
@@ -57,34 +55,39 @@ class Args:
 def main(args: Args) -> int:
     """Write the page, and print its place."""
     out = args.out or find_run_dirs(args.runs)[0].parent.parent / "report.html"
-    seen = _state(args)
-    _write(args, out)
-    if args.watch == "true":
-        with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=out.parent)) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            print(f"http://127.0.0.1:{server.server_port}/{quote(out.name)} until Ctrl-C", flush=True)
-            with suppress(KeyboardInterrupt):
-                while True:
-                    time.sleep(_WATCH_EVERY_S)
-                    if (now := _state(args)) != seen:
-                        seen = now
-                        _write(args, out)
-            server.shutdown()
+    if args.watch == "false":
+        _write(args, out)
+        return 0
+    with PageServer() as server, suppress(KeyboardInterrupt):
+        seen = _state(args)
+        server.show(_write(args, out))
+        print(f"{server.url} until Ctrl-C", flush=True)
+        while True:
+            time.sleep(_WATCH_EVERY_S)
+            if (now := _state(args)) == seen:
+                continue
+            seen = now
+            try:
+                server.show(_write(args, out))
+            except (ConfigError, OSError) as error:  # runs are moved or written now: the last page stays
+                print(f"note: {readable(str(error))}", file=sys.stderr, flush=True)
     return 0
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 def _state(args: Args) -> dict[Path, int]:
-    """The times at which the sources of a report were written."""
-    dirs = find_run_dirs(args.runs)
+    """The times at which the sources of a report were written; empty while there are no runs."""
+    try:
+        dirs = find_run_dirs(args.runs)
+    except ConfigError:
+        return {}
     names = (paths.RECORD, paths.METRICS, paths.VIDEOS)
     files = [each / name for each in dirs for name in names]
     files += [each / paths.SEARCH for each in _searches(dirs)]
-    return {file: file.stat().st_mtime_ns for file in files if file.exists()}
+    times = dict[Path, int]()
+    for source in files:
+        with suppress(OSError):
+            times[source] = source.stat().st_mtime_ns
+    return times
 
 
 def _searches(run_dirs: Sequence[Path]) -> list[Path]:
@@ -93,18 +96,20 @@ def _searches(run_dirs: Sequence[Path]) -> list[Path]:
     return [file.parent for home in homes for file in sorted(home.glob(f"{paths.SWEEPS}/*/{paths.SEARCH}"))]
 
 
-def _write(args: Args, out: Path) -> None:
+def _write(args: Args, out: Path) -> str:
+    """Write the page and the figures; the page."""
     report = make_report(find_run_dirs(args.runs), args.runs, out.parent)
     with in_a_line(f"out={out} cannot be written"):
         replace_text(out, [report.html])
     for problem in report.problems:
-        print(f"note: {problem if problem.isprintable() else repr(problem)}", file=sys.stderr)
+        print(f"note: {single_line(problem)}", file=sys.stderr)
     print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)", flush=True)
     if args.figures is not None:
         make_folder("figures", args.figures)
         figures.write(report.charts, args.figures)
         write_curves(report.experiments, args.figures / "curves.csv")
         print(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
+    return report.html
 
 
 class Film(NamedTuple):

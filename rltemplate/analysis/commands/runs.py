@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, in_a_line, load_runs, text_of
+from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, single_line, text_of
 from rltemplate.config.command_args import argument, json_flag, rest, whole
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
@@ -58,7 +58,7 @@ def main(args: Args) -> int:
     there = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
     every, problems = load_runs(sorted(there))
     for problem in problems:
-        print(f"note: {in_a_line(problem)}", file=sys.stderr)
+        print(f"note: {single_line(problem)}", file=sys.stderr)
     runs = sorted(every, key=lambda run: (run.record.started_at or "~", run.id))
     for text in args.filters:
         key, _, wanted = (part.strip() for part in text.partition("="))

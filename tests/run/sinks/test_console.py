@@ -117,6 +117,26 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
     assert last[-1] == "next: make resume run=runs/the-id"
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_names_are_neither_markup_nor_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    facts = run_facts(Path("/runs/[/]\x1b]0;x\x07[red]"))
+    facts.config["env"]["id"] = "[bold]A-v0\u202e"
+    console = ConsoleSink(facts, stream := _Terminal())
+    console.write({"env_steps": 1000, "wall_time_s": 1.0})
+    console.note("[/]\x1b]0;x\x07")
+    console.close("finished", {})
+    said = stream.getvalue()
+    assert said.count(r"[bold]A-v0\u202e") > 1
+    assert said.count(r"/runs/[/]\x1b]0;x\x07[red]") > 1
+    assert "\x1b]" not in said
+
+
 def test_a_sink_that_cannot_be_made_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configure: Configure
 ) -> None:

@@ -1,0 +1,99 @@
+"""One page for the browser of this user: served from memory at one path, which only this user knows.
+
+Other users of the machine can connect, and so can pages of other sites through the user's browser, also under
+a name that they let point here (DNS rebinding). So the path has a random token in it, and a request must name
+this server as its host and come from no other origin. No file is ever served.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from base64 import b64encode
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_ADDRESS = "127.0.0.1"
+_RELOAD = """setInterval(async () => {
+  try {
+    const now = await fetch(location.pathname, {method: "HEAD", cache: "no-store"});
+    if (now.ok && now.headers.get("ETag") !== '"%s"') location.reload();
+  } catch {}
+}, 1000);"""
+_NOTHING = b"Only the report is served here. Its films open from the file of the report.\n"
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves a page until its block ends; the browser loads it again when it has changed."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((_ADDRESS, 0), _Handler)
+        self.token = secrets.token_urlsafe(24)
+        self.hosts = {f"{name}:{self.server_port}" for name in (_ADDRESS, "localhost")}
+        self.page, self.tag = b"", ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{_ADDRESS}:{self.server_port}/{self.token}"
+
+    def __enter__(self) -> PageServer:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def show(self, html: str) -> None:
+        """Serve this page from now on, with the script that loads a changed page."""
+        self.tag = sha256(html.encode()).hexdigest()
+        script = _RELOAD % self.tag
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        allowed = f"default-src 'none'; script-src 'sha256-{digest}'; connect-src 'self';"
+        page = html.replace("default-src 'none';", allowed, 1)
+        self.page = page.replace("</head>", f"<script>{script}</script>\n</head>", 1).encode()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a browser that has gone away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = 10  # seconds for a request
+
+    def do_GET(self) -> None:
+        server = self.server
+        hosts, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
+        named = len(hosts) == 1 and hosts[0] in server.hosts
+        if not (named and {*origins} <= {f"http://{host}" for host in server.hosts}):
+            self._answer(403, _NOTHING)
+        elif hmac.compare_digest(self.path.encode(), f"/{server.token}".encode()):
+            self._answer(200, server.page, ETag=f'"{server.tag}"')
+        else:
+            self._answer(404, _NOTHING)
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, content: bytes, **headers: str) -> None:
+        self.send_response(status)
+        headers |= {
+            "Content-Type": f"text/{'html' if status == 200 else 'plain'}; charset=utf-8",
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
