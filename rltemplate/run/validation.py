@@ -57,7 +57,7 @@ def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:
     try:
         return read_bytes(path, name, most).decode()
     except UnicodeDecodeError as error:
-        raise damaged(name or path, f"no UTF-8 at byte {error.start:,}") from None
+        raise ConfigError(f"{name or path} cannot be read: no UTF-8 at byte {error.start:,}") from None
 
 
 def parse_json(text: str | bytes, name: str, finite: bool = True) -> Any:

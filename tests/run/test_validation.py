@@ -87,7 +87,7 @@ def test_only_files_of_a_usual_size_are_read(tmp_path: Path) -> None:
         read_bytes(file, "the file")
     file.unlink()
     file.write_bytes(b"abc\xff")
-    with pytest.raises(ConfigError, match=r"file is damaged: no UTF-8 at byte 3"):
+    with pytest.raises(ConfigError, match=r"file cannot be read: no UTF-8 at byte 3"):
         read_text(file)
     with pytest.raises(ConfigError, match=r"file is damaged: 4 bytes, and at most 3 are read"):
         read_bytes(file, most=3)
