@@ -99,7 +99,7 @@ def typed(values: Any, kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise damaged(name, error) from None
+        raise ConfigError(f"{name} is damaged, or of another version: {error}") from None
     except UnicodeEncodeError:  # of a text with half a character in the place of another type
         raise damaged(name, "a text is no Unicode") from None
 

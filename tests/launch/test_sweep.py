@@ -365,9 +365,10 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
 
 
 def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
-    for text in ('{"jobs_of_old": []}', "[]", "{"):
+    texts = {'{"jobs_of_old": []}': "of another version", "[]": "of another version", "{": "is damaged"}
+    for text, problem in texts.items():
         (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(ConfigError, match="of another version"):
+        with pytest.raises(ConfigError, match=problem):
             SweepRecord.read(tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_types_are_those_of_a_dataclass_and_nothing_is_converted() -> None:
     wrong: list[Any] = [{}, [], 5, {"name": 5}, {"name": "x", "count": True}, {"name": "x", "count": 1.0}]
     wrong += [{"name": "x", "count": "1"}, {"name": "x", "share": "1"}, {"name": "x", "of": {"y": [1]}}]
     for values in wrong:
-        with pytest.raises(ConfigError, match=r"^a file is damaged: "):
+        with pytest.raises(ConfigError, match=r"^a file is damaged, or of another version: "):
             typed(values, _Facts, "a file")
 
 
