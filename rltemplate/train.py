@@ -27,15 +27,17 @@ from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.envs.make import exits_are_errors
+from rltemplate.envs.make import check_env, exits_are_errors
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.job import Job
+from rltemplate.run.limits import check_networks, load_to_act
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.training_run import TrainingRun, check_level, settled
+from rltemplate.run.trust import check_config
 
 # A scheduler signals all processes of a job, and one of them may pass the signal on to another: a repetition
 # within this time is the same request, unless Ctrl-C was pressed twice.
@@ -132,10 +134,13 @@ def main() -> int:
     return exit_status(lambda: run(Job.from_environment()))
 
 
-def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algorithm, Envs]:
+def load_policy(
+    run_dir: Path, path: Path | None = None, trust: bool = False
+) -> tuple[Config, Algorithm, Envs]:
     """The configuration of a run and its newest policy, ready to act in a process of its own.
 
-    `path` names one of its checkpoints instead of the newest.
+    `path` names one of its checkpoints instead of the newest. `ConfigError` for a policy that cannot act, and
+    without `trust` for one that names code from elsewhere (run/trust.py).
     """
     if path is not None:
         checkpoint = load_checkpoint(path, experience=False)
@@ -146,14 +151,17 @@ def load_policy(run_dir: Path, path: Path | None = None) -> tuple[Config, Algori
     config, added = complete(checkpoint.config)
     if added:
         to_stderr(about_added(run_dir.name, added))
+    check_config(config, run_dir, trust)
+    check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)
     if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
         plain = dataclasses.replace(plain, algo=dataclasses.replace(config.algo, buffer_size=1))
+    check_env(plain.env)  # whatever it raises is said in a line
     algorithm, envs = build_algorithm(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
-    algorithm.load_state_dict(state)
+    load_to_act(algorithm, state, envs.codec.obs_size, config.env.num_envs, f"{checkpoint.path}")
     return config, algorithm, envs
 
 

@@ -155,7 +155,8 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 def _typed(values: Mapping[str, Any]) -> DictConfig:
     """The values with their types. An absent key becomes a missing value."""
-    name = values.get("algo", {}).get("name")
+    algo = values.get("algo")
+    name = algo.get("name") if isinstance(algo, Mapping) else None
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
     with _in_one_line():

@@ -88,14 +88,16 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
 
 
 def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym.Env[Any, Any]:
+    # Checked before it is called: any other callable would do what its arguments say.
     module, _, own = name.replace(":", ".").rpartition(".")
     hint = ""
     try:
         found = importlib.import_module(module or "gymnasium.wrappers")
         hint = "" if hasattr(found, own) else nearest(own, dir(found))
-        wrapped = getattr(found, own)(env, **(arguments or {}))
-        if not isinstance(wrapped, gym.Env):
-            raise TypeError(f"gives {type(wrapped).__name__}, expected one gymnasium.Env")
+        kind = getattr(found, own)
+        if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
+            raise TypeError("is no subclass of gymnasium.Wrapper")
+        wrapped = kind(env, **(arguments or {}))
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(f"{key}={arguments}: {why}; {hint}".rstrip("; ")) from error

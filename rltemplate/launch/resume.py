@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rltemplate.config.command_args import argument, one_of, program, whole
 from rltemplate.launch.command import become
+from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
-from rltemplate.run.job import resume_job
+from rltemplate.run.job import Job, resume_job
 from rltemplate.run.read import find_run
+from rltemplate.run.trust import trust_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +28,23 @@ class Args:
     total_env_steps: int | None = argument(whole(1), None)
     accept: str | None = argument(one_of(ACCEPT), None)
     num_workers: int | None = argument(whole(0), None, key="env.num_workers")
+    trust: str = trust_argument()
     runs_dir: Path = argument(Path, Path("runs"))
 
 
 def main(args: Args) -> int:
     """Check, then become the process of the run."""
     run_dir = find_run(args.run, args.runs_dir)
-    accept = args.accept is not None
-    job = resume_job(run_dir, program(), args.total_env_steps, args.num_workers, accept=accept, journal=True)
+    accept, trust = args.accept is not None, args.trust == "true"
+    changes = args.total_env_steps, args.num_workers
+    job = resume_job(run_dir, program(), *changes, trust=trust, accept=accept)
     if job is not None:
-        become(job)
+        become(replace(job, journal=_has_journal(job)))
     print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
     return 0
+
+
+def _has_journal(job: Job) -> bool:
+    """True if the run lies below its `runs_dir`, or there is a journal: a moved run makes no folder there."""
+    runs_dir = Path(job.config.runs_dir).expanduser().absolute()
+    return Path(job.run_dir).is_relative_to(runs_dir) or (runs_dir / paths.JOURNAL).is_file()

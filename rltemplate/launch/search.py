@@ -183,9 +183,9 @@ class _Search:
     def _find_run(self, trial: Trial, words: list[str]) -> tuple[Path, Job | None]:
         """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
         run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
-        if (run_dir / paths.RECORD).is_file():
-            return run_dir, resume_job(run_dir, program())
         plan = preflight([*self._args.words, *words], self._workers)
+        if (run_dir / paths.RECORD).is_file():
+            return run_dir, resume_job(run_dir, program(), typed=plan.configs[0])
         job = new_job(plan.configs[0], program(), plan.overrides[0])
         trial.set_user_attr("run_dir", job.run_dir)
         return Path(job.run_dir), job

@@ -23,8 +23,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import xxhash
 from msgspec import Meta
 
+from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
+from rltemplate.run.limits import Excess, check_archive, check_content
 from rltemplate.run.lines import replace_file
 from rltemplate.run.paths import steps_of
 from rltemplate.run.validation import Missing, parse_json, read_bytes, typed
@@ -202,12 +204,15 @@ def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
 
     with _reading(path):
         try:
+            check_archive(path)
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+            check_content(state, path.stat().st_size)
         except OSError:
             raise
+        except Excess as error:
+            raise Damaged(f"{path} is damaged: it {error}") from None
         except Exception as error:  # torch raises various errors for damaged content
-            cause = (str(error).splitlines() or [type(error).__name__])[0]
-            raise Damaged(f"{path} is damaged, torch cannot load it: {cause}") from error
+            raise Damaged(f"{path} is damaged, torch cannot load it: {first_line(error)}") from error
     return state
 
 

@@ -26,6 +26,8 @@ from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
+from rltemplate.run.limits import check_networks
+from rltemplate.run.lines import cut_file
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.run.validation import typed
@@ -73,6 +75,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None:
         name = str(checkpoint.path)
+        check_networks(config.algo, checkpoint.state, name)
         if "sizes" not in typed(checkpoint.state.get("run"), dict[str, Any], name):
             raise ConfigError(
                 f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code"
@@ -212,10 +215,10 @@ def _cut(file: Path, size: int) -> str:
     if not file.exists():
         return lacks if size else ""
     if file.stat().st_size >= size:
-        os.truncate(file, size)
+        cut_file(file, size)
         return ""
     if file.name == paths.TRACE:
         file.replace(file.with_name(paths.OLD_TRACE))
         return f"{lacks}: a new one begins there, and {paths.OLD_TRACE} keeps the old one"
-    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+    cut_file(file, file.read_bytes().rfind(b"\n") + 1)
     return lacks

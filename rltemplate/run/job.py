@@ -16,6 +16,7 @@ from rltemplate.run import paths
 from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
+from rltemplate.run.trust import check_config, check_folder, names_same_code
 
 JOB_VARIABLE = "RUNLAB_JOB"
 
@@ -87,14 +88,20 @@ def resume_job(
     command: Sequence[str],
     total_env_steps: int | None = None,
     num_workers: int | None = None,
+    trust: bool = False,
+    typed: Config | None = None,
     **further: Any,
 ) -> Job | None:
     """The job that resumes the run of a folder; None if it has finished and gets no more steps.
 
-    `further` are other fields of `Job`. Raises ConfigError for a damaged record, and a wrong total or
-    number of workers.
+    `typed` is the configuration that the user asked for, such as of a job of a sweep. `further` are other
+    fields of `Job`. Raises ConfigError for a damaged record, a wrong total or number of workers, links that
+    lead out of the folder, and without `trust` for code from elsewhere (run/trust.py).
     """
+    check_folder(run_dir)
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
+    if typed is None or not names_same_code(typed, config):
+        check_config(config, run_dir, trust, resumed=True)
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")

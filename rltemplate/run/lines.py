@@ -18,6 +18,9 @@ from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run.paths import LOCK
 
+# A run folder may have come from somebody else: a link in it may lead to any file of the user.
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def lock(folder: Path) -> Callable[[], None]:
     """Lock a folder for this process until the returned function is called, or the process ends.
@@ -27,7 +30,7 @@ def lock(folder: Path) -> Callable[[], None]:
     process has it or nothing can be written.
     """
     with in_a_line(f"{folder} cannot be written"):
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
@@ -85,7 +88,7 @@ class LineFile:
     def _write_waiting(self) -> None:
         try:
             if self._waiting and self._fd is None:
-                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o644)
             while self._waiting and self._fd is not None:
                 del self._waiting[: os.write(self._fd, self._waiting)]
         except OSError as error:
@@ -102,7 +105,8 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Put a file in place in one step: a crash or a power failure leaves the old or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process that had the same number
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -132,6 +136,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def cut_file(path: Path, size: int) -> None:
+    """Cut a file to its first bytes; raises OSError, also for a link."""
+    fd = os.open(path, os.O_WRONLY | _NO_LINK)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
 
 
 def to_stderr(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rltemplate.config.command_args import argument, json_flag, whole
 from rltemplate.rerun.policy_file import run_or_policy
+from rltemplate.run.trust import trust_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Args:
     policy: str | None = argument(default=None)
     episodes: int = argument(whole(1), 10)
     seed: int = argument(whole(0), 0)
+    trust: str = trust_argument()
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
@@ -32,7 +34,7 @@ def main(args: Args) -> int:
         from rltemplate.run.observers import evaluate
         from rltemplate.train import load_policy
 
-        config, algorithm, envs = load_policy(run_dir)
+        config, algorithm, envs = load_policy(run_dir, trust=args.trust == "true")
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
         with exits_are_errors():

@@ -16,6 +16,7 @@ from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.paths import steps_of
+from rltemplate.run.trust import check_folder, trust_argument
 
 _MOST = 6  # rows or columns
 
@@ -57,6 +58,7 @@ class Args:
     gif: str = argument(one_of("true", "false"), "false")
     seed: int = argument(whole(0), 0)
     out: Path | None = argument(mp4, None)
+    trust: str = trust_argument()
     runs_dir: Path = argument(Path, Path("runs"))
 
 
@@ -72,7 +74,9 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
     places = args.grid[0] * args.grid[1]
     episodes = args.episodes or (places if len(checkpoints) == 1 else 1)
     name = f"film_{'all' if len(checkpoints) > 1 else steps_of(checkpoints[0])}.mp4"
-    out = out or run_dir / paths.VIDEOS / name
+    if out is None:
+        check_folder(run_dir)
+        out = run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
     from rltemplate.run.lines import replace_file
@@ -81,7 +85,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
     seeds, clips = env_seeds(args.seed, "separate evaluation", episodes), list[Clip]()
     with tempfile.TemporaryDirectory() as folder:
         for checkpoint in checkpoints:
-            for path, episode_return in _record(run_dir, checkpoint, seeds, args.size, Path(folder)):
+            for path, episode_return in _record(args, run_dir, checkpoint, seeds, Path(folder)):
                 clips.append(
                     Clip(path, f"after {steps_of(checkpoint):,} steps   return {episode_return:,.1f}")
                 )
@@ -113,7 +117,7 @@ def _chosen(run_dir: Path, wanted: str) -> list[Path]:
 
 
 def _record(
-    run_dir: Path, checkpoint: Path, seeds: Sequence[int], size: int, folder: Path
+    args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], folder: Path
 ) -> Iterator[tuple[Path, float]]:
     """Play and draw an episode for each of `seeds`; its file and its return."""
     from rltemplate.envs.make import exits_are_errors, make_env
@@ -121,10 +125,10 @@ def _record(
     from rltemplate.run.video.recorder import VideoRecorder
     from rltemplate.train import load_policy
 
-    config, algorithm, envs = load_policy(run_dir, path=checkpoint)
+    config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust == "true")
     problems: list[str] = []
     recorder = VideoRecorder(
-        lambda mode: make_env(config.env, mode), problems.append, size=size, fps=config.video_fps
+        lambda mode: make_env(config.env, mode), problems.append, size=args.size, fps=config.video_fps
     )
     try:
         with exits_are_errors():

@@ -64,6 +64,14 @@ def commits(side: GitRecord) -> list[str]:
     return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
 
 
+def in_history(project: Path, commit: str) -> bool:
+    """True if an ancestor of the present commit has the code of a run's commit."""
+    with repository(project) as git:
+        ancestor = git.line("merge-base", commit, "HEAD", fine=1)
+    sides = GitRecord(commit=ancestor), GitRecord(commit=commit)
+    return bool(ancestor) and files_between(project, *sides) == []
+
+
 def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
     if {*_trees(a)} & {*_trees(b)}:
         return ""

@@ -35,6 +35,7 @@ from msgspec import Meta
 
 from rltemplate.config.secrets import LIKELY, secret_content, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
+from rltemplate.run.git.origin import mark_made_here
 from rltemplate.run.paths import CONFIG, LOCK, METRICS, REF_PREFIX, TRACE
 
 # The folder in a run's commit that is not code. It was named after the package before, which a fork renames.
@@ -126,6 +127,7 @@ def commit_run(
             same = commit is not None and git.find(f"{commit}^{{tree}}") == tree
             if not same:
                 commit = _commit(git, tree, tip or snapshot.base_commit)
+            mark_made_here(git, f"{commit}")
             if not (same and tip):
                 git("update-ref", ref, f"{commit}", tip)
             record.ref, record.commit = ref, commit

@@ -1,0 +1,180 @@
+"""Trust in files of other people: the code that a received policy, run or ref may name.
+
+A configuration names code: an environment's package and wrappers are imported, and called with the arguments
+beside them. What a user types may name anything. What came with a file may name environments that Gymnasium,
+an installed package or a committed file of this repository registers, and wrappers of Gymnasium. It may name
+anything that a run of this clone was made with. Everything else needs `trust=true`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata, util
+from importlib.machinery import ModuleSpec
+from itertools import chain
+from pathlib import Path
+from pkgutil import get_importer
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import yaml
+
+from rltemplate.config.command_args import argument, few, one_of
+from rltemplate.config.loading import complete
+from rltemplate.config.schema import Config
+from rltemplate.interfaces import ConfigError
+from rltemplate.run.git.command import repository
+from rltemplate.run.git.origin import made_here
+from rltemplate.run.git.snapshot import RESERVED
+from rltemplate.run.paths import CONFIG, PROJECT
+from rltemplate.run.record import RunRecord
+
+_GYMNASIUMS = re.compile(r"(?:gymnasium\.wrappers(?:\.\w+)*[.:])?\w+")
+# One writes files where its arguments say; the others make any environment of old Gym, by its module.
+_NOT_HARMLESS = ("RecordVideo", "GymV21Environment-v0", "GymV26Environment-v0")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def trust_argument() -> Any:
+    """The argument `trust=true` of a command."""
+    return argument(one_of("true", "false"), "false")
+
+
+def check_config(
+    config: Config, run_dir: Path, trust: bool, *, resumed: bool = False, project: Path | None = None
+) -> None:
+    """Raise `ConfigError` if the configuration of a recorded run names code that is not to be trusted.
+
+    `run_dir` has the record of the run, or none, as for a policy file. A run that is `resumed` also uses its
+    sinks. Imports nothing that the configuration names.
+    """
+    project = PROJECT if project is None else project
+    if trust or not (names := list(_foreign_names(config, resumed, project))):
+        return
+    if not _of_this_clone(config, run_dir, resumed, project):
+        raise ConfigError(
+            f"{run_dir.name}: came from elsewhere, and would use here: {few(names)}\n"
+            "without trust=true, which trusts its author, it may have wrappers of Gymnasium and environments "
+            "of installed packages or files committed here"
+        )
+
+
+def check_folder(run_dir: Path) -> None:
+    """Raise `ConfigError` if writing into a run folder might write elsewhere, or wait for ever.
+
+    A run has no links of its own. Those that W&B makes stay inside of the folder.
+    """
+    top = os.path.realpath(run_dir)
+    for folder, *names in os.walk(run_dir):
+        for path in (Path(folder, name) for name in chain(*names)):
+            if not path.is_symlink():
+                if not (path.is_file() or path.is_dir()):
+                    raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
+            elif path.parent == run_dir or not path.resolve().is_relative_to(top):
+                leads = f"{path} is a link to {path.readlink()}"
+                raise ConfigError(f"{leads}, and a run writes into its own folder only; put the files there")
+
+
+def _foreign_names(config: Config, resumed: bool, project: Path) -> Iterator[str]:
+    env = config.env
+    module, _, name = env.id.rpartition(":")
+    if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
+        yield f"env.id={env.id}"
+    for key in ("wrappers", "training_wrappers"):
+        for wrapper in getattr(env, key):
+            plain = _GYMNASIUMS.fullmatch(wrapper)
+            if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS:
+                yield f"env.{key}.{wrapper}"
+    if resumed:
+        yield from (f"logger.sinks.{name}" for name in config.logger.sinks)
+
+
+def _belongs_here(module: str, project: Path) -> bool:
+    """True if importing a module executes only installed files, and files that are committed here."""
+    specs = [*_specs(module)]
+    return bool(specs) and all(_is_installed(spec) or _is_committed(spec, project) for spec in specs)
+
+
+def _specs(module: str) -> Iterator[ModuleSpec]:
+    """A module and the packages around it, the outermost first, found without importing any; none: missing.
+
+    A package without `__init__.py` has no code, and is left out.
+    """
+    top, *rest = module.split(".")
+    if "__main__" in (top, *rest):  # which does something when it is imported
+        return
+    with suppress(ImportError, ValueError):
+        spec, name = util.find_spec(top), top
+        found = [spec]
+        for part in rest:
+            name = f"{name}.{part}"
+            found.append(None if spec is None else _inside(spec, name))
+            spec = found[-1]
+        if spec is not None:
+            yield from (each for each in found if each is not None and each.origin)
+
+
+def _inside(package: ModuleSpec, name: str) -> ModuleSpec | None:
+    """A module in a package. Python's own search would import a package without `__init__.py`."""
+    folders: list[str] = []
+    for folder in package.submodule_search_locations or ():
+        importer: Any = get_importer(folder)
+        spec: ModuleSpec | None = None if importer is None else importer.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+        folders += () if spec is None else spec.submodule_search_locations or ()
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = folders
+    return spec if folders else None
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    folders = (Path(entry) for entry in sys.path if Path(entry).name in _INSTALLED)
+    return any(Path(f"{spec.origin}").absolute().is_relative_to(folder.absolute()) for folder in folders)
+
+
+def _is_committed(spec: ModuleSpec, project: Path) -> bool:
+    """True for a file in the last commit of this repository, or of an installed package in editable form."""
+    file = Path(f"{spec.origin}").resolve()
+    for folder in (project.resolve(), *_editable_folders()):
+        with suppress(ConfigError, OSError, ValueError), repository(folder) as git:
+            inside = file.relative_to(git.top.resolve())
+            if file.is_relative_to(folder) and git.find(f"HEAD:{inside.as_posix()}"):
+                return True
+    return False
+
+
+def _editable_folders() -> Iterator[Path]:
+    for package in metadata.distributions():
+        with suppress(ValueError, AttributeError, KeyError):
+            source = json.loads(package.read_text("direct_url.json") or "{}")
+            if source.get("dir_info", {}).get("editable"):
+                yield Path(unquote(urlparse(source["url"]).path)).resolve()
+
+
+def _of_this_clone(config: Config, run_dir: Path, resumed: bool, project: Path) -> bool:
+    """True if a run of this clone was begun with the same environment (and sinks), as its commit says."""
+    with suppress(ConfigError, OSError, ValueError, yaml.YAMLError):
+        commit = RunRecord.read(run_dir).git.commit
+        with repository(project) as git:
+            if made_here(git, commit):
+                recorded = yaml.safe_load(git("cat-file", "blob", f"{commit}:{RESERVED}{CONFIG}"))
+                return names_same_code(complete(recorded)[0], config, resumed)
+    return False
+
+
+def names_same_code(a: Config, b: Config, resumed: bool = True) -> bool:
+    """True if two configurations name the same code, with the same arguments."""
+    return _named(a, resumed) == _named(b, resumed)
+
+
+def _named(config: Config, resumed: bool) -> str:
+    """The names of code with their arguments, as text, since the order of wrappers counts."""
+    env = config.env
+    further = config.logger.sinks if resumed else {}
+    return repr((env.id, env.kwargs, env.wrappers, env.training_wrappers, further))

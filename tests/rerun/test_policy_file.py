@@ -1,0 +1,450 @@
+"""Policy files of other people: what they may name, how large they may be, and their wrong shapes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from conftest import Configure, git, small
+
+from rltemplate.__main__ import main
+from rltemplate.config.loading import to_dict
+from rltemplate.rerun.policy_file import export_policy
+from rltemplate.run import trust
+from rltemplate.run.checkpoint import Checkpoints
+from rltemplate.train import build_algorithm
+
+
+@dataclass
+class Policy:
+    """The content of a policy file, to be changed and sealed again."""
+
+    manifest: dict[str, Any]
+    state: dict[str, Any]
+    name: str = "step_64"
+    packed: bytes | None = None  # in the place of the packed state
+    text: str | None = None  # in the place of the manifest
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.manifest["config"]  # type: ignore[no-any-return]
+
+    def write(self, file: Path) -> Path:
+        """Write the file with the right digests."""
+        if self.packed is None:
+            held = io.BytesIO()
+            torch.save(self.state, held)
+            self.packed = held.getvalue()
+        if "state" in self.manifest and isinstance(self.manifest["state"], str):
+            self.manifest["state"] = xxhash.xxh3_128_hexdigest(self.packed)
+        text = json.dumps(self.manifest) if self.text is None else self.text
+        sealed = f"{xxhash.xxh3_128_hexdigest(text.encode())}\n{text}".encode()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{self.name}.pt", self.packed)
+            archive.writestr(f"{self.name}.json", sealed)
+        return file
+
+
+@pytest.fixture(scope="module")
+def exported(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy file of PPO on CartPole."""
+    folder = tmp_path_factory.mktemp("exported")
+    config = configure(*small("ppo", "algo.hidden_sizes=[16,16]"))
+    algorithm, _ = build_algorithm(config)
+    algorithm.train_iteration()
+    Checkpoints(folder, to_dict(config), 1).save(64, algorithm.state_dict(), None)
+    algorithm.close()
+    export_policy(folder, folder / "good.zip")
+    return folder / "good.zip"
+
+
+@pytest.fixture
+def policy(exported: Path) -> Policy:
+    with zipfile.ZipFile(exported) as archive:
+        (name,) = (Path(each).stem for each in archive.namelist() if each.endswith(".pt"))
+        state = torch.load(io.BytesIO(archive.read(f"{name}.pt")), weights_only=True)
+        return Policy(json.loads(archive.read(f"{name}.json").partition(b"\n")[2]), state, name)
+
+
+@pytest.fixture(autouse=True)
+def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Temporary folders where it can be seen whether they are gone; the present folder is the test's."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Evaluate a policy that must be refused in a line or two; these."""
+
+    def evaluate(policy: Policy | Path, *words: str) -> str:
+        file = policy if isinstance(policy, Path) else policy.write(tmp_path / "bad.zip")
+        assert main(["evaluate", f"policy={file}", "episodes=1", *words]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") <= 2
+        assert len(said) < 700
+        return said
+
+    return evaluate
+
+
+Change = Callable[[Policy], object]
+
+
+def put(*keys: str, value: Any) -> Change:
+    """Sets a value of the configuration."""
+
+    def change(policy: Policy) -> None:
+        node = policy.config
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value
+
+    return change
+
+
+def of_state(*keys: str, value: Any) -> Change:
+    """Sets a value of the state."""
+
+    def change(policy: Policy) -> None:
+        node = policy.state
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value(node.get(keys[-1])) if callable(value) else value
+
+    return change
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def doubled(times: int) -> Any:
+    """A small structure with very many values."""
+    value: Any = [0.0, 0.0]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def repacked(policy: Policy, kind: int, more: bytes = b"") -> None:
+    """The state in an archive with compression, or with something behind its pickle."""
+    held, made = io.BytesIO(), io.BytesIO()
+    torch.save(policy.state, held)
+    with zipfile.ZipFile(held) as old, zipfile.ZipFile(made, "w", kind) as new:
+        for part in old.namelist():
+            new.writestr(part, old.read(part) + more * part.endswith("data/0"))
+    policy.packed = made.getvalue()
+
+
+def larger_than_it_is(policy: Policy) -> None:
+    """A stored part that says in the table of contents that it is a terabyte long."""
+    repacked(policy, zipfile.ZIP_STORED)
+    assert policy.packed is not None
+    at = policy.packed.rindex(b"PK\x01\x02")
+    policy.packed = policy.packed[: at + 20] + struct.pack("<II", 2**31, 2**31) + policy.packed[at + 28 :]
+
+
+def without(*keys: str) -> Change:
+    def change(policy: Policy) -> None:
+        node = policy.manifest
+        for key in keys[:-1]:
+            node = node[key]
+        del node[keys[-1]]
+
+    return change
+
+
+def manifest_is(text: str) -> Change:
+    return lambda policy: setattr(policy, "text", text)
+
+
+def packed_is(content: Any, legacy: bool = False) -> Change:
+    def change(policy: Policy) -> None:
+        held = io.BytesIO()
+        torch.save(content, held, _use_new_zipfile_serialization=not legacy)
+        policy.packed = held.getvalue()
+
+    return change
+
+
+def cut(policy: Policy) -> None:
+    packed_is(policy.state)(policy)
+    assert policy.packed is not None
+    policy.packed = policy.packed[: len(policy.packed) // 2]
+
+
+NAN, HUGE = math.nan, 10**30
+CHANGES: dict[str, Change] = {
+    "no version": without("version"),
+    "no state": without("state"),
+    "no chunks": without("chunks"),
+    "no config": without("config"),
+    "version text": lambda policy: policy.manifest.update(version="6"),
+    "version float": lambda policy: policy.manifest.update(version=6.0),
+    "version huge": lambda policy: policy.manifest.update(version=HUGE),
+    "version list": lambda policy: policy.manifest.update(version=[6]),
+    "digest number": lambda policy: policy.manifest.update(state=5),
+    "digest null": lambda policy: policy.manifest.update(state=None),
+    "chunks list": lambda policy: policy.manifest.update(chunks=["a"]),
+    "chunks path": lambda policy: policy.manifest.update(chunks={"../../x.pt": "0"}),
+    "chunks absolute": lambda policy: policy.manifest.update(chunks={"/etc/passwd": "0"}),
+    "chunks number": lambda policy: policy.manifest.update(chunks={"experience_0_5.pt": 5}),
+    "config list": lambda policy: policy.manifest.update(config=[]),
+    "config text": lambda policy: policy.manifest.update(config="x"),
+    "config empty": lambda policy: policy.manifest.update(config={}),
+    "manifest empty": manifest_is(""),
+    "manifest null": manifest_is("null"),
+    "manifest number": manifest_is("5"),
+    "manifest list": manifest_is("[]"),
+    "manifest deep": manifest_is("[" * 100_000),
+    "manifest deep objects": manifest_is('{"a":' * 50_000),
+    "manifest digits": manifest_is('{"version": ' + "9" * 6_000 + "}"),
+    "manifest cut": manifest_is('{"version": 6, "state": "'),
+    "manifest surrogate": manifest_is('{"version": "\\ud800\\u001b[31m"}'),
+    "algo missing": without("config", "algo"),
+    "algo list": put("algo", value=[]),
+    "algo text": put("algo", value="ppo"),
+    "algo null": put("algo", value=None),
+    "algo name number": put("algo", "name", value=5),
+    "algo name unknown": put("algo", "name", value="pop"),
+    "algo name list": put("algo", "name", value=["ppo"]),
+    "algo name escape": put("algo", "name", value="\x1b[31mppo"),
+    "algo name other": put("algo", "name", value="sac"),
+    "gamma text": put("algo", "gamma", value="high"),
+    "gamma nan": put("algo", "gamma", value=NAN),
+    "gamma large": put("algo", "gamma", value=2.0),
+    "gamma null": put("algo", "gamma", value=None),
+    "gamma object": put("algo", "gamma", value={"a": 1}),
+    "sizes empty": put("algo", "hidden_sizes", value=[]),
+    "sizes text": put("algo", "hidden_sizes", value="[64]"),
+    "sizes number": put("algo", "hidden_sizes", value=64),
+    "sizes floats": put("algo", "hidden_sizes", value=[16.5, 16.5]),
+    "sizes negative": put("algo", "hidden_sizes", value=[-16, 16]),
+    "sizes nan": put("algo", "hidden_sizes", value=[NAN]),
+    "sizes nested": put("algo", "hidden_sizes", value=[[16], [16]]),
+    "sizes other": put("algo", "hidden_sizes", value=[8, 8]),
+    "sizes absurd": put("algo", "hidden_sizes", value=[16_384] * 40),
+    "sizes many": put("algo", "hidden_sizes", value=[1] * 100_000),
+    "activation": put("algo", "activation", value="os.system"),
+    "normalize text": put("algo", "normalize_obs", value="perhaps"),
+    "unknown key": put("algo", "surprise", value=1),
+    "unknown group": put("surprise", value={"a": 1}),
+    "env null": put("env", value=None),
+    "env list": put("env", value=[1]),
+    "env text": put("env", value="CartPole-v1"),
+    "env id null": put("env", "id", value=None),
+    "env id number": put("env", "id", value=5),
+    "env id empty": put("env", "id", value=""),
+    "env id unknown": put("env", "id", value="CarPole-v1"),
+    "env id form": put("env", "id", value="///"),
+    "env id path": put("env", "id", value="../../x:A-v0"),
+    "env id colons": put("env", "id", value="a:b:CartPole-v1"),
+    "env id only module": put("env", "id", value="os:"),
+    "env id other": put("env", "id", value="Acrobot-v1"),
+    "env limit text": put("env", "max_episode_steps", value="long"),
+    "env limit negative": put("env", "max_episode_steps", value=-1),
+    "kwargs list": put("env", "kwargs", value=[1]),
+    "kwargs text": put("env", "kwargs", value="a"),
+    "kwargs unknown": put("env", "kwargs", value={"surprise": 1}),
+    "kwargs render": put("env", "kwargs", value={"render_mode": "human"}),
+    "kwargs deep": put("env", "kwargs", value={"a": nested(500)}),
+    "wrappers list": put("env", "wrappers", value=["TimeLimit"]),
+    "wrappers text": put("env", "wrappers", value="TimeLimit"),
+    "wrappers unknown": put("env", "wrappers", value={"TimLimit": None}),
+    "wrappers arguments": put("env", "wrappers", value={"TimeLimit": 5}),
+    "wrappers callable": put("env", "wrappers", value={"TransformReward": {"func": "print"}}),
+    "wrappers function": put("env", "wrappers", value={"pydoc.pipepager": {"cmd": "touch executed"}}),
+    "wrappers no wrapper": put("env", "wrappers", value={"gymnasium.wrappers.common.Any": {}}),
+    "wrappers empty name": put("env", "wrappers", value={"": {}}),
+    "wrappers dots": put("env", "wrappers", value={"...": {}}),
+    "num_envs absurd": put("env", "num_envs", value=HUGE),
+    "seed text": put("seed", value="x"),
+    "seed huge": put("seed", value=HUGE),
+    "level unknown": put("determinism", "level", value="most"),
+    "determinism list": put("determinism", value=[]),
+    "state list": packed_is([1, 2]),
+    "state text": packed_is("state"),
+    "state tensor": packed_is(torch.zeros(3)),
+    "state empty": packed_is({}),
+    "state cut": cut,
+    "state no archive": lambda policy: setattr(policy, "packed", b"no archive"),
+    "state nothing": lambda policy: setattr(policy, "packed", b""),
+    "state legacy": packed_is({"env_steps": 1}, legacy=True),
+    "state compressed": lambda policy: repacked(policy, zipfile.ZIP_DEFLATED),
+    "state long record": lambda policy: repacked(policy, zipfile.ZIP_STORED, bytes(64)),
+    "state terabyte": larger_than_it_is,
+    "state deep": of_state("deep", value=nested(200)),
+    "state doubled": of_state("doubled", value=doubled(60)),
+    "state expanded": of_state("expanded", value=torch.zeros(1).expand(10**12)),
+    "state odd keys": of_state("odd", value={(1, 2): 3}),
+    "steps missing": lambda policy: policy.state.pop("env_steps"),
+    "steps nan": of_state("env_steps", value=NAN),
+    "steps text": of_state("env_steps", value="many"),
+    "steps list": of_state("env_steps", value=[]),
+    "net missing": lambda policy: policy.state.pop("net"),
+    "net text": of_state("net", value="net"),
+    "net list": of_state("net", value=[1]),
+    "params missing": lambda policy: policy.state["net"].pop("params"),
+    "params short": of_state("net", "params", value=lambda old: old[:-1].clone()),
+    "params one": of_state("net", "params", value=torch.zeros(1)),
+    "params square": of_state("net", "params", value=lambda old: old[None].clone()),
+    "params whole numbers": of_state("net", "params", value=lambda old: old.long()),
+    "params double": of_state("net", "params", value=lambda old: old.double()),
+    "params complex": of_state("net", "params", value=lambda old: old.to(torch.complex64)),
+    "params sparse": of_state("net", "params", value=lambda old: old.to_sparse()),
+    "params nan": of_state("net", "params", value=lambda old: old * NAN),
+    "params infinite": of_state("net", "params", value=lambda old: old + math.inf),
+    "params number": of_state("net", "params", value=3.0),
+    "params null": of_state("net", "params", value=None),
+    "params text": of_state("net", "params", value="0"),
+}
+FAST = (
+    "no config",
+    "manifest deep",
+    "algo list",
+    "sizes absurd",
+    "state expanded",
+    "params one",
+    "params nan",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.long) for n in CHANGES]
+)
+def test_a_policy_file_of_wrong_shape_is_refused_in_a_line(
+    name: str, policy: Policy, refused: Refused
+) -> None:
+    CHANGES[name](policy)
+    refused(policy)
+    assert not Path("executed").exists()
+
+
+def test_the_file_that_the_wrong_ones_are_made_of_plays(
+    exported: Path, policy: Policy, tmp_path: Path
+) -> None:
+    """The inverse: neither its shape nor the way in which it is changed is what is refused."""
+    assert main(["evaluate", f"policy={exported}", "episodes=1"]) == 0
+    policy.config["env"]["wrappers"] = {"TimeLimit": {"max_episode_steps": 5}}
+    assert main(["evaluate", f"policy={policy.write(tmp_path / 'good.zip')}", "episodes=1"]) == 0
+
+
+def test_an_archive_of_other_files_or_of_zeros_is_not_unpacked(
+    policy: Policy, refused: Refused, tmp_path: Path
+) -> None:
+    """A kilobyte may say that it is a terabyte; nothing is written before that is seen."""
+    file = policy.write(tmp_path / "policy.zip")
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../outside.txt", "x")
+    assert "expected the two files of one checkpoint" in refused(file)
+    policy.name = "step_5/../../outside"
+    assert "expected the two files" in refused(policy)
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("step_5.json", bytes(5))
+        archive.writestr("step_5.pt", bytes(20_000_000))
+    assert bomb.stat().st_size < 100_000
+    assert "unpacks to more than" in refused(bomb)
+    for content in (b"", b"PK", file.read_bytes()[:-30], file.read_bytes()[30:], bytes(1000)):
+        bomb.write_bytes(content)
+        refused(bomb)
+    bomb.unlink()
+    bomb.mkdir()
+    refused(bomb)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"wrappers": {"pydoc.pipepager": {"cmd": "touch executed"}}},
+        {"training_wrappers": {"payload:Wrapper": None}},
+        {"wrappers": {"RecordVideo": {"video_folder": "executed"}}},
+        {"wrappers": {"gymnasium.wrappers.rendering:RecordVideo": {"video_folder": "executed"}}},
+        {"wrappers": {"os.path:join": None, "TimeLimit": {"max_episode_steps": 5}}},
+        {"id": "payload:Payload-v0"},
+        {"id": "runs.group.run.payload:Payload-v0"},
+        {"id": "this:Payload-v0"},
+        {"id": "pip.__main__:Payload-v0"},
+        {"id": "GymV26Environment-v0", "kwargs": {"env_id": "payload:P-v0"}},
+    ],
+    ids=str,
+)
+def test_a_file_names_no_code_that_came_along(
+    env: dict[str, Any],
+    policy: Policy,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "runs/group/run").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "runs/group/run"):
+        (folder / "payload.py").write_text(PAYLOAD)
+    policy.config["env"] |= env
+    name = next(iter(env.get("wrappers", env.get("training_wrappers", [env.get("id")]))))
+    said = refused(policy)
+    assert f"{name}" in said
+    assert "trust=true" in said
+    assert not (tmp_path / "executed").exists()
+    if "payload" in name:  # trusted, it is imported
+        main(["evaluate", f"policy={policy.write(tmp_path / 'bad.zip')}", "episodes=1", "trust=true"])
+        assert (tmp_path / "executed").exists()
+        del sys.modules[name.partition(":")[0]]
+    capsys.readouterr()
+
+
+PAYLOAD = """\
+import pathlib
+import gymnasium as gym
+pathlib.Path("executed").touch()
+class Wrapper(gym.Wrapper):
+    pass
+gym.register("Payload-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
+"""
+
+
+def test_environments_of_installed_packages_and_committed_files_need_no_trust(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy.config["env"]["id"] = "gymnasium.envs.classic_control:CartPole-v1"
+    assert main(["evaluate", f"policy={policy.write(tmp_path / 'good.zip')}", "episodes=1"]) == 0
+    policy.config["env"]["id"] = "committed.envs:Payload-v0"
+    file = f"policy={policy.write(tmp_path / 'good.zip')}"
+    project = tmp_path / "project"
+    (project / "committed").mkdir(parents=True)
+    (project / "committed/envs.py").write_text(PAYLOAD)
+    monkeypatch.setattr(trust, "PROJECT", project)
+    monkeypatch.syspath_prepend(project)
+    git(project, "init", "-q")
+    git(project, "add", "-A")
+    assert main(["evaluate", file, "episodes=1"]) == 2
+    git(project, "commit", "-q", "-m", "an environment")
+    assert main(["evaluate", file, "episodes=1"]) == 0
+    (project / "committed/__init__.py").touch()  # not committed, and importing the module executes it
+    monkeypatch.delitem(sys.modules, "committed.envs")
+    monkeypatch.delitem(sys.modules, "committed")
+    assert main(["evaluate", file, "episodes=1"]) == 2

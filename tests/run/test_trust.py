@@ -1,0 +1,159 @@
+"""Run folders of other people: what they may name, and where a run that goes on in one may write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Configure, git, small, write_run
+
+from rltemplate.__main__ import main
+from rltemplate.config.loading import to_yaml
+from rltemplate.config.schema import Config
+from rltemplate.interfaces import ConfigError
+from rltemplate.launch import resume
+from rltemplate.run import paths, trust
+from rltemplate.run.git.snapshot import commit_run, take_snapshot
+from rltemplate.run.job import Job, resume_job
+from rltemplate.run.lines import LineFile, cut_file, lock, replace_text
+from rltemplate.run.record import RunRecord
+
+SHAPED = {"examples.shaping:Upright": {"gamma": 0.99}}  # no wrapper of Gymnasium
+
+
+class Own:
+    """A run of the repository `project` with a wrapper of the user's."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.config, self.project = config, folder / "project"
+        self.project.mkdir()
+        (self.project / "code.py").write_text("x = 1\n")
+        git(self.project, "init", "-q", "-b", "main")
+        git(self.project, "add", "-A")
+        git(self.project, "commit", "-q", "-m", "code")
+        self.run_dir = write_run(folder / "runs", 1)
+        (self.run_dir / paths.CONFIG).write_text(to_yaml(config))
+        made = commit_run(self.project, take_snapshot(self.project), self.run_dir.name, to_yaml(config))
+        replace(RunRecord.read(self.run_dir), git=made).write(self.run_dir)
+
+
+@pytest.fixture
+def own(tmp_path: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Own:
+    config = configure(*small("ppo", env="Pendulum"), f"runs_dir={tmp_path / 'runs'}")
+    made = Own(tmp_path, replace(config, env=replace(config.env, training_wrappers=SHAPED)))
+    monkeypatch.setattr(trust, "PROJECT", made.project)
+    return made
+
+
+def test_a_run_of_this_clone_needs_no_trust(
+    own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resume_job(own.run_dir, [], total_env_steps=10**9) is not None
+    trust.check_config(own.config, own.run_dir, trust=False)
+    git(own.project, "gc", "-q", "--prune=now")
+    git(own.project, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
+    monkeypatch.setattr(trust, "PROJECT", tmp_path / "linked")
+    trust.check_config(own.config, own.run_dir, trust=False, resumed=True)
+
+
+def test_a_fetched_run_needs_trust(own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ref has the same configuration, and yet was not made here."""
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(own.project), str(clone))
+    git(clone, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
+    monkeypatch.setattr(trust, "PROJECT", clone)
+    with pytest.raises(ConfigError, match=r"env.training_wrappers.examples.shaping:Upright\n.*trust=true"):
+        resume_job(own.run_dir, [])
+    assert resume_job(own.run_dir, [], trust=True, total_env_steps=10**9) is not None
+    assert resume_job(own.run_dir, [], typed=own.config, total_env_steps=10**9) is not None
+
+
+def test_a_folder_that_names_the_commit_of_another_run_needs_trust(own: Own, tmp_path: Path) -> None:
+    other = replace(own.config.env, training_wrappers={"examples.shaping:Upright": {"gamma": 0.5}})
+    with pytest.raises(ConfigError, match="trust=true"):
+        trust.check_config(replace(own.config, env=other), own.run_dir, trust=False)
+    (own.run_dir / paths.RECORD).unlink()
+    with pytest.raises(ConfigError, match="trust=true"):
+        trust.check_config(own.config, own.run_dir, trust=False)
+
+
+def test_a_resume_writes_where_the_user_says(
+    configure: Configure, tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither through a sink of the received configuration nor into a journal that is not there."""
+    config = configure(*small("ppo"))
+    changed = replace(config, logger=replace(config.logger, sinks={"csv": {"path": "/elsewhere"}}))
+    with pytest.raises(ConfigError, match=r"logger\.sinks\.csv"):
+        trust.check_config(changed, tmp_path, trust=False, resumed=True)
+    trust.check_config(changed, tmp_path, trust=False)  # a film has no sinks
+    begun = list[Job]()
+    monkeypatch.setattr(resume, "become", begun.append)
+    words = [f"run={own.run_dir}", f"total_env_steps={10**9}"]
+    assert main(["resume", *words]) == 0
+    text = (own.run_dir / paths.CONFIG).read_text()
+    (own.run_dir / paths.CONFIG).write_text(text.replace(f"{tmp_path / 'runs'}", f"{tmp_path / 'elsewhere'}"))
+    assert main(["resume", *words]) == 0
+    assert [job.journal for job in begun] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(paths.LOCK, paths.METRICS, paths.TRACE, paths.OLD_TRACE, paths.CONFIG, paths.CHECKPOINTS),
+        *(paths.VIDEOS, paths.TENSORBOARD, paths.WANDB, "a/b/c", ".record.json.1.tmp"),
+    ],
+)
+def test_a_link_that_leads_out_of_a_run_folder_is_refused(name: str, own: Own, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    path = own.run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
+        resume_job(own.run_dir, [])
+    assert outside.read_text() == "kept"
+
+
+def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
+    (own.run_dir / paths.WANDB / "run-1").mkdir(parents=True)
+    (own.run_dir / paths.WANDB / "latest-run").symlink_to("run-1")
+    assert resume_job(own.run_dir, [], total_env_steps=10**9) is not None
+    os.mkfifo(own.run_dir / paths.OLD_TRACE)
+    with pytest.raises(ConfigError, match="is no file"):
+        resume_job(own.run_dir, [])
+
+
+def append(path: Path) -> None:
+    lines, said = LineFile(path), list[str]()
+    lines.warn = said.append
+    lines.write("a line")
+    lines.close()
+    if said:
+        raise OSError(said[0])
+
+
+@pytest.mark.parametrize("write", [append, lambda path: cut_file(path, 0), lambda path: lock(path.parent)])
+def test_no_file_of_a_run_is_written_through_a_link(write: Callable[[Path], object], tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    folder.mkdir()
+    outside.write_text("kept")
+    path = folder / paths.LOCK
+    path.symlink_to(outside)
+    with pytest.raises((OSError, ConfigError), match="symbolic links"):
+        write(path)
+    assert outside.read_text() == "kept"
+    path.unlink()
+    path.write_text("x")
+    write(path)
+
+
+def test_a_planted_link_in_the_place_of_a_new_file_is_not_followed(tmp_path: Path) -> None:
+    outside, path = tmp_path / "outside", tmp_path / paths.RECORD
+    outside.write_text("kept")
+    (tmp_path / f".{path.name}.{os.getpid()}.tmp").symlink_to(outside)
+    replace_text(path, ["new"])
+    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("kept", "new", False)
