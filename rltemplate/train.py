@@ -21,7 +21,7 @@ from types import FrameType
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_buffer
 from rltemplate.config.command_args import exit_status
-from rltemplate.config.loading import about_added, complete
+from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
@@ -151,7 +151,7 @@ def load_policy(
     config, added = complete(checkpoint.config)
     if added:
         to_stderr(about_added(run_dir.name, added))
-    check_config(config, run_dir, trust)
+    check_config(to_dict(config), run_dir, trust)
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
     env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
     plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)

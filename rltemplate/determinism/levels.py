@@ -67,6 +67,11 @@ def is_influential(name: str, compiles: bool = True) -> bool:
     return name in _OTHERS or (name.startswith(families) and not name.endswith(_IDLE))
 
 
+def may_name_program(name: str, value: str) -> bool:
+    """True if the value of an influential variable may name a program, a library or a file."""
+    return "/" in value or name.startswith((*_COMPILERS, "OMP_TOOL"))
+
+
 def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[str, str]:
     """The variables that may change a run's bits, with their values."""
     return {name: environment[name] for name in sorted(environment) if is_influential(name, compiles)}

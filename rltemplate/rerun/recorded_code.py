@@ -20,7 +20,7 @@ from typing import Any
 from rltemplate.analysis.differences import ABSENT, VERSIONS, compare_records
 from rltemplate.analysis.runs import Run
 from rltemplate.config.command_args import few
-from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential
+from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential, may_name_program
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.process import LAUNCHER_VARIABLES
@@ -28,10 +28,12 @@ from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import repository
+from rltemplate.run.git.origin import made_here
 from rltemplate.run.influence import package_matters
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
+from rltemplate.run.trust import check_config
 
 # Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
@@ -109,10 +111,13 @@ class Code:
 
 
 @contextmanager
-def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
+def recorded_code(
+    project: Path, record: RunRecord, config: Mapping[str, Any], run_dir: Path, trust: bool
+) -> Iterator[Code]:
     """The code of a run in a temporary folder while the block runs.
 
-    `project` lies in the repository that has the commit. Raises ConfigError if it is not there.
+    `project` lies in the repository that has the commit. Raises ConfigError if it is not there, and without
+    `trust` for code, and for a configuration and variables, that came from elsewhere.
     """
     names, why = changes.commits(record.git), record.git.problem
     if not names:
@@ -124,6 +129,9 @@ def recorded_code(project: Path, record: RunRecord) -> Iterator[Code]:
             f"{record.id}: its code, commit {names[0][:12]}, is not in this repository; "
             f"`{snapshot.fetch_command(record.id)}` brings it from the remote that it was pushed to"
         )
+    if not trust:
+        check_config(config, run_dir, trust, project=project)
+        _check_origin(project, record, commit)
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # as tracebacks show it
         with snapshot.worktree(project, commit, scratch / "tree") as tree:
@@ -136,6 +144,28 @@ def _missing(project: Path, commit: str, record: RunRecord) -> Iterator[str]:
         yield f"submodules are not checked out: {few(names)}; what needs them fails"
     if skipped := record.git.reasons():
         yield f"not in the snapshot: {few(skipped)}; what needs that fails or differs"
+
+
+def _check_origin(project: Path, record: RunRecord, commit: str) -> None:
+    """Raise ConfigError for code, and for programs named by variables, that came from elsewhere."""
+    with repository(project) as git:
+        of_this_clone = made_here(git, commit)
+    if not of_this_clone and not changes.in_history(project, commit):
+        raise ConfigError(
+            f"{record.id}: its code, commit {commit[:12]}, came from elsewhere and is none of this branch's\n"
+            "it would run with your rights: add trust=true if you trust its author"
+        )
+    # A folder may claim any commit for its own, so this is asked about runs of this clone too.
+    named = [
+        f"{name}={value}"
+        for name, value in influences(record.environment).items()
+        if name not in OF_A_MACHINE and value != os.environ.get(name) and may_name_program(name, value)
+    ]
+    if named:
+        raise ConfigError(
+            f"{record.id}: was made with {few(named)}, which may name a program that would run with your "
+            "rights\nset it likewise, or add trust=true if you trust the author of the run"
+        )
 
 
 def check_versions(record: RunRecord) -> list[str]:

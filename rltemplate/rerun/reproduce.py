@@ -28,11 +28,12 @@ from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
 from rltemplate.run import paths
-from rltemplate.run.git import snapshot
+from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.paths import PROJECT, from_here
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
+from rltemplate.run.trust import trust_argument
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
@@ -44,20 +45,23 @@ _LINE_EVERY_S = 10.0  # between two lines of progress
 class Args:
     """Make a recorded run again from its own code, and compare: run=RUN [keep=FOLDER].
 
-    RUN may also be a ref `refs/runs/...` that was fetched. `keep=FOLDER` keeps the run that was made again;
-    without it one that diverged is kept below `<runs_dir>/reproductions/`.
+    RUN may also be a ref `refs/runs/...` that was fetched. The recorded code runs with your rights: code that
+    is neither of this clone nor in the history of its branch needs `trust=true`. `keep=FOLDER` keeps the run
+    that was made again; without it one that diverged is kept below `<runs_dir>/reproductions/`.
     Exit status: 0 identical, 1 diverged or ended earlier, 2 it cannot be made again, 130 or 143 interrupted.
     """
 
     run: str = argument()
     keep: Path | None = argument(new_folder, None)
+    trust: str = trust_argument()
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
 
 def main(args: Args) -> int:
     """Make the run again, and print the result."""
-    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep)
+    trust = args.trust == "true"
+    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=trust)
     print(json.dumps(asdict(found)) if args.json else report(found))
     return 0 if found.verdict == IDENTICAL else 1
 
@@ -87,7 +91,12 @@ class Reproduction:
 
 
 def reproduce(
-    text: str, *, project: Path = PROJECT, runs_dir: Path = Path("runs"), keep: Path | None = None
+    text: str,
+    *,
+    project: Path = PROJECT,
+    runs_dir: Path = Path("runs"),
+    keep: Path | None = None,
+    trust: bool = False,
 ) -> Reproduction:
     """Make the run that `text` names again and compare.
 
@@ -101,7 +110,8 @@ def reproduce(
         record, trace = run.record, _recorded_trace(run)
         recorded = run.rows  # refuses damaged rows before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]
-        with recorded_code(project, record) as code:
+        with recorded_code(project, record, run.config, run.dir, trust) as code:
+            print(f"runs the code of {run.id}, {code}, with your rights", file=sys.stderr, flush=True)
             notes += code.missing
             try:
                 error = _run_again(run, trace, code, run_dir, children)
@@ -236,15 +246,23 @@ def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> P
         if matches:
             problem = f"in the ids of {len(matches)} refs, the last are {', '.join(matches[-3:])}; "
         raise ConfigError(f"run={text}: {problem}`{snapshot.fetch_command()}` brings runs that were pushed")
-    ref, folder = paths.REF_PREFIX + matches[0], scratch / matches[0]
-    folder.mkdir()
+    ref, folder = paths.REF_PREFIX + matches[0], scratch / "recorded" / matches[0]
+    folder.mkdir(parents=True)
     files = snapshot.read_run_files(project, ref, folder)
     if snapshot.OUTCOME not in files:
         raise ConfigError(
             f"{ref}: does not say how a run ended; give one of the runs of a sweep, and the folder of a run "
             "that was killed"
         )
-    return files[snapshot.OUTCOME].replace(folder / paths.RECORD).parent
+    files[snapshot.OUTCOME].replace(folder / paths.RECORD)
+    record = RunRecord.read(folder)
+    if record.id != matches[0]:
+        raise ConfigError(f"{ref}: says that it is the run {record.id}, so it is not what a run has written")
+    if not changes.holds_code(project, ref, record.git):
+        raise ConfigError(
+            f"{ref}: does not hold the code that it names, commit {f'{record.git.commit}'[:12]}"
+        )
+    return folder
 
 
 def _recorded_trace(run: Run) -> Trace:

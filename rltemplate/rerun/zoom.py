@@ -37,18 +37,19 @@ from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import START
 
 
-def zoom_in(comparison: Comparison, project: Path = PROJECT) -> Zoom:
+def zoom_in(comparison: Comparison, project: Path = PROJECT, trust: bool = False) -> Zoom:
     """Find the cause of the divergence in `comparison`; progress goes to standard error.
 
     `project` has the present code, in the repository that holds the recorded code. Raises ConfigError if the
-    runs cannot be run again, and Interrupted after a signal.
+    runs cannot be run again, or without `trust` came from elsewhere, and Interrupted after a signal.
     """
     at, children = comparison.divergence, Children()
     assert at is not None
     with children.listening(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zoom-")))
         dirs = [Path(side.run_dir) for side in (comparison.a, comparison.b)]
-        codes = [stack.enter_context(recorded_code(project, RunRecord.read(each))) for each in dirs]
+        recorded = [(RunRecord.read(each), raw_config(each), each) for each in dirs]
+        codes = [stack.enter_context(recorded_code(project, *each, trust)) for each in recorded]
         start = _common_start(dirs, at.env_steps_before)
         work = _Work(dirs, codes, start, at.iteration, comparison.not_compared, folder, children)
         found = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)

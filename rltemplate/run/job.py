@@ -100,8 +100,8 @@ def resume_job(
     """
     check_folder(run_dir)
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
-    if typed is None or not names_same_code(typed, config):
-        check_config(config, run_dir, trust, resumed=True)
+    if typed is None or not names_same_code(to_dict(typed), to_dict(config)):
+        check_config(to_dict(config), run_dir, trust, resumed=True)
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")

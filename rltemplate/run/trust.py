@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata, util
 from importlib.machinery import ModuleSpec
@@ -22,17 +22,14 @@ from pkgutil import get_importer
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-import yaml
-
 from rltemplate.config.command_args import argument, few, one_of
-from rltemplate.config.loading import complete
-from rltemplate.config.schema import Config
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
 from rltemplate.run.git.snapshot import RESERVED
 from rltemplate.run.paths import CONFIG, PROJECT
 from rltemplate.run.record import RunRecord
+from rltemplate.run.validation import parse_yaml
 
 _GYMNASIUMS = re.compile(r"(?:gymnasium\.wrappers(?:\.\w+)*[.:])?\w+")
 # One writes files where its arguments say; the others make any environment of old Gym, by its module.
@@ -46,7 +43,12 @@ def trust_argument() -> Any:
 
 
 def check_config(
-    config: Config, run_dir: Path, trust: bool, *, resumed: bool = False, project: Path | None = None
+    config: Mapping[str, Any],
+    run_dir: Path,
+    trust: bool,
+    *,
+    resumed: bool = False,
+    project: Path | None = None,
 ) -> None:
     """Raise `ConfigError` if the configuration of a recorded run names code that is not to be trusted.
 
@@ -80,18 +82,18 @@ def check_folder(run_dir: Path) -> None:
                 raise ConfigError(f"{leads}, and a run writes into its own folder only; put the files there")
 
 
-def _foreign_names(config: Config, resumed: bool, project: Path) -> Iterator[str]:
-    env = config.env
-    module, _, name = env.id.rpartition(":")
+def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> Iterator[str]:
+    env = config["env"]
+    module, _, name = env["id"].rpartition(":")
     if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
-        yield f"env.id={env.id}"
+        yield f"env.id={env['id']}"
     for key in ("wrappers", "training_wrappers"):
-        for wrapper in getattr(env, key):
+        for wrapper in env.get(key) or {}:
             plain = _GYMNASIUMS.fullmatch(wrapper)
             if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS:
                 yield f"env.{key}.{wrapper}"
     if resumed:
-        yield from (f"logger.sinks.{name}" for name in config.logger.sinks)
+        yield from (f"logger.sinks.{name}" for name in _sinks(config))
 
 
 def _belongs_here(module: str, project: Path) -> bool:
@@ -157,24 +159,29 @@ def _editable_folders() -> Iterator[Path]:
                 yield Path(unquote(urlparse(source["url"]).path)).resolve()
 
 
-def _of_this_clone(config: Config, run_dir: Path, resumed: bool, project: Path) -> bool:
+def _of_this_clone(config: Mapping[str, Any], run_dir: Path, resumed: bool, project: Path) -> bool:
     """True if a run of this clone was begun with the same environment (and sinks), as its commit says."""
-    with suppress(ConfigError, OSError, ValueError, yaml.YAMLError):
+    with suppress(ConfigError, OSError):
         commit = RunRecord.read(run_dir).git.commit
         with repository(project) as git:
             if made_here(git, commit):
-                recorded = yaml.safe_load(git("cat-file", "blob", f"{commit}:{RESERVED}{CONFIG}"))
-                return names_same_code(complete(recorded)[0], config, resumed)
+                text = git("cat-file", "blob", f"{commit}:{RESERVED}{CONFIG}").decode()
+                return names_same_code(parse_yaml(text, CONFIG), config, resumed)
     return False
 
 
-def names_same_code(a: Config, b: Config, resumed: bool = True) -> bool:
+def names_same_code(a: Mapping[str, Any], b: Mapping[str, Any], resumed: bool = True) -> bool:
     """True if two configurations name the same code, with the same arguments."""
     return _named(a, resumed) == _named(b, resumed)
 
 
-def _named(config: Config, resumed: bool) -> str:
+def _named(config: Mapping[str, Any], resumed: bool) -> str:
     """The names of code with their arguments, as text, since the order of wrappers counts."""
-    env = config.env
-    further = config.logger.sinks if resumed else {}
-    return repr((env.id, env.kwargs, env.wrappers, env.training_wrappers, further))
+    env = config["env"]
+    parts = [env.get(key) or {} for key in ("kwargs", "wrappers", "training_wrappers")]
+    return repr((env["id"], parts, _sinks(config) if resumed else {}))
+
+
+def _sinks(config: Mapping[str, Any]) -> dict[str, Any]:
+    sinks: dict[str, Any] = (config.get("logger") or {}).get("sinks") or {}
+    return sinks

@@ -110,7 +110,9 @@ def test_what_was_planted_is_named(
     monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
     monkeypatch.setattr(Children, "run", run)
     code = "0" * 40, PROJECT, (), tmp_path  # the present one
-    monkeypatch.setattr(zoom, "recorded_code", lambda _, record: contextlib.nullcontext(Code(record, *code)))
+    monkeypatch.setattr(
+        zoom, "recorded_code", lambda _, record, *__: contextlib.nullcontext(Code(record, *code))
+    )
     both = small(algo, *WORDS, "algo.normalize_reward=true", *words.split(), env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
     comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), fault))

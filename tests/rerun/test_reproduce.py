@@ -20,7 +20,8 @@ from rltemplate.analysis.compare import compare_runs
 from rltemplate.interfaces import ConfigError
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
-from rltemplate.run.git import snapshot
+from rltemplate.run.git import changes, origin, snapshot
+from rltemplate.run.git.command import repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
@@ -48,7 +49,7 @@ class Place:
 
     def again(self, run: str | None = None, **words: Any) -> Reproduction:
         """Make a run again, and see that nothing is left of it."""
-        before = self.state()
+        before, words = self.state(), {"trust": True, **words}
         try:
             return reproduce(run or self.run, project=self.clone, runs_dir=self.runs_dir, **words)
         finally:
@@ -135,9 +136,12 @@ def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, t
     """Nothing of the present code is found by it, which, without them, gives another run."""
     (place.clone / "present_only.py").write_text("HERE = 0.5\n")
     before = place.state()
-    words = [f"run={place.run}", "--json", "keep=kept"]
+    words = [f"run={place.run}", "--json", "keep=kept", "trust=true"]
     done = run(tmp_path, *program(place.clone, "reproduce"), *words, status=0)
-    for line in done.stderr.splitlines():  # on a slow machine
+    first, *others = done.stderr.splitlines()
+    commit = place.outcome()["git"]["commit"]
+    assert first == f"runs the code of {place.run}, commit {commit[:12]}, with your rights"
+    for line in others:  # on a slow machine
         assert re.fullmatch(r"iteration \d of 8, equal so far", line)
     found = json.loads(done.stdout)
     assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
@@ -280,6 +284,45 @@ def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
         assert said in place.refused(name)
 
 
+def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Path]) -> None:
+    """A fetched ref, unless the branch has its code; a ref that was made here does not."""
+    commit = place.outcome()["git"]["commit"]
+    for project, own in ((recorded[0], True), (place.clone, False)):
+        with repository(project) as repo:
+            assert origin.made_here(repo, commit) == own
+    assert not changes.in_history(place.clone, commit)
+    said = place.refused(place.run, trust=False)
+    assert f"commit {commit[:12]}, came from elsewhere" in said
+    assert "add trust=true" in said
+    git(place.clone, "checkout", "-q", "--detach", commit)
+    git(place.clone, "commit", "-q", "--allow-empty", "-m", "later")
+    assert changes.in_history(place.clone, commit)
+    # A record says which variables its processes get, and some of these name programs.
+    for name, value in (("CXX", "sh -c date"), ("OMP_TOOL_LIBRARIES", "evil"), ("MKL_THING", "/tmp/evil")):
+        run = place.told(f"with-{name}", environment={name: value})
+        assert f"was made with {name}={value}" in place.refused(run, trust=False)
+
+
+def test_a_ref_must_hold_the_code_that_it_names(place: Place) -> None:
+    """And its own id, which becomes a part of paths."""
+    commit, empty = place.outcome()["git"]["commit"], git(place.clone, "mktree").strip()
+    for name, parent in (("without", []), ("on-top", ["-p", commit])):
+        bare = git(place.clone, "commit-tree", empty, *parent, "-m", "no code").strip()
+        git(place.clone, "update-ref", f"refs/runs/{name}", bare)
+        record = snapshot.GitRecord(ref=f"refs/runs/{name}", commit=bare)
+        outcome = json.dumps(place.outcome() | {"id": name})
+        assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
+        assert "does not hold the code that it names" in place.refused(name)
+    facts = place.outcome()["git"] | {"commit": "1" * 40, "dirty": False}
+    outcome = json.dumps(place.outcome() | {"id": "absent", "git": facts})
+    git(place.clone, "update-ref", "refs/runs/absent", commit)
+    record = snapshot.GitRecord(ref="refs/runs/absent", commit=commit)
+    assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
+    assert "does not hold the code that it names" in place.refused("absent")
+    assert "says that it is the run other" in place.refused(place.told("one", id="other"))
+    assert "is damaged" in place.refused(place.told("two", id="../../../x"))
+
+
 def edit_record(run_dir: Path, **changes: Any) -> None:
     """Other facts in the record of a run folder."""
     record = json.loads((run_dir / paths.RECORD).read_text())
@@ -305,11 +348,11 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
 @pytest.mark.long
 def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
     before, scratch = place.state(), tmp_path / "scratch"
-    words = ["reproduce", f"run={place.run}"]
+    words = ["reproduce", f"run={place.run}", "trust=true"]
     begun = Started(place.clone, tmp_path, tmp_path / "log", *words, TMPDIR=str(scratch))
     begun.until(lambda: any(scratch.glob("reproduce-*/rerun.log")))
     begun.process.send_signal(signal.SIGTERM)
     begun.end(128 + signal.SIGTERM)
-    assert begun.said == "interrupted, so there is no answer\n"
+    assert begun.said.splitlines()[1:] == ["interrupted, so there is no answer"]
     assert place.state() == before
     assert run(tmp_path, "pgrep", "-f", str(scratch)).stdout == ""

@@ -11,6 +11,7 @@ from rltemplate.analysis import compare
 from rltemplate.config.command_args import argument, json_flag, one_of
 from rltemplate.run.paths import from_here
 from rltemplate.run.read import find_run
+from rltemplate.run.trust import trust_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +19,15 @@ class Args:
     """First divergence of two traced runs: a=RUN b=RUN [zoom=true].
 
     `zoom=true` runs both again up to there, from the last checkpoint that both have, and names the numbers
-    and the operation that made the difference.
+    and the operation that made the difference. It runs the recorded code, as `make reproduce` does: one that
+    came from elsewhere needs `trust=true`.
     Exit status: 0 identical, 1 diverged or one ends earlier, 2 not comparable, 130 or 143 interrupted.
     """
 
     a: str = argument()
     b: str = argument()
     zoom: str = argument(one_of("true", "false"), "false")
+    trust: str = trust_argument()
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
@@ -43,7 +46,7 @@ def main(args: Args) -> int:
         if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            found = zoom.zoom_in(comparison)
+            found = zoom.zoom_in(comparison, trust=args.trust == "true")
             document["zoom"], text = asdict(found), zoom_report.report(found)
         if not args.json:
             print(f"\n{text}")

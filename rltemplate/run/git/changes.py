@@ -17,7 +17,9 @@ from rltemplate.run.git.snapshot import ENDED, GitRecord
 from rltemplate.run.paths import CONFIG
 
 # Files in commits of runs that are no code, in a folder of this or a former name.
-_NO_CODE = [f":(top,exclude,glob).*/run/{name}" for name in (CONFIG, *ENDED)]
+_NO_ENDED, _NO_CODE = (
+    [f":(top,exclude,glob).*/run/{name}" for name in names] for names in (ENDED, (CONFIG, *ENDED))
+)
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
@@ -67,9 +69,21 @@ def commits(side: GitRecord) -> list[str]:
 def in_history(project: Path, commit: str) -> bool:
     """True if an ancestor of the present commit has the code of a run's commit."""
     with repository(project) as git:
-        ancestor = git.line("merge-base", commit, "HEAD", fine=1)
+        ancestor = git.line("merge-base", commit, "HEAD", fine=1) if git.find("HEAD") else ""
     sides = GitRecord(commit=ancestor), GitRecord(commit=commit)
     return bool(ancestor) and files_between(project, *sides) == []
+
+
+def holds_code(project: Path, ref: str, record: GitRecord) -> bool:
+    """True if the history of a run's ref has the commit of its record, and its end the same files.
+
+    The end has besides how the run ended.
+    """
+    with repository(project) as git:
+        commit = git.find(f"{(commits(GitRecord(commit=record.commit)) or [''])[0]}^{{commit}}")
+        if not commit or git.line("merge-base", commit, ref, fine=1) != commit:
+            return False
+        return not git.names("diff-tree", *_EXACT, "-z", "--name-only", commit, ref, "--", *_NO_ENDED)
 
 
 def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
