@@ -26,6 +26,7 @@ from rltemplate.interfaces import ConfigError
 # Inside the package where it is installed from a wheel, else beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
+_MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
 # Every version had these keys: a recorded configuration that lacks one is damaged.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
@@ -186,6 +187,8 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
     Raises `ConfigError` like `from_dict`.
     """
+    if _count(values) > _MOST_VALUES:
+        raise ConfigError(f"the recorded configuration has more than {_MOST_VALUES:,} values")
     typed = _typed(values)
     added: dict[str, Any] = {}
     with _in_one_line():
@@ -197,6 +200,11 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
                 OmegaConf.update(typed, key, value)
                 added[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     return to_config(typed), added
+
+
+def _count(value: Any) -> int:
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, parts))
 
 
 def _shipped(algorithm: str, level: str) -> Any:

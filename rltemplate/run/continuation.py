@@ -75,12 +75,12 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None:
         name = str(checkpoint.path)
-        check_networks(config.algo, checkpoint.state, name)
         if "sizes" not in typed(checkpoint.state.get("run"), dict[str, Any], name):
             raise ConfigError(
                 f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code"
             )
         typed(checkpoint.state, _State, name)
+        check_networks(config.algo, checkpoint.state, name)
     if checkpoint is None:
         shown = (run_dir / paths.METRICS).exists()
         if record.status == FINISHED or (shown and config.checkpoint_every == 0):

@@ -9,6 +9,7 @@ anything that a run of this clone was made with. Everything else needs `trust=tr
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -34,6 +35,8 @@ from rltemplate.run.validation import parse_yaml
 _GYMNASIUMS = re.compile(r"(?:gymnasium\.wrappers(?:\.\w+)*[.:])?\w+")
 # One writes files where its arguments say; the others make any environment of old Gym, by its module.
 _NOT_HARMLESS = ("RecordVideo", "GymV21Environment-v0", "GymV26Environment-v0")
+_SIZES = ("stack_size", "bins", "shape", "screen_size")  # arguments by which wrappers take memory
+_LARGEST = 100_000
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -60,7 +63,7 @@ def check_config(
         return
     if not _of_this_clone(config, run_dir, resumed, project):
         raise ConfigError(
-            f"{run_dir.name}: came from elsewhere, and would use here: {few(names)}\n"
+            f"{run_dir.name}: came from elsewhere, and names {few(names)}\n"
             "without trust=true, which trusts its author, it may have wrappers of Gymnasium and environments "
             "of installed packages or files committed here"
         )
@@ -88,12 +91,20 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
     if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
         yield f"env.id={env['id']}"
     for key in ("wrappers", "training_wrappers"):
-        for wrapper in env.get(key) or {}:
+        for wrapper, arguments in (env.get(key) or {}).items():
             plain = _GYMNASIUMS.fullmatch(wrapper)
-            if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS:
-                yield f"env.{key}.{wrapper}"
+            if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS or _size(arguments) > _LARGEST:
+                yield f"env.{key}.{wrapper}={arguments}"[:200]
     if resumed:
         yield from (f"logger.sinks.{name}" for name in _sinks(config))
+
+
+def _size(arguments: Any) -> float:
+    """The largest product of numbers that an argument multiplies observations with."""
+    given = arguments if isinstance(arguments, Mapping) else {}
+    sizes = [given.get(key, 0) for key in _SIZES]
+    numbers = (size if isinstance(size, list) else [size] for size in sizes)
+    return max(math.prod(abs(n) for n in each if isinstance(n, int | float)) for each in numbers)
 
 
 def _belongs_here(module: str, project: Path) -> bool:

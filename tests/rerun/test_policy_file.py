@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import struct
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from conftest import Configure, git, small
 from rltemplate.__main__ import main
 from rltemplate.config.loading import to_dict
 from rltemplate.rerun.policy_file import export_policy
-from rltemplate.run import trust
+from rltemplate.run import paths, trust
 from rltemplate.run.checkpoint import Checkpoints
+from rltemplate.run.record import RunRecord
 from rltemplate.train import build_algorithm
 
 
@@ -280,6 +282,8 @@ CHANGES: dict[str, Change] = {
     "wrappers no wrapper": put("env", "wrappers", value={"gymnasium.wrappers.common.Any": {}}),
     "wrappers empty name": put("env", "wrappers", value={"": {}}),
     "wrappers dots": put("env", "wrappers", value={"...": {}}),
+    "wrappers absurd": put("env", "wrappers", value={"FrameStackObservation": {"stack_size": 10**9}}),
+    "wrappers absurd shape": put("env", "wrappers", value={"ReshapeObservation": {"shape": [10**5, 10**5]}}),
     "num_envs absurd": put("env", "num_envs", value=HUGE),
     "seed text": put("seed", value="x"),
     "seed huge": put("seed", value=HUGE),
@@ -374,6 +378,19 @@ def test_an_archive_of_other_files_or_of_zeros_is_not_unpacked(
     bomb.unlink()
     bomb.mkdir()
     refused(bomb)
+
+
+def test_a_film_is_not_written_through_a_link(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, outside = Path(shutil.copytree(exported.parent, tmp_path / "received")), tmp_path / "outside"
+    RunRecord(id="received", status="finished").write(run_dir)
+    outside.mkdir()
+    (run_dir / paths.VIDEOS).symlink_to(outside)
+    assert main(["film", f"run={run_dir}"]) == 2
+    assert "videos is a link to" in capsys.readouterr().err
+    assert not list(outside.iterdir())
+    assert main(["evaluate", f"run={run_dir}", "episodes=1"]) == 0
 
 
 @pytest.mark.parametrize(

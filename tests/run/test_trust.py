@@ -65,7 +65,7 @@ def test_a_fetched_run_needs_trust(own: Own, tmp_path: Path, monkeypatch: pytest
     git(tmp_path, "clone", "-q", str(own.project), str(clone))
     git(clone, "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
     monkeypatch.setattr(trust, "PROJECT", clone)
-    with pytest.raises(ConfigError, match=r"env.training_wrappers.examples.shaping:Upright\n.*trust=true"):
+    with pytest.raises(ConfigError, match=r"env.training_wrappers.examples.shaping:Upright=.*\n.*trust=true"):
         resume_job(own.run_dir, [])
     assert resume_job(own.run_dir, [], trust=True, total_env_steps=10**9) is not None
     assert resume_job(own.run_dir, [], typed=own.config, total_env_steps=10**9) is not None
