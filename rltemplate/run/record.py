@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
-from rltemplate.run.paths import ID, RECORD, SEARCH, SWEEP_INDEX
+from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX
 from rltemplate.run.validation import Line, Missing, parse_json, read_text, typed
 
 SCHEMA_VERSION = 1
@@ -77,7 +75,7 @@ class RunRecord:
     """One run. Facts that an older version did not record have their defaults."""
 
     schema: int = SCHEMA_VERSION
-    id: Annotated[Line, Meta(pattern=rf"\A{ID.pattern}\Z")]  # it becomes a part of paths and refs
+    id: Line
     status: Line
     command_line: list[str] = field(default_factory=list)
     working_directory: str | None = None

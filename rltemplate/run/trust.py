@@ -28,7 +28,7 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
 from rltemplate.run.git.snapshot import RESERVED
-from rltemplate.run.paths import CONFIG, PROJECT
+from rltemplate.run.paths import CONFIG, ID, PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.validation import parse_yaml
 
@@ -66,6 +66,14 @@ def check_config(
             f"{run_dir.name}: came from elsewhere, and names {few(names)}\n"
             "without trust=true, which trusts its author, it may have wrappers of Gymnasium and environments "
             "of installed packages or files committed here"
+        )
+
+
+def check_id(run_id: str, name: Path) -> None:
+    """Raise `ConfigError` if the id in a record is none: it becomes a part of paths and of refs."""
+    if ID.fullmatch(run_id) is None:
+        raise ConfigError(
+            f"{name}: {run_id[:100]} is no id of a run, which has letters, digits, '-', '_' and '.'"
         )
 
 

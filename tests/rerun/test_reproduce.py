@@ -303,7 +303,7 @@ def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Pat
         assert f"was made with {name}={value}" in place.refused(run, trust=False)
 
 
-def test_a_ref_must_hold_the_code_that_it_names(place: Place) -> None:
+def test_a_ref_must_hold_the_code_that_it_names(place: Place, recorded: tuple[Path, Path]) -> None:
     """And its own id, which becomes a part of paths."""
     commit, empty = place.outcome()["git"]["commit"], git(place.clone, "mktree").strip()
     for name, parent in (("without", []), ("on-top", ["-p", commit])):
@@ -320,7 +320,10 @@ def test_a_ref_must_hold_the_code_that_it_names(place: Place) -> None:
     assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
     assert "does not hold the code that it names" in place.refused("absent")
     assert "says that it is the run other" in place.refused(place.told("one", id="other"))
-    assert "is damaged" in place.refused(place.told("two", id="../../../x"))
+    assert "says that it is the run ../../../x" in place.refused(place.told("two", id="../../../x"))
+    run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / "three"))
+    edit_record(run_dir, id="../../../x")
+    assert "../../../x is no id of a run" in place.refused("three")
 
 
 def edit_record(run_dir: Path, **changes: Any) -> None:

@@ -80,6 +80,13 @@ def test_a_folder_that_names_the_commit_of_another_run_needs_trust(own: Own, tmp
         trust.check_config(to_dict(own.config), own.run_dir, trust=False)
 
 
+@pytest.mark.parametrize("run_id", ["../../x", "-d", "", ".", "a b", "a\n"])
+def test_an_id_that_is_none_begins_no_ref(run_id: str, own: Own) -> None:
+    replace(RunRecord.read(own.run_dir), id=run_id).write(own.run_dir)
+    with pytest.raises(ConfigError, match=r"is no id of a run|is damaged"):
+        resume_job(own.run_dir, [])
+
+
 def test_a_resume_writes_where_the_user_says(
     configure: Configure, tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
