@@ -40,23 +40,6 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
             signal.signal(number, earlier)
 
 
-# Root keys of the configuration about the place and the purpose of a run.
-BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
-# Keys of observers, which change no result.
-OBSERVER_KEYS = (
-    *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
-    *("video_every", "video_size", "video_fps", "video_renderer"),
-    *("checkpoint_every", "checkpoints_kept"),
-)
-# Keys, in dotted form, that change how a run is computed and not its numbers.
-EXECUTION_KEYS = ("env.num_workers",)
-
-
-def affects_results(key: str) -> bool:
-    """True if a key of the configuration, in dotted form, may change results; see `BOOKKEEPING_KEYS` too."""
-    return key.partition(".")[0] not in OBSERVER_KEYS and key not in EXECUTION_KEYS
-
-
 class ConfigError(Exception):
     """The user asked for something that cannot be had. The message is one or two lines for the user."""
 

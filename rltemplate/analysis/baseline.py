@@ -19,6 +19,7 @@ from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RunRecord
+from rltemplate.run.used_code import digests_now
 
 
 def check_baseline(
@@ -39,6 +40,8 @@ def check_baseline(
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
     versions, now = package_versions(), take_snapshot(project)
     changed = changes.files_between(project, baseline.record.git, now)
+    # It is not known what a run will use that has not begun. What its baseline used is compared.
+    used = None if baseline.record.used is None else digests_now(project, baseline.record.used)
     found = []
     for config, words in zip(configs, overrides, strict=True):
         planned = RunRecord(
@@ -46,6 +49,7 @@ def check_baseline(
             status=PLANNED,
             overrides=list(words),
             git=GitRecord(tree="work tree"),
+            used=used,
             versions=versions,
             machine=machine,
         )

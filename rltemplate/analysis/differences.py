@@ -25,17 +25,26 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.analysis.runs import PLANNED, Run, single_line
+from rltemplate.config.affects_results import (
+    BOOKKEEPING_KEYS,
+    COMPUTING_PACKAGES,
+    GPU_FACTS,
+    code_rule,
+    fact_affects_results,
+    key_affects_results,
+    package_affects_results,
+)
 from rltemplate.config.command_args import few
-from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 from rltemplate.run.git import changes
-from rltemplate.run.influence import COMPUTING_PACKAGES, file_matters, package_matters
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
+from rltemplate.run.used_code import files_of, outside_changes
 
 # Settings are read back from the libraries, or set in the process environment.
 SECTIONS = ("code", "configuration", "versions", "machine", "settings")
 CODE, CONFIGURATION, VERSIONS, MACHINE, SETTINGS = SECTIONS
 ABSENT = "(absent)"  # in the place of a value that one of the runs does not have
+OUTSIDE = " (outside of the repository)"  # ends the key of a difference in code that git does not have
 REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
@@ -46,9 +55,6 @@ _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both ru
 
 # Facts of a machine that are software. They are compared as versions.
 _SOFTWARE = ("python", "python_implementation", "libc")
-# Hardware that can change results. GPUs are compared only if one of the runs used them.
-_GPU = ("gpu_driver", "gpus")
-_COUNTED_MACHINE = ("architecture", "cpu", "cpu_flags", "logical_cores", *_GPU)
 
 # Groups of the configuration that are chosen by name, and the key whose value is the choice.
 _CHOICES = {
@@ -70,25 +76,26 @@ class Difference:
     """One fact in which two runs differ.
 
     `section` is one of SECTIONS. `key` is a dotted key, a package, or a file of the code; the values of a
-    file are the revisions of both runs.
+    file are the revisions of both runs. `idle` marks code that neither run used.
     """
 
     section: str
     key: str
     a: Any
     b: Any
+    idle: bool = False
 
     @property
     def affects_results(self) -> bool:
         """True if it can change what a run computes, other than by its seed."""
         if self.section == CODE:
-            return self.key == REVISION or file_matters(self.key)
+            return not self.idle
         if self.section == CONFIGURATION:
-            return self.key not in _IDLE_KEYS and affects_results(self.key)
+            return self.key not in _IDLE_KEYS and key_affects_results(self.key)
         if self.section == VERSIONS:
-            return self.key in COMPUTING_PACKAGES if self.one_sided else package_matters(self.key)
+            return self.key in COMPUTING_PACKAGES if self.one_sided else package_affects_results(self.key)
         if self.section == MACHINE:
-            return self.key in _COUNTED_MACHINE and None not in (self.a, self.b) and not self.one_sided
+            return fact_affects_results(self.key) and None not in (self.a, self.b) and not self.one_sided
         return True
 
     @property
@@ -146,8 +153,13 @@ def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
 
 def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
     """All differences in the order of SECTIONS, except for sections that one of the records lacks."""
+    used, now = a.record.used, b.record.used
+    counts = code_rule(files_of(used), files_of(now))
     for name in files or ([REVISION] if files is None and _some_revision(a, b) else []):
-        yield Difference(CODE, name, _revision(a), _revision(b))
+        yield Difference(CODE, name, _revision(a), _revision(b), idle=name != REVISION and not counts(name))
+    for name, digests in outside_changes(used, now).items():
+        one, other = (each[:10] if each else ABSENT for each in digests)
+        yield Difference(CODE, f"{name}{OUTSIDE}", one, other)
     for section, (facts_a, facts_b) in facts.items():
         flat_a, flat_b = dict(leaves(facts_a)), dict(leaves(facts_b))
         for key in {**flat_a, **flat_b} if flat_a and flat_b else ():
@@ -163,7 +175,7 @@ def _facts(run: Run) -> Iterator[Mapping[str, Any]]:
     software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
     yield software | record.versions if record.versions else {}
     on_gpu = run.config.get("device", "cpu") != "cpu"
-    idle = (*_SOFTWARE, "memory_bytes", *(() if on_gpu else _GPU))
+    idle = (*_SOFTWARE, "memory_bytes", *(() if on_gpu else GPU_FACTS))
     yield {key: value for key, value in record.machine.items() if key not in idle}
     yield settings | record.environment if settings else {}
 

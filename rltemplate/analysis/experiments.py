@@ -13,11 +13,12 @@ import xxhash
 from rltemplate.analysis import stats, targets
 from rltemplate.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from rltemplate.analysis.stats import Interval
+from rltemplate.config.affects_results import code_rule, package_affects_results
 from rltemplate.config.command_args import few
-from rltemplate.run.git.changes import code_digest
-from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.run.git.changes import code_contents, code_digest
 from rltemplate.run.names import short_key
 from rltemplate.run.paths import PROJECT
+from rltemplate.run.used_code import files_of
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class Experiment:
             if changed := [key for key in resumed if key in _NOT_THE_MACHINE]:
                 yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         versions = [run.record.versions for run in self.counted]
-        packages = sorted(filter(package_matters, {name for each in versions for name in each}))
+        packages = sorted(filter(package_affects_results, {name for each in versions for name in each}))
         if changed := [
             name for name in packages if len({each[name] for each in versions if name in each}) > 1
         ]:
@@ -166,21 +167,34 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    code = dict[str, str]()  # digest of the code by its name in records
-    found: dict[tuple[tuple[tuple[str, str], ...], str], list[Run]] = {}
+    contents = dict[str, dict[str, str] | None]()  # of the code, by its name in records
+    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
-        values, git = experiment_of(run.config), run.record.git
+        values = experiment_of(run.config)
         if by is not None:
             values[by] = text_of(run.value(by))
-        if (known := f"{git.tree} {git.left_out()}") not in code:
-            code[known] = code_digest(PROJECT, git, file_matters) or known
-        found.setdefault((tuple(sorted(values.items())), code[known]), []).append(run)
-    parts = [(dict(values), part) for (values, _), part in found.items()]
+        found.setdefault(tuple(sorted(values.items())), []).append(run)
+    parts = [(dict(values), part) for values, same in found.items() for part in _by_code(same, contents)]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
         Experiment(number, part, ", ".join(map(single_line, _words(values, part[0], parts, by))) or None)
         for number, (values, part) in enumerate(parts, start=1)
     ]
+
+
+def _by_code(runs: Sequence[Run], contents: dict[str, dict[str, str] | None]) -> Iterator[list[Run]]:
+    """Runs with the same values, divided by the code that any of them used."""
+    used = [run.record.used for run in runs]
+    counts, found = code_rule(*map(files_of, used)), dict[str, list[Run]]()
+    for run, code in zip(runs, used, strict=True):
+        git = run.record.git
+        if (name := f"{git.tree} {git.left_out()}") not in contents:
+            contents[name] = code_contents(PROJECT, git)
+        known = contents[name]
+        key = name if known is None else code_digest(known, counts)
+        outside = "" if code is None or None in used else f" {sorted(code.outside.items())}"
+        found.setdefault(key + outside, []).append(run)
+    yield from found.values()
 
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
@@ -198,8 +212,11 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     words = [*said, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
-        left_out = run.record.git.left_out()  # perhaps the only difference
-        mark = f"+{xxhash.xxh3_64_hexdigest(str(left_out).encode())[:4]}" if left_out else ""
+        beside = (
+            run.record.git.left_out(),
+            run.record.used and run.record.used.outside,
+        )  # perhaps all that differs
+        mark = f"+{xxhash.xxh3_64_hexdigest(str(beside).encode())[:4]}" if any(beside) else ""
         words.append(f"code {code or 'unknown'}{mark}")
     return words
 

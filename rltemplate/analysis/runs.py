@@ -19,8 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.affects_results import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
 from rltemplate.config.command_args import nearest
-from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS, ConfigError
+from rltemplate.interfaces import ConfigError
 from rltemplate.run import names, paths
 from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord

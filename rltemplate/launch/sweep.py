@@ -32,7 +32,8 @@ from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.lines import lock, to_stderr
 from rltemplate.run.paths import PROJECT
-from rltemplate.run.record import FINISHED, SweepRecord, utc_now
+from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
+from rltemplate.run.used_code import UsedCode
 
 
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:
@@ -108,7 +109,8 @@ def find_sweep(root: Path, label: str) -> Path:
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     """Check that a sweep may be resumed, and prepare its record for a new start."""
     snapshot, name = take_snapshot(PROJECT), f"sweep {record.id}"
-    record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept)
+    used = [_used_code(job.run(folder)) for job in record.jobs if job.run_dir is not None]
+    record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept, used)
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
     # Jobs of the last start may still wait in a queue of a scheduler. They must not run beside new jobs.
@@ -117,6 +119,13 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     record.num_jobs, record.jobs_beside, record.accept = plan.num_jobs, plan.jobs, plan.accept
     finished = sum(job.status == FINISHED for job in record.jobs)
     say(f"sweep {record.id} goes on: {finished} of {plan.num_jobs} jobs had finished")
+
+
+def _used_code(run_dir: Path | None) -> UsedCode | None:
+    """The code that the run in a folder used; None if that is not known."""
+    with contextlib.suppress(ConfigError):
+        return None if run_dir is None else RunRecord.read(run_dir).used
+    return None
 
 
 def _stop_file(folder: Path, record: SweepRecord) -> Path:

@@ -26,11 +26,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
+from rltemplate.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
 from rltemplate.config.cli.overrides import SEARCHPATH
 from rltemplate.config.cli.preflight import compose_job
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
-from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError, affects_results
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch import process
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job, run_folder
@@ -88,9 +89,9 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     """The new or resumed run of the job `entry`; None if it has finished. Fills in the run of `entry`."""
     record = SweepRecord.read(folder)
     config, auto = compose_job(words, record.jobs_beside)
-    values = {key: value for key, value in leaves(to_dict(config)) if affects_results(key)}
+    values = {key: value for key, value in leaves(to_dict(config)) if key_affects_results(key)}
     # On another machine `auto` may become another value, and the job has to stay the same.
-    values |= {key: AUTO for key in auto if affects_results(key)}
+    values |= {key: AUTO for key in auto if key_affects_results(key)}
     for key in BOOKKEEPING_KEYS:
         del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"

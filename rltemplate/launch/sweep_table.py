@@ -20,8 +20,9 @@ from typing import Any
 
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
+from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.terminal import escaped, raw
-from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
+from rltemplate.interfaces import ConfigError
 from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
 from rltemplate.run.read import raw_config

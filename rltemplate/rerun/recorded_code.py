@@ -19,6 +19,7 @@ from typing import Any
 
 from rltemplate.analysis.differences import ABSENT, VERSIONS, compare_records
 from rltemplate.analysis.runs import Run
+from rltemplate.config.affects_results import package_affects_results
 from rltemplate.config.command_args import few
 from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential, may_name_program
 from rltemplate.determinism.machine import machine_facts, package_versions
@@ -29,7 +30,6 @@ from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
-from rltemplate.run.influence import package_matters
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
@@ -174,7 +174,7 @@ def check_versions(record: RunRecord) -> list[str]:
     was, now = (Run(Path(), each, {}) for each in (record, here))
     changed, notes = list[str](), list[str]()
     for one in compare_records(was, now, []).differences:
-        computes = one.section == VERSIONS and one.a != ABSENT and package_matters(one.key)
+        computes = one.section == VERSIONS and one.a != ABSENT and package_affects_results(one.key)
         if computes or one.key == "cpu":
             # Another build or patch release may give equal bits, so it costs a note only.
             fine = one.key in ("cpu", "libc") or _release(one.key, one.a) == _release(one.key, one.b)

@@ -8,28 +8,34 @@ path is noted in the record.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from rltemplate.config.affects_results import (
+    BOOKKEEPING_KEYS,
+    EXECUTION_KEYS,
+    code_rule,
+    package_affects_results,
+)
 from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, Algorithm, ConfigError
+from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.influence import file_matters, package_matters
 from rltemplate.run.job import Job
 from rltemplate.run.limits import check_networks
 from rltemplate.run.lines import cut_file
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
+from rltemplate.run.used_code import UsedCode, files_of, outside_changes
 from rltemplate.run.validation import typed
 
 ACCEPT = "changes"
@@ -91,7 +97,9 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
     if added:
         notes.append(about_added(run_dir.name, added))
-    changed: dict[str, Any] = check_changes("the run", record.git, record.versions, snapshot, job.accept)
+    changed: dict[str, Any] = check_changes(
+        "the run", record.git, record.versions, snapshot, job.accept, [record.used]
+    )
     notes += _other_variables(record.environment, config.compile)
     now = machine_facts()
     for key in ("cpu", "python", "libc"):
@@ -148,31 +156,62 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict
 
 
 def check_changes(
-    name: str, git: GitRecord, versions: Mapping[str, str], snapshot: GitRecord, accept: bool
+    name: str,
+    git: GitRecord,
+    versions: Mapping[str, str],
+    snapshot: GitRecord,
+    accept: bool,
+    used: Sequence[UsedCode | None] = (),
 ) -> dict[str, list[str]]:
     """Changes of code and libraries since the run or sweep `name` was recorded, if they may change results.
 
-    Raises ConfigError for any unless `accept` is set. Without git, code is not compared.
+    `used` is the code that runs of it have used. Raises ConfigError for any change unless `accept` is set.
+    Without git, code is not compared.
     """
-    found, here = dict[str, list[str]](), package_versions()
-    if git.tree is not None and snapshot.tree is not None:
-        files = files_between(paths.PROJECT, git, snapshot)
-        missing = ["the recorded code is not in this repository"]
-        found["code"] = missing if files is None else [path for path in files if file_matters(path)]
+    found, here = {"code": _changed_code(git, snapshot, used)}, package_versions()
     found["libraries"] = [
         f"{package} {version} -> {here.get(package)}"
         for package, version in versions.items()
-        if package_matters(package) and version != here.get(package)
+        if package_affects_results(package) and version != here.get(package)
     ]
     changed = {what: named for what, named in found.items() if named}
     for what, named in changed.items():
         if not accept:
             how = f" (git worktree add --detach FOLDER {git.ref})" if what == "code" and git.ref else ""
-            raise ConfigError(
-                f"{name} began with other {what}: {few(named)}\n"
-                f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
-            )
+            raise _began_with_other(name, what, named, how)
     return changed
+
+
+def check_used(continuation: Continuation, snapshot: GitRecord, used: UsedCode, accept: bool) -> None:
+    """Add changes of code that only the resumed process shows, once it has its environments, to its part.
+
+    That is code outside of the repository, and files that only this part of the run uses. Raises ConfigError
+    for any unless `accept` is set.
+    """
+    record, part = continuation.record, continuation.part
+    if record.used is None:
+        return
+    changed = [*outside_changes(record.used, used), *_changed_code(record.git, snapshot, [record.used, used])]
+    named = [name for name in changed if name not in part.changed.get("code", ())]
+    if named and not accept:
+        raise _began_with_other("the run", "code", named)
+    if named:
+        part.changed["code"] = [*part.changed.get("code", ()), *named]
+
+
+def _changed_code(git: GitRecord, snapshot: GitRecord, used: Sequence[UsedCode | None]) -> list[str]:
+    if git.tree is None or snapshot.tree is None:
+        return []
+    if (files := files_between(paths.PROJECT, git, snapshot)) is None:
+        return ["the recorded code is not in this repository"]
+    return [*filter(code_rule(*map(files_of, used)), files)]
+
+
+def _began_with_other(name: str, what: str, named: Sequence[str], how: str = "") -> ConfigError:
+    return ConfigError(
+        f"{name} began with other {what}: {few(named)}\n"
+        f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
+    )
 
 
 def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:

@@ -10,8 +10,8 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
+from rltemplate.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
 from rltemplate.config.loading import CONF, environment_file
-from rltemplate.interfaces import BOOKKEEPING_KEYS, affects_results
 
 _MOST_LETTERS = 100  # W&B takes 128
 _PLACE = ("algo", "env", "seed")
@@ -47,7 +47,7 @@ def given(overrides: Sequence[str]) -> dict[str, str]:
     for word in sorted(overrides):
         key, _, value = word.lstrip("+").partition("=")
         root = re.split(r"[./]", key)[0]
-        if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and affects_results(key):
+        if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and key_affects_results(key):
             found[key] = _plain(value.strip("'\""))
     return found
 

@@ -18,6 +18,7 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX
+from rltemplate.run.used_code import UsedCode
 from rltemplate.run.validation import Line, Missing, parse_json, read_text, typed
 
 SCHEMA_VERSION = 1
@@ -92,6 +93,7 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     sweep: SweepMembership | None = None
     git: GitRecord = field(default_factory=GitRecord)
+    used: UsedCode | None = None
     determinism: DeterminismFacts = field(default_factory=DeterminismFacts)
     environment: dict[str, str] = field(default_factory=dict)  # variables that may change bits
     versions: dict[str, str] = field(default_factory=dict)
@@ -137,7 +139,7 @@ class RunRecord:
         return strict_json(values, indent=2) + "\n"
 
 
-_NESTED = ("sweep", "git", "determinism", "trace")
+_NESTED = ("sweep", "git", "used", "determinism", "trace")
 
 
 def _without_nulls(values: Any) -> Any:

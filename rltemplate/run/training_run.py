@@ -20,7 +20,7 @@ from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import repeats
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
 from rltemplate.run import paths
-from rltemplate.run.continuation import Continuation, cut_back, find_continuation, restore
+from rltemplate.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
@@ -40,6 +40,7 @@ from rltemplate.run.record import (
 )
 from rltemplate.run.sinks import make_sinks
 from rltemplate.run.sinks.sink import RunFacts
+from rltemplate.run.used_code import CodeWatch
 
 
 def settled(job: Job) -> Job:
@@ -93,6 +94,7 @@ class TrainingRun:
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._settings: Mapping[str, Any] = {}
+        self._code: CodeWatch | None = None  # once there is a snapshot
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
@@ -108,6 +110,9 @@ class TrainingRun:
         self._git = snapshot.take_snapshot(PROJECT) if shared is None else GitRecord(**shared)
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
+        self._code = CodeWatch(
+            PROJECT, self._git, aside=(self._path, Path(self.config.runs_dir).expanduser())
+        )
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
@@ -115,6 +120,8 @@ class TrainingRun:
         if self._continuation is None:
             self._record = self._begin(facts)
         else:
+            if self._code is not None:
+                check_used(self._continuation, self._git, self._code.used(), self._job.accept)
             if self._continuation.checkpoint is not None:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation)
@@ -140,6 +147,10 @@ class TrainingRun:
             logger.message(f"code not recorded: {self._git.problem}")
         if self._git.skipped:
             logger.message(f"not in the snapshot of the code: {few(self._git.reasons())}")
+        if self._code is not None and self._code.places:
+            logger.message(
+                f"code from outside of the repository, of which only a digest is recorded: {self._code}"
+            )
         for note in () if resumed is None else resumed.part.notes:
             logger.message(note)
         if config.compile:
@@ -192,6 +203,7 @@ class TrainingRun:
                 overrides=job.overrides,
                 sweep=job.sweep,
                 git=self._git,
+                used=None if self._code is None else self._code.used(),
                 determinism=facts,
                 environment=influences(os.environ, self.config.compile),
                 versions=package_versions(),
@@ -219,6 +231,8 @@ class TrainingRun:
         part.commit = git.commit
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.env_steps = None
+        if self._code is not None and record.used is not None:
+            record.used = self._code.used().joined(record.used)
         record.resumed = [*record.resumed, part]
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
@@ -238,6 +252,8 @@ class TrainingRun:
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
             record.duration_s = max(record.duration_s or 0.0, self._logger.seconds())
+        if self._code is not None and record.used is not None:
+            record.used = record.used.joined(self._code.used())  # with modules that were imported late
         if self._observers is not None and self._observers.trace is not None:
             record.trace = self._observers.trace.facts()
         try:

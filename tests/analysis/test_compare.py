@@ -297,6 +297,7 @@ def test_json_and_the_exit_status_say_the_same(
     assert main(["compare", f"a={a}", f"b={b}", "--json"]) == (verdict != "identical")
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["a"]["run"]) == (verdict, "run-1-a")
-    assert document["differences"] == [{"section": "configuration", "key": "seed", "a": 1, "b": 3}]
+    seed = {"section": "configuration", "key": "seed", "a": 1, "b": 3, "idle": False}
+    assert document["differences"] == [seed]
     assert document["not_recorded"] == ["versions"]
     assert verdict != "diverged" or "The seeds differ" in document["look_at"][0]

@@ -13,9 +13,14 @@ from conftest import git, write_run
 from rltemplate.__main__ import main
 from rltemplate.analysis.differences import compare_records, listed, verdict
 from rltemplate.analysis.runs import Run
-from rltemplate.interfaces import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
-from rltemplate.run import influence
-from rltemplate.run.influence import file_matters, package_matters
+from rltemplate.config import affects_results
+from rltemplate.config.affects_results import (
+    BOOKKEEPING_KEYS,
+    EXECUTION_KEYS,
+    OBSERVER_KEYS,
+    code_rule,
+    package_affects_results,
+)
 from rltemplate.run.record import RunRecord
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
@@ -175,18 +180,78 @@ def test_what_else_is_to_be_known_is_noted() -> None:
     ]
 
 
-def test_which_files_and_packages_can_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+IDLE = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile "
+IDLE += "rltemplate/run/sinks/console.py rltemplate/launch/sweep.py rltemplate/__main__.py "
+IDLE += "rltemplate/config/cli/x.py"
+USED = [
+    *IDLE.split()[-4:],
+    "rltemplate/engine.py",
+    "rltemplate/envs/make.py",
+    "my_env.py",
+    "pack/__init__.py",
+]
+USED += ["pack/env.py", "levels.txt", "lib/physics/world.py", "fast.so"]
+
+
+def test_the_name_of_a_file_decides_where_it_is_unknown_what_a_run_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     computing = "rltemplate/algos/ppo.py rltemplate/analysis.py my_env.py maps/env.png pyproject.toml"
-    idle = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile"
-    assert all(map(file_matters, computing.split()))
-    assert not any(map(file_matters, idle.split()))
-    monkeypatch.setattr(influence, "_place", lambda: PurePosixPath("mono/project"))
-    assert not any(file_matters(f"mono/project/{name}") for name in idle.split())
-    assert file_matters("mono/other/tests/x.py")
-    assert all(map(package_matters, ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")))
-    assert not any(
-        map(package_matters, ("wandb", "opentelemetry-sdk", "rltemplate".replace("_", "-"), "pytest"))
-    )
+    for rule in (code_rule(), code_rule(None), code_rule(["my_env.py"], None)):
+        assert all(map(rule, computing.split()))
+        assert not any(map(rule, IDLE.split()))
+    monkeypatch.setattr(affects_results, "_place", lambda: PurePosixPath("mono/project"))
+    for rule in (code_rule(None), code_rule([f"mono/project/{name}" for name in USED])):
+        assert not any(rule(f"mono/project/{name}") for name in IDLE.split())
+    assert code_rule(None)("mono/other/tests/x.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        *dict.fromkeys(USED[4:], True).items(),
+        *dict.fromkeys(IDLE.split(), False).items(),  # even if they were imported
+        # never imported nor opened
+        *dict.fromkeys(
+            ("other_env.py", "pack/tool.py", "rltemplate/algos/sac.py", "notes.txt"), False
+        ).items(),
+        *dict.fromkeys(
+            ("Dockerfile", "figure.png", "figures/curve.svg", "mkdocs.yml", "plot.csv"), False
+        ).items(),
+        # compiled code may have opened them, which nobody sees
+        *dict.fromkeys(("robot.xml", "meshes/arm.stl", "pack/maps/1.png", "pack/level.txt"), True).items(),
+        *dict.fromkeys(("docs/robot.xml", "pack/README.md"), False).items(),
+        *dict.fromkeys(("lib", "lib/physics"), True).items(),  # a submodule
+    ],
+)
+def test_a_file_counts_if_a_run_used_it(name: str, counts: bool) -> None:
+    assert code_rule(USED)(name) == code_rule([], USED)(name) == counts
+    assert not code_rule([])(name) or name.endswith((".xml", ".stl", ".so"))
+
+
+def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_repository_is_one() -> None:
+    def used(*files: str, **outside: str) -> dict[str, Any]:
+        return {"used": {"files": [*files], "outside": outside}}
+
+    a, b = run("a", **used("x.py", pack="1" * 32)), run("b", **used("y.py", pack="1" * 32))
+    assert names(a, b, ["notes.txt", "z.py", "rltemplate/run/logger.py"]) == []
+    assert names(a, b, ["notes.txt", "x.py"]) == names(a, b, ["y.py"]) == ["code"]
+    assert names(a, run("b"), ["z.py"]) == ["code"]  # recorded by an earlier version
+    assert names(a, run("b"), []) == []
+    for outside in ({"pack": "2" * 32}, {}, {"pack": "1" * 32, "more": "3" * 32}):
+        assert names(a, run("b", **used("x.py", **outside)), []) == ["code"]
+    found = compare_records(a, run("b", **used("x.py", pack="2" * 32)), [])
+    assert verdict(found) == "1 thing differs: code (pack (outside of the repository))"
+    assert [*listed(found.differences, "code")] == [
+        "  pack (outside of the repository)  1111111111 -> 2222222222"
+    ]
+
+
+def test_which_packages_can_change_a_run() -> None:
+    computing = ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")
+    assert all(map(package_affects_results, computing))
+    idle = ("wandb", "opentelemetry-sdk", "rltemplate".replace("_", "-"), "pytest")
+    assert not any(map(package_affects_results, idle))
 
 
 def test_the_command_shows_the_changes(

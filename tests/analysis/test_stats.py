@@ -198,6 +198,38 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
     assert len({*names}) == len(names) == 4
 
 
+@pytest.mark.parametrize(
+    ("used", "outside", "expected"),
+    [
+        (("a.py", "a.py", "a.py"), "111", [["run-1", "run-2", "run-3"]]),
+        (("a.py", "a.py", "b.py"), "111", [["run-1", "run-2"], ["run-3"]]),
+        (("c.py", "a.py", "a.py"), "111", [["run-1"], ["run-2", "run-3"]]),
+        (("a.py", "a.py", "a.py"), "112", [["run-1", "run-2"], ["run-3"]]),
+        (("a.py", "a.py", None), "111", [["run-1"], ["run-2"], ["run-3"]]),  # recorded by an earlier version
+    ],
+)
+def test_only_code_that_a_run_used_makes_another_experiment(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    used: tuple[str | None, ...],
+    outside: str,
+    expected: list[list[str]],
+) -> None:
+    project, runs = tmp_path / "project", tmp_path / "runs"
+    project.mkdir()
+    git(project, "init", "-q")
+    for seed, (name, added) in enumerate(zip(used, ("a.py", "c.py", "b.py"), strict=True), start=1):
+        (project / added).write_text("text\n")
+        git(project, "add", "-A")
+        facts = {"tree": git(project, "write-tree").strip(), "base_commit": "b" * 40, "dirty": True}
+        files = name and {"files": [name], "outside": {"pack": outside[seed - 1]}}
+        write_run(runs, seed, git=facts, used=files)
+    monkeypatch.setattr(experiments, "PROJECT", project)
+    found = found_in(runs)
+    assert [[run.id for run in each.runs] for each in found] == expected
+    assert len({each.name for each in found}) == len(found)
+
+
 def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     write_group(tmp_path, [1.0, 2.0])
     write_run(tmp_path, 2, [0.0, 5.0], tag="-again", started_at="2026-01-02T00:00:00.000Z")

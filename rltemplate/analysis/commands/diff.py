@@ -41,13 +41,16 @@ def main(args: Args) -> int:
         text = changes.text_between(PROJECT, a.record.git, b.record.git)
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
-        shown = list(listed(found.differences, section))
+        full = section == CODE and text
+        differences = [
+            one for one in found.differences if not (full and one.key in (found.changed_files or ()))
+        ]
+        shown = list(listed(differences, section))
         nothing = "not recorded" if section in found.not_recorded else "equal"
-        print("", section if shown else f"{section}: {nothing}", sep="\n")
-        if text and section == CODE:
+        print("", section if shown or full else f"{section}: {nothing}", sep="\n")
+        if text and full:
             _print_patch(text)
-        else:
-            print(*(f"{line}\n" for line in shown), sep="", end="")
+        print(*(f"{line}\n" for line in shown), sep="", end="")
     rows = [("", "a", "b"), *_metrics(a, b)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\nmetrics at the end")

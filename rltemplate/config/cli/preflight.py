@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import about_auto
 from rltemplate.config.cli.overrides import (
@@ -55,7 +56,7 @@ from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import BOOKKEEPING_KEYS, ConfigError
+from rltemplate.interfaces import ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
 _RESUME = "resume"

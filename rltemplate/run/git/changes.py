@@ -7,7 +7,7 @@ trees have the same name or the run was made from a commit without changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import xxhash
@@ -39,21 +39,25 @@ def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
     return _diff(project, a, b, "-p", "-M", "--color=never")
 
 
-def code_digest(project: Path, side: GitRecord, matters: Callable[[str], bool]) -> str | None:
-    """Digest of the names and contents of the files of a run's code for which `matters` is true.
-
-    None: unknown.
-    """
+def code_contents(project: Path, side: GitRecord) -> dict[str, str] | None:
+    """Names of the contents of the files of a run's code, by path; None: unknown."""
     try:
         with repository(project) as git:
             found = _find(git, side)
             entries = git.names("ls-tree", "-r", "-z", found) if found else []
     except (GitError, OSError):
         return None
-    # Of an entry, the name stands behind a tab, and the name of the content before it.
-    kept = [entry for entry in entries if matters(as_text(entry.partition(b"\t")[2]))]
-    kept += [f"{each}".encode() for each in sorted(side.left_out().items()) if matters(each[0])]
-    return xxhash.xxh3_128_hexdigest(b"\0".join(kept)) if found else None
+    # Of an entry, the name stands behind a tab, and mode and name of the content before it.
+    pairs = (entry.partition(b"\t") for entry in entries)
+    contents = {as_text(path): as_text(content) for content, _, path in pairs}
+    left_out = {path: f"{contents.get(path)} {facts}" for path, facts in side.left_out().items()}
+    return contents | left_out if found else None
+
+
+def code_digest(contents: Mapping[str, str], counts: Callable[[str], bool]) -> str:
+    """Digest of the files of a run's code for which `counts` is true."""
+    parts = (f"{path}\0{content}" for path, content in sorted(contents.items()) if counts(path))
+    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
 
 
 def commits(side: GitRecord) -> list[str]:

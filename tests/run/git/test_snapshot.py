@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import git
 
+from rltemplate.config.affects_results import code_rule
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
@@ -26,7 +27,6 @@ from rltemplate.run.git.snapshot import (
     ended_files,
     take_snapshot,
 )
-from rltemplate.run.influence import file_matters
 from rltemplate.run.lines import lock
 
 CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
@@ -228,7 +228,8 @@ def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(
     assert first.tree == again.tree == other.tree
     assert changes.files_between(repo, first, again) == []
     assert changes.files_between(repo, first, other) == ["train.py"]
-    digests = [changes.code_digest(repo, each, file_matters) for each in (first, again, other)]
+    contents = (changes.code_contents(repo, each) for each in (first, again, other))
+    digests = [changes.code_digest(each or {}, code_rule(["train.py"])) for each in contents]
     assert digests[0] == digests[1] != digests[2]
     assert check_changes("it", first, {}, again, accept=False) == {}
     with pytest.raises(ConfigError, match=r"it began with other code: train\.py"):

@@ -1,0 +1,264 @@
+"""The code that a run uses is found by what its process imported and opened."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import copy_project, git, record, run, small
+
+from rltemplate.analysis import experiments
+from rltemplate.analysis.experiments import find_experiments
+from rltemplate.analysis.runs import load_runs
+from rltemplate.interfaces import ConfigError
+from rltemplate.run import paths
+from rltemplate.run.continuation import Continuation, check_changes, check_used
+from rltemplate.run.git.snapshot import take_snapshot
+from rltemplate.run.record import ResumedPart, RunRecord
+from rltemplate.run.used_code import CodeWatch, UsedCode, digests_now, outside_changes
+
+
+def write(*files: Path, text: str = "x = 1\n") -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A repository that ignores a package, with code elsewhere beside it."""
+    repo, away = tmp_path / "repo", tmp_path / "away"
+    write(*(repo / name for name in ("env.py", "fast.so", "pack/__init__.py", "pack/deep.py", "pack/a.py")))
+    write(*(repo / name for name in ("ignored/__init__.py", "ignored/maps/1.txt", "pack/made.py")))
+    write(*(repo / name for name in ("levels.csv", "notes.txt", "data/big.npz", "runs/r/a.npz", "run.log")))
+    write(*(away / name for name in ("linked/__init__.py", "front.py", "space/inside.py", "plain.py")))
+    write(away / "lone.py")
+    (repo / "linked").symlink_to(away / "linked")
+    (repo / "plain.py").symlink_to(away / "plain.py")
+    (repo / "alias.py").symlink_to("env.py")
+    (repo / ".gitignore").write_text("ignored/\ndata/\n__pycache__/\nmade.py\n*.log\n")
+    git(repo, "init", "-q")
+    return repo
+
+
+def modules(**files: Path) -> dict[str, types.ModuleType]:
+    """Modules with these files, by name; `__` stands for a dot."""
+    found = {}
+    for name, file in files.items():
+        module = types.ModuleType(name.replace("__", "."))
+        module.__file__ = str(file)
+        found[module.__name__] = module
+    return found
+
+
+def watch(repo: Path) -> CodeWatch:
+    return CodeWatch(repo, take_snapshot(repo), aside=[repo / "runs"])
+
+
+def test_modules_of_the_snapshot_are_files_and_others_are_outside(repo: Path) -> None:
+    away, site = repo.parent / "away", Path(sysconfig.get_paths()["purelib"])
+    imported = modules(
+        env=repo / "env.py",
+        renamed=repo / "alias.py",  # a link inside of the repository
+        pack=repo / "pack" / "__init__.py",
+        pack__deep=repo / "pack" / "deep.py",
+        pack__made=repo / "pack" / "made.py",
+        fast=repo / "fast.so",
+        ignored=repo / "ignored" / "__init__.py",
+        linked=repo / "linked" / "__init__.py",
+        plain=repo / "plain.py",
+        front=away / "front.py",
+        space__inside=away / "space" / "inside.py",  # of a namespace package
+        copied=site / "copied.py",  # in the folder of installed packages, and of none
+        # Python's own, an installed package, and what that made elsewhere
+        json=Path(json_file()),
+        numpy=Path(str(sys.modules["numpy"].__file__)),
+        numpy__made=away / "lone.py",
+    )
+    found = watch(repo).used(imported | {"odd": "no module"})
+    assert found.files == ["env.py", "fast.so", "pack/__init__.py", "pack/deep.py"]
+    outside = "copied front ignored linked pack.made plain space.inside"
+    assert [*found.outside] == outside.split()
+
+
+def json_file() -> str:
+    return str(sys.modules["json"].__file__)
+
+
+def test_other_code_outside_has_another_digest(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = repo.parent / "away"
+    imported = modules(ignored=repo / "ignored" / "__init__.py", front=away / "front.py")
+    monkeypatch.setattr(sys, "path", [str(repo), str(away), *sys.path])
+    looked = watch(repo)
+    first = looked.used(imported)
+    assert str(away / "front.py") in str(looked)
+    (repo / "ignored" / "maps" / "1.txt").read_text()
+    write(repo / "ignored" / "README.md", repo / "ignored" / "__pycache__" / "x.pyc")
+    assert looked.used(imported) == digests_now(repo, first) == first
+    before = first
+    for changed in (away / "front.py", repo / "ignored" / "maps" / "1.txt", repo / "ignored" / "new.py"):
+        write(changed, text="x = 2\n")
+        now = looked.used(imported)
+        name = "front" if changed.parent == away else "ignored"
+        assert [*outside_changes(before, now)] == [name]
+        assert digests_now(repo, first) == now  # as `baseline=` finds it, which imports nothing
+        before = now
+    (away / "front.py").unlink()
+    assert [*digests_now(repo, first).outside] == ["ignored"]
+    assert outside_changes(None, first) == {}  # recorded by an earlier version
+
+
+def test_an_installed_package_is_not_outside_and_one_in_editable_form_is(
+    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, source = tmp_path / "target", tmp_path / "source"
+    for folder, name in ((target, "whole"), (source, "editable")):
+        write(folder / name / "__init__.py")
+        info = target / f"{name}-1.0.dist-info"
+        write(info / "METADATA", text=f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        write(info / "RECORD", text=f"{name}/__init__.py,,\n" if folder == target else "editable.pth,,\n")
+    monkeypatch.setattr(sys, "path", [str(target), str(source), *sys.path])
+    imported = modules(whole=target / "whole" / "__init__.py", editable=source / "editable" / "__init__.py")
+    assert [*watch(repo).used(imported).outside] == ["editable"]
+    shadow = modules(numpy=source / "editable" / "__init__.py")  # the name of an installed package
+    assert [*watch(repo).used(shadow).outside] == ["numpy"]
+
+
+def test_opened_files_of_the_repository_are_noted_unless_a_run_wrote_them(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = watch(repo)
+    assert looked.used({}) == UsedCode()
+    monkeypatch.chdir(repo / "pack")
+    with Path("../levels.csv").open():
+        pass
+    os.close(os.open(os.fsencode(repo / "env.py"), os.O_RDONLY))
+    for name in ("data/big.npz", "runs/r/a.npz", "pack/made.py"):
+        (repo / name).read_bytes()
+    for name in ("notes.txt", "run.log"):
+        (repo / name).write_text("written\n")
+    os.close(os.open(repo / "notes.txt", os.O_WRONLY))
+    for wrong in (repo / "nowhere", repo / "pack"):
+        with pytest.raises(OSError, match=wrong.name):
+            wrong.read_bytes()
+    found = looked.used({})
+    assert found.files == ["env.py", "levels.csv"]
+    assert [*found.outside] == ["data/big.npz"]
+    write(repo / "data" / "big.npz", text="x = 2\n")
+    assert [*outside_changes(found, digests_now(repo / "pack", found))] == ["data/big.npz"]
+    assert watch(repo).used({}) == UsedCode()
+
+
+def test_without_git_the_files_of_the_project_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "env.py")
+    found = watch(tmp_path).used(modules(env=tmp_path / "env.py"))
+    assert found == UsedCode(files=["env.py"])
+
+
+def record_of(repo: Path, *files: str, **outside: str) -> RunRecord:
+    used = UsedCode(files=[*files], outside=outside)
+    return RunRecord(id="r", status="failed", git=take_snapshot(repo), used=used)
+
+
+def test_a_resume_compares_what_either_part_of_the_run_used(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "PROJECT", repo)
+    record = record_of(repo, "env.py", "levels.csv", pack="1")
+
+    def check(*used: str, accept: bool = False, **outside: str) -> dict[str, Any]:
+        now, part = take_snapshot(repo), ResumedPart()
+        part.changed |= check_changes("it", record.git, {}, now, accept, [record.used])
+        found = UsedCode(files=[*used], outside=outside or {"pack": "1"})
+        check_used(Continuation(record, part, None), now, found, accept)
+        return part.changed
+
+    write(repo / "notes.txt", repo / "Dockerfile", repo / "figure.png", repo / "pack" / "a.py", text="new\n")
+    assert check("env.py") == {}
+    with pytest.raises(ConfigError, match=r"the run began with other code: pack/a\.py"):
+        check("env.py", "pack/a.py")  # which the environment imports now
+    with pytest.raises(ConfigError, match="the run began with other code: pack"):
+        check(pack="2")
+    write(repo / "levels.csv", text="new\n")
+    with pytest.raises(ConfigError, match=r"it began with other code: levels\.csv"):
+        check()
+    assert check("pack/a.py", accept=True, pack="2") == {"code": ["levels.csv", "pack", "pack/a.py"]}
+    record.used = None  # recorded by an earlier version: names decide
+    by_name = ["Dockerfile", "figure.png", "levels.csv", "notes.txt", "pack/a.py"]
+    assert check(accept=True) == {"code": by_name}
+
+
+ENV = """
+import gymnasium as gym
+import helper
+from pathlib import Path
+
+class Env(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-2, 2, (1,)), gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.limit = 0, int(Path(__file__).with_name("levels.txt").read_text())
+        return self.observation_space.low, {}
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.low, helper.REWARD, False, self.steps >= self.limit, {}
+
+gym.register("Env-v0", Env)
+"""
+
+
+@pytest.mark.long
+def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, away = tmp_path_factory.mktemp("own") / "project", tmp_path / "away"
+    copy_project(project)
+    monkeypatch.setattr(experiments, "PROJECT", project)
+    write(project / "my_env.py", text=ENV)
+    write(project / "levels.txt", text="9\n")
+    write(away / "helper.py", text="REWARD = 1.0\n")
+
+    def command(name: str, *words: str, status: int | None = 0) -> str:
+        line = (sys.executable, "-P", "-m", "rltemplate", name, *words)
+        done = run(tmp_path, *line, status=status, PYTHONPATH=f"{project}:{away}")
+        return done.stdout + done.stderr
+
+    def train(seed: int, folder: str) -> str:
+        words = small("ppo", "logger.tensorboard=false", env="my_env:Env-v0")
+        return command("train", *words, "total_env_steps=64", f"seed={seed}", f"run_dir={tmp_path / folder}")
+
+    def seeds(*folders: str) -> list[list[int]]:
+        runs, _ = load_runs(tmp_path / folder for folder in folders)
+        return [[run.config["seed"] for run in each.runs] for each in find_experiments(runs)]
+
+    def resume(steps: int, status: int = 0) -> str:
+        return command("resume", f"run={tmp_path / 'r1'}", f"total_env_steps={steps}", status=status)
+
+    assert f"only a digest is recorded: helper ({away / 'helper.py'})" in train(1, "r1")
+    used = record(tmp_path / "r1")["used"]
+    assert {"my_env.py", "levels.txt", "rltemplate/algos/ppo.py"} <= {*used["files"]}
+    assert not {"notes.txt", "Dockerfile", "rltemplate/algos/sac.py"} & {*used["files"]}
+    assert [*used["outside"]] == ["helper"]
+    write(project / "notes.txt", project / "figure.png", text="a thought\n")
+    for changed in ("Dockerfile", "rltemplate/run/sinks/console.py", "rltemplate/algos/sac.py"):
+        (project / changed).write_text((project / changed).read_text() + "# a comment\n")
+    train(2, "r2")
+    assert seeds("r1", "r2") == [[1, 2]]
+    resume(96)
+    write(project / "levels.txt", text="8\n")
+    assert "the run began with other code: levels.txt" in resume(128, 2)
+    train(3, "r3")
+    assert seeds("r2", "r3") == [[2], [3]]
+    write(project / "levels.txt", text="9\n")
+    write(away / "helper.py", text="REWARD = 2.0\n")
+    assert "the run began with other code: helper" in resume(128, 2)
+    train(4, "r4")
+    assert seeds("r2", "r3", "r4") == [[2], [3], [4]]
+    told = command("diff", f"a={tmp_path / 'r2'}", f"b={tmp_path / 'r4'}", "code=full")
+    assert told.endswith("1 thing differs: code (helper (outside of the repository))\n")
+    assert "helper (outside of the repository)  " in told
