@@ -76,13 +76,15 @@ class CodeWatch:
     """
 
     def __init__(self, project: Path, git: GitRecord, aside: Iterable[Path] = ()) -> None:
-        self._top, self._recorded = project.resolve(), None
+        self._top, self._recorded, self._submodules = project.resolve(), None, list[str]()
         self._aside = [path.resolve() for path in aside]
         with suppress(GitError, OSError), repository(project) as commands:
             self._top = commands.top.resolve()
             if git.tree is not None:
-                listed = commands.names("ls-tree", "-r", "-z", "--name-only", git.tree)
-                self._recorded = {*map(as_text, listed), *(str(each["path"]) for each in git.skipped)}
+                listed = [each.partition(b"\t") for each in commands.names("ls-tree", "-r", "-z", git.tree)]
+                left_out = (str(each["path"]) for each in git.skipped)
+                self._recorded = {*(as_text(path) for _, _, path in listed), *left_out}
+                self._submodules = [f"{as_text(path)}/" for facts, _, path in listed if b" commit " in facts]
         self.places = dict[str, Path]()  # of the code outside
         _listen()
         _opened.clear()
@@ -94,11 +96,11 @@ class CodeWatch:
         # A module inside of a package that is known belongs to it: torch's compiler makes some of its own.
         ends = set[str]()
         for name, file in _modules(sys.modules if modules is None else modules):
-            if (path := self._path(file)) is not None and not installed.has(name, file):
+            if (path := self._path(file)) is not None and not installed.has(file):
                 files.add(path)
             elif name not in _OF_ENVIRONMENTS and not _parents(name) & ends:
                 ends.add(name)
-                if not installed.has(name, file):
+                if not installed.has(file):
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
         opened = [Path(path) for path in sorted([*_opened])]
@@ -117,15 +119,21 @@ class CodeWatch:
 
     def _path(self, file: Path) -> str | None:
         """The path of a file in the snapshot; None: it is not there."""
-        real = Path(os.path.realpath(file))
+        real = _real_folder(str(file.parent)) / file.name
+        if not real.is_relative_to(self._top):
+            return None
+        real = real.resolve()
         if not real.is_relative_to(self._top):
             return None
         path = as_text(os.fsencode(real.relative_to(self._top).as_posix()))
-        return path if self._recorded is None or path in self._recorded else None
+        recorded = self._recorded is None or path in self._recorded or path.startswith((*self._submodules,))
+        return path if recorded else None
 
     def _is_data(self, file: Path) -> bool:
         """True for a file of the repository that git ignores and that is neither a cache nor of a run."""
         if not file.is_relative_to(self._top) or not file.is_file() or self._recorded is None:
+            return False
+        if _is_program(file):
             return False
         inside = file.relative_to(self._top)
         if file.suffix in (".py", ".pyc") or any(part.startswith((".", "__")) for part in inside.parts):
@@ -212,21 +220,37 @@ class _Installed:
         self._names = _installed_names(tuple(sys.path))
         self._root_of, self._has_packages = cache(self._find_root), cache(self._find_packages)
 
-    def has(self, name: str, file: Path) -> bool:
-        root = self._root_of(str(file.parent))
-        if root in self._python:
+    def has(self, file: Path) -> bool:
+        folder = _real_folder(str(file.parent))
+        root, real = self._root_of(str(folder)), folder / file.name
+        if root in self._python or _is_program(real):
             return True
-        return name.partition(".")[0] in self._names and root is not None and self._has_packages(root)
+        return root is not None and self._has_packages(root) and _top_name(real, root) in self._names
 
     def _find_root(self, folder: str) -> str | None:
-        real = os.path.realpath(folder)
         roots = (*self._roots, *self._python)
-        return next((root for root in roots if real == root or real.startswith(f"{root}{os.sep}")), None)
+        return next((root for root in roots if f"{folder}{os.sep}".startswith(f"{root}{os.sep}")), None)
 
     def _find_packages(self, root: str) -> bool:
         """True for a folder into which packages are installed. The source of an editable one is none."""
         folder = Path(root)
         return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
+
+
+def _top_name(file: Path, root: str) -> str:
+    """The name of the package below `root` that has a file, which may be imported by another name."""
+    return file.relative_to(root).parts[0].partition(".")[0]
+
+
+def _is_program(file: Path) -> bool:
+    """True for what torch compiled, which sets these variables. It follows from other code."""
+    caches = (os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
+    return any(file.is_relative_to(_real_folder(cache)) for cache in caches if cache)
+
+
+@cache
+def _real_folder(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def _find(name: str) -> Path | None:

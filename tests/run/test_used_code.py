@@ -15,6 +15,7 @@ from conftest import copy_project, git, record, run, small
 from rltemplate.analysis import experiments
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import load_runs
+from rltemplate.config.affects_results import code_rule
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_changes, check_used
@@ -60,8 +61,12 @@ def watch(repo: Path) -> CodeWatch:
     return CodeWatch(repo, take_snapshot(repo), aside=[repo / "runs"])
 
 
-def test_modules_of_the_snapshot_are_files_and_others_are_outside(repo: Path) -> None:
+def test_modules_of_the_snapshot_are_files_and_others_are_outside(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     away, site = repo.parent / "away", Path(sysconfig.get_paths()["purelib"])
+    cache = repo.parent / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     imported = modules(
         env=repo / "env.py",
         renamed=repo / "alias.py",  # a link inside of the repository
@@ -79,6 +84,8 @@ def test_modules_of_the_snapshot_are_files_and_others_are_outside(repo: Path) ->
         json=Path(json_file()),
         numpy=Path(str(sys.modules["numpy"].__file__)),
         numpy__made=away / "lone.py",
+        alias=Path(str(sys.modules["numpy.random"].__file__)),  # by another name, such as distutils
+        program=cache / "program.so",  # of torch's compiler
     )
     found = watch(repo).used(imported | {"odd": "no module"})
     assert found.files == ["env.py", "fast.so", "pack/__init__.py", "pack/deep.py"]
@@ -152,6 +159,22 @@ def test_opened_files_of_the_repository_are_noted_unless_a_run_wrote_them(
     write(repo / "data" / "big.npz", text="x = 2\n")
     assert [*outside_changes(found, digests_now(repo / "pack", found))] == ["data/big.npz"]
     assert watch(repo).used({}) == UsedCode()
+
+
+def test_a_module_of_a_submodule_is_a_file_and_one_of_a_repository_in_the_work_tree_is_outside(
+    repo: Path,
+) -> None:
+    for name in ("lib", "nested"):
+        write(repo / name / name / "__init__.py")
+        git(repo / name, "init", "-q")
+        git(repo / name, "add", "-A")
+        git(repo / name, "commit", "-qm", "first")
+    git(repo, "add", "lib")
+    git(repo, "commit", "-qm", "a submodule", "--", "lib")
+    imported = modules(**{name: repo / name / name / "__init__.py" for name in ("lib", "nested")})
+    found = watch(repo).used(imported)
+    assert (found.files, [*found.outside]) == (["lib/lib/__init__.py"], ["nested"])
+    assert code_rule(found.files)("lib")
 
 
 def test_without_git_the_files_of_the_project_are_named(tmp_path: Path) -> None:
