@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _SETTINGS = {
     "log.showSignature": "false",  # which stands before what `git show` is asked for
     "status.showStash": "false",
 }
+_OF_A_FILTER = ("clean", "smudge", "process")
 # Git variables of the caller that pass. GIT_DIR, GIT_INDEX_FILE and the like, which git sets for its hooks,
 # would lead to another repository or to the user's own index.
 _KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_", "GIT_DISCOVERY_", "GIT_TEST_")
@@ -57,6 +58,7 @@ class Git:
         passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
+        self.failing = set[str]()  # filters of file contents that are not called
         words = ("--show-toplevel", "--show-prefix", "--git-path", "index")
         lines = [os.fsdecode(line) for line in self("rev-parse", *words).split(b"\n")]
         if len(lines) != 4:  # three answers, and nothing behind the last line end
@@ -67,7 +69,9 @@ class Git:
 
     def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
-        settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
+        values = _SETTINGS | {f"filter.{name}.{key}": "" for name in self.failing for key in _OF_A_FILTER}
+        values |= {f"filter.{name}.required": "false" for name in self.failing}
+        settings = [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
         given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": _LIMIT_S}
         try:
@@ -92,6 +96,27 @@ class Git:
     def find(self, name: str) -> str:
         """The full name of the object that a revision stands for; empty if there is none."""
         return self.line("rev-parse", "--quiet", "--verify", name, fine=1)
+
+    def leave_failing_filters(self) -> bool:
+        """Call filters that fail no more, such as that of git-lfs where it is missing; True if there are."""
+        listed = self("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$", fine=1)
+        names = {as_text(key)[len("filter.") :].rpartition(".")[0] for key in listed.split(b"\0")[:-1]}
+        attributes, before = self.index.with_name("attributes"), {*self.failing}
+        for name in sorted(names - before):
+            attributes.write_text(f"* filter={name}\n")
+            try:
+                self("-c", f"core.attributesFile={attributes}", "hash-object", "--stdin", "--path=any")
+            except GitError:
+                self.failing.add(name)
+        return self.failing != before
+
+    def left_by_filters(self, paths: Sequence[bytes]) -> dict[bytes, str]:
+        """The files among `paths` that need a filter which is not called, and its name."""
+        if not self.failing or not paths:
+            return {}
+        told = self("check-attr", "-z", "--stdin", "filter", stdin=b"\0".join(paths)).split(b"\0")
+        needed = {path: as_text(name) for path, name in zip(told[::3], told[2::3], strict=False)}
+        return {path: name for path, name in needed.items() if name in self.failing}
 
     def file(self, path: bytes) -> Path:
         return self.top / os.fsdecode(path)

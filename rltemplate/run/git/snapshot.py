@@ -13,10 +13,11 @@ the base commit, so that git's remembered file times keep it fast.
 
 A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
 the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
-larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest. Of a
-changed file the version of the base commit is kept, as of a submodule. The record has sizes and digests of
-these, so that other content is other code: of a file over `MAX_FILE_BYTES` a digest of three parts, of a file
-with a secret a digest of its other lines, and none of a file named like a secret.
+larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest; a file
+that git cannot take in, such as one of git-lfs where that is not installed. Of a changed file the version of
+the base commit is kept, as of a submodule. The record has sizes and digests of these, so that other content
+is other code: of a file over `MAX_FILE_BYTES` a digest of three parts, of a file with a secret one of its
+lines without secrets, and none of a file named like a secret.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict, TypeVar
 
 import xxhash
 from msgspec import Meta
@@ -47,6 +48,7 @@ MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexade
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
 _PART_BYTES = 1_000_000
+T = TypeVar("T")
 
 
 class SkippedFile(TypedDict):
@@ -95,7 +97,7 @@ def take_snapshot(project: Path, keep_ref: str | None = None) -> GitRecord:
     snapshot = GitRecord()
     try:
         with repository(project) as git:
-            _read_work_tree(git, snapshot)
+            _despite_filters(git, lambda: _read_work_tree(git, snapshot))
             if keep_ref is not None:
                 snapshot.commit = _commit(git, f"{snapshot.tree}", snapshot.base_commit)
                 git("update-ref", REF_PREFIX + keep_ref, snapshot.commit, "")
@@ -216,7 +218,7 @@ def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
         try:
             # No hooks run. A worktree of a sparse checkout would be as sparse.
             words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
-            git("-c", "core.sparseCheckout=false", *words)
+            _despite_filters(git, lambda: git("-c", "core.sparseCheckout=false", *words))
             yield folder / git.prefix
         finally:
             with suppress(GitError):
@@ -246,6 +248,7 @@ def remote_url(project: Path) -> str | None:
 
 def _read_work_tree(git: Git, found: GitRecord) -> None:
     """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
+    found.skipped = []
     found.base_commit = git.find("HEAD^{commit}") or None
     found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
     base = found.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
@@ -268,15 +271,58 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
             old.append(path)
     # Before others are added: a folder may have become a link.
     git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
-    taken = _select(git, old, found.skipped, new=False) + _select(git, new, found.skipped, new=True)
-    words = ("--add", "--remove", "--replace", "-z", "--stdin")
-    git("update-index", *words, stdin=b"\0".join(taken))
+    _add(git, _select(git, old, found.skipped, new=False), found.skipped, new=False)
+    _add(git, _select(git, new, found.skipped, new=True), found.skipped, new=True)
+    _name_ignored(git, new, found.skipped)
     tree = git.line("write-tree")
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")
     found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped)
     found.tree = tree
+
+
+def _despite_filters(git: Git, call: Callable[[], T]) -> T:
+    """The result of a call of git, if need be without filters that fail."""
+    try:
+        return call()
+    except GitError:
+        if not git.leave_failing_filters():
+            raise
+        return call()
+
+
+def _add(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new: bool) -> None:
+    """Put files into the index. Those that git cannot take in are named in `skipped`, and cost no other."""
+    words = ("--add", "--remove", "--replace", "-z", "--stdin")
+    try:
+        git("update-index", *words, stdin=b"\0".join(paths))
+    except GitError as error:
+        if git.leave_failing_filters():
+            _add(git, _select(git, paths, skipped, new), skipped, new)
+        elif len(paths) == 1:
+            skipped.append(_skipped(git, paths[0], f"git cannot take it in: {error}", new))
+        else:
+            for half in (paths[: len(paths) // 2], paths[len(paths) // 2 :]):
+                _add(git, half, skipped, new)
+
+
+def _name_ignored(git: Git, new: Iterable[bytes], skipped: list[SkippedFile]) -> None:
+    """Name new files that git has left out without a word, such as `git~1`, a name of its own on Windows."""
+    known, named = {*git.names("ls-files", "-z")}, {str(each["path"]) for each in skipped}
+    lost = (path for path in new if path not in known and as_text(path) not in named)
+    reason = "git takes no file of this name"
+    skipped += [_skipped(git, path, reason, new=True) for path in lost if git.file(path).exists()]
+
+
+def _skipped(git: Git, path: bytes, reason: str, new: bool) -> dict[str, Any]:
+    """The entry of the record about a file that is left out."""
+    file, size = git.file(path), 0
+    with suppress(OSError):
+        size = file.lstat().st_size
+    digest = _digest(file, os.fsdecode(path), reason)
+    reason += "" if new else "; the version of the base commit is kept"
+    return {"path": as_text(path), "reason": reason, "bytes": size, "digest": digest}
 
 
 def _copy_index(git: Git, base: str) -> list[bytes]:
@@ -298,18 +344,19 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
 def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
     """Paths that may be recorded; the others are named in `skipped`."""
     taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
+    filtered = git.left_by_filters([*sizes])
     for path in sizes:
         with suppress(OSError):
             sizes[path] = git.file(path).lstat().st_size
     for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         reason = _why_left_out(git, path, size, new, room=MAX_NEW_BYTES - total)
+        if reason is None and path in filtered:
+            reason = f"the filter {filtered[path]} of git, which it needs, fails here"
         if reason is None:
             total += size
             taken.append(path)
         else:
-            digest = _digest(git.file(path), os.fsdecode(path), reason)
-            reason += "" if new else "; the version of the base commit is kept"
-            skipped.append({"path": as_text(path), "reason": reason, "bytes": size, "digest": digest})
+            skipped.append(_skipped(git, path, reason, new))
     return taken
 
 

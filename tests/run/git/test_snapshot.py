@@ -243,6 +243,46 @@ def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(
     assert changes.files_between(repo, large[0], large[2]) == []
 
 
+@pytest.mark.parametrize("kind", ["clean", "process"])
+def test_a_file_that_git_cannot_take_in_costs_that_file_and_no_other(
+    repo: Path, tmp_path: Path, kind: str
+) -> None:
+    """As of git-lfs on a machine without it; and a file in another encoding than it should have."""
+    attributes = "*.bin filter=lfs\n*.txt working-tree-encoding=nosuch\n*.md filter=upper\n"
+    (repo / ".gitattributes").write_text(attributes)
+    (repo / "committed.bin").write_text("pointer\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "weights")
+    for name in ("lfs", "lost"):  # one that no file needs
+        git(repo, "config", f"filter.{name}.{kind}", "git-lfs-that-is-missing")
+        git(repo, "config", f"filter.{name}.smudge", "git-lfs-that-is-missing")
+        git(repo, "config", f"filter.{name}.required", "true")
+    git(repo, "config", "filter.upper.clean", "tr a-z A-Z")
+    clean = record_run(repo, "clean")
+    assert (clean.problem, clean.skipped, clean.dirty) == (None, [], False)
+    with snapshot.worktree(repo, f"{clean.commit}", tmp_path / "copy") as copy:
+        assert (copy / "committed.bin").read_text() == "pointer\n"
+    (repo / "committed.bin").write_text("POINTER\n")  # of the same size, so that git has to look
+    for name in ("new.bin", "sub/new.bin", "odd.txt", "notes.md", "new.py"):
+        (repo / name).write_text("text\n")
+    (repo / "git~1").write_text("text\n")  # git leaves it out without a word, for the sake of other systems
+    record = record_run(repo)
+    filtered = "the filter lfs of git, which it needs, fails here"
+    reasons = {each["path"]: each["reason"] for each in record.skipped}
+    assert reasons.pop("odd.txt").startswith("git cannot take it in: `git update-index` failed: ")
+    assert reasons == {
+        "committed.bin": f"{filtered}; the version of the base commit is kept",
+        "new.bin": filtered,
+        "sub/new.bin": filtered,
+        "git~1": "git takes no file of this name",
+    }
+    tree = stored(repo, record.commit)
+    assert (tree["new.py"], tree["notes.md"], tree["committed.bin"]) == (b"text\n", b"TEXT\n", b"pointer\n")
+    assert all(each["digest"] for each in record.skipped)
+    (repo / "new.bin").write_text("other\n")
+    assert changes.files_between(repo, record, record_run(repo, "other")) == ["new.bin"]
+
+
 def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     library = make_repo(tmp_path / "library")
     git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
