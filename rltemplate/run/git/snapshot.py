@@ -34,7 +34,7 @@ from typing import Annotated, NotRequired, TypedDict, TypeVar
 import xxhash
 from msgspec import Meta
 
-from rltemplate.config.secrets import LIKELY, secret_content, secret_name
+from rltemplate.config.secrets import LIKELY, masked, secret_content, secret_in_name, secret_name
 from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.git.origin import mark_made_here
 from rltemplate.run.paths import CONFIG, LOCK, METRICS, REF_PREFIX, TRACE
@@ -250,7 +250,7 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
     """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
     found.skipped = []
     found.base_commit = git.find("HEAD^{commit}") or None
-    found.branch = git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1) or None
+    found.branch = masked(git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1)) or None
     base = found.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
     new, old, gone = _copy_index(git, base), list[bytes](), list[bytes]()
     options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
@@ -310,7 +310,7 @@ def _add(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new: bool
 def _name_ignored(git: Git, new: Iterable[bytes], skipped: list[SkippedFile]) -> None:
     """Name new files that git has left out without a word, such as `git~1`, a name of its own on Windows."""
     known, named = {*git.names("ls-files", "-z")}, {str(each["path"]) for each in skipped}
-    lost = (path for path in new if path not in known and as_text(path) not in named)
+    lost = (path for path in new if path not in known and masked(as_text(path)) not in named)
     reason = "git takes no file of this name"
     skipped += [_skipped(git, path, reason, new=True) for path in lost if git.file(path).exists()]
 
@@ -322,7 +322,7 @@ def _skipped(git: Git, path: bytes, reason: str, new: bool) -> dict[str, Any]:
         size = file.lstat().st_size
     digest = _digest(file, os.fsdecode(path), reason)
     reason += "" if new else "; the version of the base commit is kept"
-    return {"path": as_text(path), "reason": reason, "bytes": size, "digest": digest}
+    return {"path": masked(as_text(path)), "reason": reason, "bytes": size, "digest": digest}
 
 
 def _copy_index(git: Git, base: str) -> list[bytes]:
@@ -364,6 +364,8 @@ def _digest(file: Path, path: str, reason: str) -> str | None:
     """Stands for the content of a file without its secrets, left out for `reason`; None: all may be one."""
     if secret_name(path):
         return None
+    if file.is_symlink():
+        return xxhash.xxh3_128_hexdigest(masked(str(file.readlink())).encode(errors="replace"))
     with suppress(OSError), file.open("rb") as opened:
         size = file.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -393,10 +395,12 @@ def _why_left_out(git: Git, path: bytes, size: int, new: bool, room: int) -> str
     file = git.file(path)
     if path.endswith(b"/"):
         return "a git repository of its own"
-    if new and (reason := secret_name(os.fsdecode(path))):
+    if new and (reason := secret_name(os.fsdecode(path)) or secret_in_name(os.fsdecode(path))):
         return reason
+    if file.is_symlink():
+        return secret_in_name(str(file.readlink()), "target")
     # A submodule. Or the lock of a run: closing the file would end a lock that this process has on it.
-    if file.is_symlink() or not file.is_file() or file.name == LOCK:
+    if not file.is_file() or file.name == LOCK:
         return None
     if size > MAX_FILE_BYTES:
         return f"larger than {MAX_FILE_BYTES // 1_000_000} MB"

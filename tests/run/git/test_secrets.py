@@ -6,21 +6,26 @@ Every secret here is put together while the tests run, so that this file holds n
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import gzip
 import io
 import json
 import os
 import re
 import subprocess
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, git, run_train
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.secrets import secret_content, secret_in_value, secret_name
+from rltemplate.config.secrets import masked, secret_content, secret_in_value, secret_name
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import take_snapshot
 
@@ -34,6 +39,29 @@ def arrays(values: Any, save: Any = np.savez) -> bytes:
     """A zip file, which is compressed with `np.savez_compressed` only."""
     out = io.BytesIO()
     save(out, values=values)
+    return out.getvalue()
+
+
+def packed(members: dict[str, bytes], kind: str) -> bytes:
+    """An archive whose members are stored as they are."""
+    out = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+    else:
+        with tarfile.open(fileobj=out, mode="w") as tar:
+            for name, content in members.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def saved(value: Any) -> bytes:
+    """A file of torch, which is a zip file with a number of its own."""
+    out = io.BytesIO()
+    torch.save(value, out)
     return out.getvalue()
 
 
@@ -69,7 +97,33 @@ SECRET_TEXTS: dict[str, str] = {
     ),
     "database.py": "url = 'postgresql://" + "me:" + "h7Kd92ls@" + "db.example.org/runs'",
     "key.txt": "-----BEGIN OPENSSH PRIVATE" + " KEY-----\nb3BlbnNz",
+    "client.yaml": "client-key-data: "
+    + base64.b64encode(b"-----BEGIN RSA PRIVATE" + b" KEY-----\nMIIE").decode(),
 }
+LOWER, UPPER, MIXED, NUMBERS = "abcdefghij" * 9, "ABCDEFGHIJ" * 9, "aB3dE6gH1j" * 9, "0123456789abcdef" * 6
+# The start of an unmistakable form, and what follows it.
+FORMS = [
+    *(("AGE-SECRET" + "-KEY-1", UPPER[:58]), ("gs" + "k_", MIXED[:52]), ("xa" + "i-", MIXED[:80])),
+    *(("r" + "8_", MIXED[:37]), ("GOC" + "SPX-", MIXED[:28]), ("do" + "p_v1_", NUMBERS[:64])),
+    *(("hv" + "s.", MIXED[:24]), ("pp" + "lx-", MIXED[:48]), ("nv" + "api-", MIXED[:64])),
+    *(("ya" + "29.", MIXED[:60]), ("cf" + "ut_", MIXED[:48]), ("sb" + "p_", NUMBERS[:40])),
+    *(("tsk" + "ey-auth-", f"{MIXED[:12]}-{MIXED[:30]}"), ("d" + "p.pt.", MIXED[:43])),
+    *(("s" + "k_", NUMBERS[:48]), ("lsv" + "2_pt_", f"{NUMBERS[:32]}_{NUMBERS[:10]}")),
+    *(("gl" + "soat-", MIXED[:20]), ("dck" + "r_oat_", MIXED[:30]), ("ATA" + "TT3xFfG", "F0" + MIXED[:90])),
+    *(("xa" + "pp-1-", MIXED[:30]), ("whs" + "ec_", MIXED[:32]), ("s" + "k_test_", MIXED[:24])),
+    *(
+        ("shp" + "at_", NUMBERS[:32]),
+        ("gl" + "sa_", f"{MIXED[:32]}_{NUMBERS[:8]}"),
+        ("nt" + "n_", MIXED[:46]),
+    ),
+    *(("NR" + "AK-", UPPER[:27]), ("sntr" + "yu_", NUMBERS[:64]), ("lin" + "_api_", MIXED[:40])),
+    *(
+        ("S" + "K", NUMBERS[:32]),
+        ("ke" + "y-", NUMBERS[:32]),
+        ("PM" + "AK-", f"{NUMBERS[:24]}-{NUMBERS[:34]}"),
+    ),
+    *((f"{NUMBERS[:32]}-" + "us", "12"), ("hf" + "_", MIXED[:34])),
+]
 SECRET_FILES: dict[str, bytes] = {
     "login.ipynb": notebook("import wandb", f'wandb.login(key="{HEX}")'),
     "named.ipynb": notebook(f'key = "{HEX}"', "wandb.login(key=key)"),
@@ -79,6 +133,18 @@ SECRET_FILES: dict[str, bytes] = {
     "newer.zip": re.sub(rb"(?<=PK\x01\x02..).", b"\x99", arrays(np.zeros(9)), flags=re.DOTALL),
     "log.txt.gz": gzip.compress(PLAIN),
     "arrays.npz": arrays(np.array([f"wandb login {HEX} now"])),
+    # The token begins where the head of the member ends.
+    "stored.npz": arrays(np.array([GITHUB.encode()])),
+    **{
+        f"member.{kind}": packed({"a": b"", "alone": GITHUB.encode(), "b": b"x"}, kind)
+        for kind in ("zip", "tar")
+    },
+    **{f"env.{kind}": packed({"deploy/.env": b"PASSWORD=hunter2"}, kind) for kind in ("zip", "tar")},
+    "wandb.tar": packed({"wandb_key": HEX.encode()}, "tar"),
+    "nested.tar": packed({"inner.zip": packed({"a": GITHUB.encode()}, "zip")}, "tar"),
+    "gzip.tar": packed({"log.gz": gzip.compress(PLAIN)}, "tar"),
+    "deep.zip": functools.reduce(lambda inner, _: packed({"a": inner}, "zip"), range(5), PLAIN),
+    "table.bin": b"\x01\x02name\0" + GITHUB.encode() + b"\0\xff" * 9,
 }
 SECRET_NAMES = (
     *("passwords.md", "token.html", "secrets.sql", ".env-prod", ".docker/config.json", ".my.cnf"),
@@ -98,10 +164,18 @@ HARMLESS: dict[str, bytes] = {
     "changes.txt": f"{SHA} fix wandb login\n{HEX} api key is read from a file\n".encode(),
     "image.ipynb": notebook("plot(returns)", image=np.random.default_rng(1).bytes(400_000)),
     "weights.npz": arrays(np.random.default_rng(2).normal(size=(200, 200))),
+    "weights.tar": packed({"token_embedding.npy": arrays(np.zeros(3)), "a.py": PLAIN}, "tar"),
+    "policy.pt": saved({"token.weight": torch.zeros(9), "password": "none"}),
+    "empty.tar": packed({}, "tar"),
+    "empty.zip": packed({}, "zip"),
+    "zeros.bin": bytes(20_000),
     "noise.bin": np.random.default_rng(3).bytes(300_000),
     "floats.csv": "\n".join(f"{x:.17f}" for x in np.random.default_rng(4).normal(size=5000)).encode(),
     "url.md": b"https://user:password@host/ postgres://user:${PASSWORD}@localhost http://a.b:80/x@y\n",
     "risk.txt": b"risk-aware-exploration-of-the-environment sk-toggleable__content-arrow AKIA hf_hub\n",
+    "forms.py": b"gsk_learning_rate_of_the_critic xai-explainable-reinforcement-learning-with-shap r8_conv\n"
+    b"self.hvs.update_observation_statistics() key-value-cache sk_learn_pipeline_with_scaler GOCSPX\n"
+    b"task_live_evaluation_of_the_policies_ab1 model-us1 SKRL_OBSERVATION_SPACE_OF_THE_ENVIRONMENT dp.pt.x\n",
 }
 
 
@@ -122,6 +196,48 @@ def test_planted_secrets_are_left_out_and_named_and_harmless_lookalikes_stay_in(
     blob = git(tmp_path, "hash-object", "login.py").strip()
     with pytest.raises(subprocess.CalledProcessError):
         git(tmp_path, "cat-file", "-e", blob)
+
+
+def test_every_unmistakable_form_is_known_and_its_start_alone_is_none() -> None:
+    for start, rest in FORMS:
+        for text in (f"x = '{start}{rest}'", f"{start}{rest}\n", f'{{"a":"{start}{rest}"}}'):
+            assert secret_content(text.encode()), start
+            assert secret_content(text.encode("utf-16")), start
+        assert f"{start}{rest}" not in masked(f"a/{start}{rest}/b"), start
+        harmless = f"x = '{start}', {start}..., {start}<your-key>, {start}your_key"
+        assert secret_content(f"{harmless} {start}{rest[: len(rest) // 3]}".encode()) is None, start
+        if start[0].isalpha():  # the end of a longer word
+            assert start == "AGE-SECRET" + "-KEY-1" or not secret_content(f"my{start}{rest}".encode()), start
+
+
+def test_tokens_in_names_of_files_targets_of_links_and_branches_are_neither_stored_nor_recorded(
+    tmp_path: Path,
+) -> None:
+    git(tmp_path, "init", "-q", "-b", f"fix-{GITHUB}")
+    (tmp_path / "a.py").write_bytes(PLAIN)
+    (tmp_path / "link").symlink_to("a.py")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / f"{GITHUB}.log").write_bytes(PLAIN)
+    (tmp_path / GITHUB).mkdir()
+    (tmp_path / GITHUB / "b.py").write_bytes(PLAIN)
+    (tmp_path / "new_link").symlink_to(f"/mnt/{GITHUB}/data")
+    (tmp_path / "fine").symlink_to("/mnt/data")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(f"/mnt/{GITHUB}")
+    snapshot = take_snapshot(tmp_path)
+    stored = git(tmp_path, "ls-tree", "-r", "--name-only", f"{snapshot.tree}").split()
+    assert stored == ["a.py", "fine", "link"]
+    assert git(tmp_path, "cat-file", "blob", f"{snapshot.tree}:link") == "a.py"
+    kind = "likely secret: its {} contains a GitHub token"
+    assert {each["path"]: each["reason"] for each in snapshot.skipped} == {
+        "(a secret).log": kind.format("name"),
+        "(a secret)/b.py": kind.format("name"),
+        "new_link": kind.format("target"),
+        "link": f"{kind.format('target')}; the version of the base commit is kept",
+    }
+    assert GITHUB not in json.dumps(dataclasses.asdict(snapshot))
+    assert snapshot.branch == "fix-(a secret)"
 
 
 @pytest.mark.parametrize("text", ["eyJ", "xoxb", "wandb login -a ", "://a:b", "aws key "])
