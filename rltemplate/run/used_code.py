@@ -26,6 +26,7 @@ import xxhash
 
 from rltemplate.config.affects_results import is_prose
 from rltemplate.config.command_args import few
+from rltemplate.config.secrets import masked
 from rltemplate.run.git.command import GitError, as_text, repository
 from rltemplate.run.git.snapshot import GitRecord
 
@@ -108,7 +109,7 @@ class CodeWatch:
             if (path := self._path(file)) is not None:
                 files.add(path)
             elif self._is_data(file) and not {*file.parents} & packages:
-                outside[file.relative_to(self._top).as_posix()] = file
+                outside[masked(file.relative_to(self._top).as_posix())] = file
         self.places = outside
         with _unheard():
             return UsedCode(files=sorted(files), outside=_digests(outside))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from rltemplate.launch.checks import planned
 from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.read import raw_config
+from rltemplate.run.used_code import UsedCode, digests_now
 
 Check = Callable[..., list[str]]
 
@@ -103,3 +105,22 @@ def test_two_changes_start_nothing(recorded_run: RecordedRun, tmp_path: Path) ->
     assert second == "change one thing at a time, or start all the same with baseline_check=warn"
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").rglob("record.json")] == ["record.json"]
+
+
+def test_only_code_that_the_baseline_used_is_a_change(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs" / "ppo-Thing" / "run-1" / paths.RECORD
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "helper_of_a_baseline.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "away")
+    used = UsedCode(files=["rltemplate/learning/optim.py"], outside={"helper_of_a_baseline": "?"})
+    used = digests_now(tmp_path, used)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"used": dataclasses.asdict(used)}))
+    unused = ["notes.txt", "my_env.py", "rltemplate/run/logger.py"]
+    assert check({}, files=unused)[-1] == f"{AGAINST}same experiment"
+    used_too = [*unused, "rltemplate/learning/optim.py"]
+    assert check({}, files=used_too) == [f"{AGAINST}code (rltemplate/learning/optim.py)"]
+    (tmp_path / "away" / "helper_of_a_baseline.py").write_text("x = 2\n")
+    with pytest.raises(ConfigError, match=r"2 things differ: algo.*helper_of_a_baseline \(outside of the"):
+        check({"algo.gamma": 0.9})

@@ -205,21 +205,23 @@ def listing(folder: Path) -> dict[str, bytes]:
 def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
     fork: Path, start: Start, made: Made, tmp_path: Path
 ) -> None:
-    """And documentation is not."""
+    """And notes, and code that only observes a run, are not."""
     run_dir = made("ppo", killed=tmp_path / "run")
     before, commit = listing(run_dir), record(run_dir)["git"]["commit"]
-    notes, code = fork / "NOTES.md", fork / "rltemplate" / "learning" / "optim.py"
-    original = code.read_text()
+    notes, code = fork / "notes.txt", fork / "rltemplate" / "learning" / "optim.py"
+    observer = fork / "rltemplate" / "run" / "sinks" / "console.py"
+    original, idle = code.read_text(), observer.read_text()
     try:
         notes.write_text("thoughts\n")
+        observer.write_text(idle + "\n# another\n")
         code.write_text(original + "\n# another\n")
         refused = start("resume", f"run={run_dir}")
-        assert_refused(refused, "the run began with other code: rltemplate/learning/optim.py")
-        assert "NOTES.md" not in refused.said
+        assert_refused(refused, "the run began with other code: rltemplate/learning/optim.py\n")
         assert listing(run_dir) == before
         start("resume", f"run={run_dir}", "accept=changes", status=0)
     finally:
         code.write_text(original)
+        observer.write_text(idle)
         notes.unlink()
     after = record(run_dir)
     assert after["resumed"][0]["changed"] == {"code": ["rltemplate/learning/optim.py"]}

@@ -264,10 +264,11 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
     words = ["seed=1,2,3", "hydra/launcher=basic"]
     kill_sweep(start, tmp_path, *words)
     folder, before = sweep_in(tmp_path)
-    code = fork / "rltemplate" / "rng.py"
-    original = code.read_text()
+    code, observer = fork / "rltemplate" / "rng.py", fork / "rltemplate" / "run" / "sinks" / "console.py"
+    original, idle = code.read_text(), observer.read_text()
     try:
         code.write_text(f"{original}# something else\n")
+        observer.write_text(f"{idle}# which is no code of a run\n")
         refused = start("train", *words, "sweep=resume", status=2).said
         assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in refused
         assert all(text in refused for text in (f"refs/runs/{folder.name}", "accept=changes"))
@@ -275,6 +276,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
         start("train", *words, "sweep=resume", "accept=changes", status=0)
     finally:
         code.write_text(original)
+        observer.write_text(idle)
     record = sweep_in(tmp_path)[1]
     assert record.changed == {"code": ["rltemplate/rng.py"]}
     tree, kept = record.snapshot.tree, before.snapshot.tree
