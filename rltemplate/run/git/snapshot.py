@@ -315,7 +315,7 @@ def _name_ignored(git: Git, new: Iterable[bytes], skipped: list[SkippedFile]) ->
     skipped += [_skipped(git, path, reason, new=True) for path in lost if git.file(path).exists()]
 
 
-def _skipped(git: Git, path: bytes, reason: str, new: bool) -> dict[str, Any]:
+def _skipped(git: Git, path: bytes, reason: str, new: bool) -> SkippedFile:
     """The entry of the record about a file that is left out."""
     file, size = git.file(path), 0
     with suppress(OSError):
