@@ -38,8 +38,8 @@ from rltemplate.run.trust import check_config
 # Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
 _JOB_VARIABLE = re.compile(r'(?m)^JOB_VARIABLE = "(\w+)"$')  # in the recorded code
-# Removes the present project from the import path, to which a .pth file of the environment added it. Without a
-# file the module is no code of the run.
+# Removes the present project from the import path, to which a .pth file of the environment added it. Without
+# a file, this module is no code of the run.
 _BAR = """
 import os, sys
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in {barred!r}]

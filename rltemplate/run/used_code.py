@@ -33,6 +33,7 @@ from rltemplate.run.git.snapshot import GitRecord
 _MOST_FILES = 2000  # of a package outside that its digest knows; its source comes first
 _WHOLE_BYTES = 100_000_000  # of a package outside that its digest reads; of what is beyond, the sizes count
 _SOURCES = (".py", ".so", ".pyd")
+_READING = frozenset({"open", "sqlite3.connect", "ctypes.dlopen"})  # audit events about a path
 # Made by tools in an environment of Python, and imported at the start of any process.
 _OF_ENVIRONMENTS = ("__main__", "__mp_main__", "_virtualenv")
 
@@ -78,7 +79,6 @@ class CodeWatch:
 
     def __init__(self, project: Path, git: GitRecord, aside: Iterable[Path] = ()) -> None:
         self._top, self._recorded, self._submodules = project.resolve(), None, list[str]()
-        self._aside = [path.resolve() for path in aside]
         with suppress(GitError, OSError), repository(project) as commands:
             self._top = commands.top.resolve()
             if git.tree is not None:
@@ -86,6 +86,8 @@ class CodeWatch:
                 left_out = (str(each["path"]) for each in git.skipped)
                 self._recorded = {*(as_text(path) for _, _, path in listed), *left_out}
                 self._submodules = [f"{as_text(path)}/" for facts, _, path in listed if b" commit " in facts]
+        places = [path.resolve() for path in aside]
+        self._aside = {path for path in places if not self._top.is_relative_to(path)}
         self.places = dict[str, Path]()  # of the code outside
         _listen()
         _opened.clear()
@@ -105,7 +107,7 @@ class CodeWatch:
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
         opened = [Path(path) for path in sorted([*_opened])]
-        for file in (each for each in opened if not {*each.parents} & {*self._aside}):
+        for file in (each for each in opened if not {*each.parents} & self._aside):
             if (path := self._path(file)) is not None:
                 files.add(path)
             elif self._is_data(file) and not {*file.parents} & packages:
@@ -164,7 +166,7 @@ def _listen() -> None:
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    if event not in ("open", "sqlite3.connect", "ctypes.dlopen"):
+    if event not in _READING:  # as nearly all are: the rest may be slow
         return
     with suppress(OSError, TypeError, ValueError, IndexError):  # whatever it is called with, it must not fail
         if event == "open":

@@ -159,6 +159,9 @@ def test_opened_files_of_the_repository_are_noted_unless_a_run_wrote_them(
     write(repo / "data" / "big.npz", text="x = 2\n")
     assert [*outside_changes(found, digests_now(repo / "pack", found))] == ["data/big.npz"]
     assert watch(repo).used({}) == UsedCode()
+    everywhere = CodeWatch(repo, take_snapshot(repo), aside=[repo])  # with runs_dir=.
+    (repo / "levels.csv").read_bytes()
+    assert everywhere.used({}).files == ["levels.csv"]
 
 
 def test_a_module_of_a_submodule_is_a_file_and_one_of_a_repository_in_the_work_tree_is_outside(
