@@ -140,5 +140,7 @@ def _record(
                 if not recorder.record(path, seed, actions[:LONGEST_VIDEO]):
                     raise ConfigError(f"no film: {'; '.join(problems)}")
                 yield path, episode.episode_return
+            for problem in problems:
+                print(f"note: {problem}", file=sys.stderr)
     finally:
         algorithm.close()

@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.envs.recorder import seed_spaces
+from rltemplate.envs.recorder import seeded_reset
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MAX_FPS = 30.0  # also for environments that give no rate
 DISK = 3  # exit status: the disk refuses the file
-NATIVE = "native"  # first line of output: the environment draws its own pictures
+# Lines of output.
+NATIVE = "native"  # the environment draws its own pictures, and no other renderer would change them
+BLANK = "blank"  # all pictures are the same, of one colour
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ def serve() -> None:
         _record(cloudpickle.load(sys.stdin.buffer))
         status = 0
     except Exception as error:
+        if "mujoco" not in sys.modules:  # renderers are MuJoCo's
+            print(NATIVE)
         print(one_line(error))
         # A library that is missing is an OSError without a number.
         status = DISK if getattr(error, "errno", None) else 1
@@ -64,8 +68,7 @@ def _record(job: Job) -> None:
     # In the same order as in the evaluation that chose the actions.
     seed_global_rng(job.seed)
     env = job.make_env("rgb_array")
-    seed_spaces(env, job.seed)
-    env.reset(seed=job.seed)
+    seeded_reset(env, job.seed)
     mujoco: Any = sys.modules.get("mujoco")  # an environment that uses it has imported it
     draw = env.render
     if mujoco is not None and isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel):
@@ -73,10 +76,14 @@ def _record(job: Job) -> None:
 
         mujoco.set_mju_user_warning(lambda _: None)  # or each warning goes into a file in the work folder
         draw = open_painter(job.renderer, env, job.size)
-    else:
+    elif mujoco is None:
         print(NATIVE, flush=True)
     every, fps = frame_rate(env, job.fps)
-    picture = _even(draw())
+    drawn = draw()
+    if draw == env.render:  # of one that uses MuJoCo by itself: this renderer works
+        print(NATIVE, flush=True)
+    picture = first = _encodable(drawn)
+    blank = bool((first == first[0, 0]).all())
     container, stream = open_mp4(job.part, fps, picture)
     for step in range(len(job.actions) + 1):
         faulthandler.dump_traceback_later(job.stall_s, exit=True)
@@ -86,21 +93,32 @@ def _record(job: Job) -> None:
         if step > 0:
             env.step(job.actions[step - 1])
         if step % every == 0 or step == len(job.actions):
-            picture = _even(draw()) if step > 0 else picture
+            picture = _encodable(draw()) if step > 0 else picture
+            blank = blank and np.array_equal(picture, first)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
     container.mux(stream.encode(None))
     container.close()
+    if blank:
+        print(BLANK)
     with contextlib.suppress(Exception):  # it may own processes or connections
         env.close()
 
 
-def _even(picture: Any) -> Picture:
-    """The picture without an odd last row or column, which H.264 cannot encode."""
+def _encodable(picture: Any) -> Picture:
+    """The picture in three colours, without an odd last row or column, which H.264 cannot encode.
+
+    Grey pictures get three equal colours. An alpha channel is left out.
+    """
     given = np.asarray(picture)
-    if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
-        raise TypeError(f"render() returned {given.dtype} {given.shape}, not uint8 (height, width, 3)")
-    height, width = (edge - edge % 2 for edge in given.shape[:2])
-    return np.ascontiguousarray(given[:height, :width])
+    if given.ndim == 2:
+        given = given[:, :, None]
+    if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] not in (1, 3, 4) or min(given.shape) == 0:
+        kind = "None" if picture is None else f"{given.dtype} {np.shape(picture)}"
+        raise TypeError(f"render() returned {kind}, not uint8 (height, width, 3)")
+    height, width = (max(2, edge - edge % 2) for edge in given.shape[:2])
+    colours = given[:height, :width, [0, 0, 0] if given.shape[2] == 1 else [0, 1, 2]]
+    # A single row or column is drawn twice.
+    return np.pad(colours, [(0, height - len(colours)), (0, width - colours.shape[1]), (0, 0)], "edge")
 
 
 def frame_rate(env: Any, wanted: int | None) -> tuple[int, Fraction]:

@@ -28,9 +28,12 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from rltemplate.run.video.episode import DISK, NATIVE, Job, one_line
+from rltemplate.run.video.episode import BLANK, DISK, NATIVE, Job, one_line
 
 RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
+# Without windows and sounds; variables of the user come first. Some environments, such as highway-env's, draw
+# nothing with the video driver `dummy`.
+_SDL = {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "offscreen" if sys.platform == "linux" else "dummy"}
 _CODE = "from rltemplate.run.video.episode import serve; serve()"
 
 
@@ -39,10 +42,10 @@ class VideoRecorder:
     """Makes videos of finished episodes.
 
     `make_env(render_mode)` returns one Gymnasium environment; it is called in another process, so cloudpickle
-    must take it. `note` gets one line, once, if videos turn out to be impossible. Without `fps` a video runs
-    in real time with at most 30 frames per second. `size` is the edge of MuJoCo's pictures in pixels. A
-    renderer that draws no picture for `stall_s` seconds is removed from `renderers`. A video is given up once
-    `stopping()` is true.
+    must take it. `note` gets one line, once, if videos turn out to be impossible, and if one shows nothing.
+    Without `fps` a video runs in real time with at most 30 frames per second. `size` is the edge of MuJoCo's
+    pictures in pixels. A renderer that draws no picture for `stall_s` seconds is removed from `renderers`. A
+    video is given up once `stopping()` is true.
     """
 
     make_env: Callable[..., Any]
@@ -53,7 +56,7 @@ class VideoRecorder:
     stall_s: float = 60.0
     stopping: Callable[[], bool] = lambda: False
     failures: dict[str, list[str]] = field(default_factory=dict, init=False)  # renderers by reason
-    noted: bool = field(default=False, init=False)
+    noted: set[str] = field(default_factory=set, init=False)  # beginnings of notes
 
     def record(self, path: Path, seed: int, actions: Sequence[Any]) -> bool:
         """Write the episode of `actions` after a reset with `seed` to `path`; false if there is no video.
@@ -72,6 +75,8 @@ class VideoRecorder:
                     return False
                 if status == 0:
                     part.replace(path)
+                    if BLANK in said:
+                        self._say("videos show nothing", f"{path.name} has one colour only{_driver()}")
                     return True
                 if status == DISK:
                     raise OSError(said[-1])
@@ -79,9 +84,9 @@ class VideoRecorder:
                 self.failures.setdefault(_reason(status, said), []).append(NATIVE if native else renderer)
                 self.renderers = [] if native else self.renderers[1:]
             told = [f"{', '.join(names)}: {reason}" for reason, names in self.failures.items()]
-            self._say(f"videos are off: {'; '.join(told)}")
+            self._say("videos are off", "; ".join(told))
         except OSError as error:
-            self._say(f"a video was skipped: {error}")
+            self._say("a video was skipped", f"{error}")
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -89,7 +94,7 @@ class VideoRecorder:
 
     def _draw(self, job: Job) -> tuple[int, list[str]]:
         """The exit status of the child process, negative after a signal, and the lines that it wrote."""
-        environ = os.environ | {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "dummy"}
+        environ = _SDL | os.environ
         environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
         environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         environ["MUJOCO_GL"] = "" if job.renderer == "raycast" else job.renderer
@@ -115,10 +120,16 @@ class VideoRecorder:
             said.seek(0)
             return status, said.read().decode(errors="replace").strip().split("\n")
 
-    def _say(self, text: str) -> None:
-        if not self.noted:
-            self.noted = True
-            self.note(one_line(text))
+    def _say(self, what: str, why: str) -> None:
+        if what not in self.noted:
+            self.noted.add(what)
+            self.note(one_line(f"{what}: {why}"))
+
+
+def _driver() -> str:
+    """The user's driver of SDL, which may be the reason for blank pictures, as the end of a line."""
+    driver = os.environ.get("SDL_VIDEODRIVER")
+    return "" if driver is None else f", with SDL_VIDEODRIVER={driver}"
 
 
 def _reason(status: int, said: Sequence[str]) -> str:
@@ -126,4 +137,6 @@ def _reason(status: int, said: Sequence[str]) -> str:
         return f"killed by {signal.Signals(-status).name}: {said[-1][:160]}"
     if said[-1].startswith("NotImplementedError"):
         return "the environment has no render() for rgb_array"
+    if "unexpected keyword argument 'render_mode'" in said[-1]:
+        return "the environment takes no render_mode"
     return next((line for line in said if line.startswith("Timeout (")), said[-1])[:160]

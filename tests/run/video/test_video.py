@@ -53,7 +53,8 @@ class Toy(gymnasium.Env[Any, Any]):
         if self.steps == 3 and self.trouble == "abort":
             os.abort()
         kind: Any = float if self.trouble == "float" else np.uint8
-        return np.full(self.shape, 20 * self.steps + 20, kind)
+        black = self.trouble == "driver" and os.environ["SDL_VIDEODRIVER"] == "dummy"
+        return np.full(self.shape, 0 if black else 20 * self.steps + 20, kind)
 
 
 def gym_env(env_id: str, render_mode: str | None = None) -> Any:
@@ -113,6 +114,54 @@ def test_an_episode_becomes_a_file_that_browsers_play(
         for seed in (1, 2):
             assert videos.record(tmp_path / "again", seed, [action] * 60)
             assert ((tmp_path / "again").read_bytes() == content) is (seed == 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "edges"),
+    [((48, 64, 4), (48, 64)), ((48, 64), (48, 64)), ((1, 1, 3), (2, 2)), ((3, 1, 1), (2, 2))],
+)
+def test_pictures_of_other_kinds_become_a_video(shape: Any, edges: Any, tmp_path: Path) -> None:
+    videos, notes = recorder(partial(Toy, shape=shape))
+    assert videos.record(tmp_path / "v.mp4", 1, [0] * 8)
+    assert notes == []
+    pictures = read_video(tmp_path / "v.mp4")
+    assert pictures[0].shape == (*edges, 3)
+    assert [round(float(p.mean())) for p in pictures] == pytest.approx(range(20, 181, 20), abs=3)
+
+
+@pytest.mark.parametrize(("driver", "black"), [(None, False), ("offscreen", False), ("dummy", True)])
+def test_the_users_driver_of_sdl_is_used_and_a_blank_video_is_told(
+    driver: str | None, black: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    if driver is not None:
+        monkeypatch.setenv("SDL_VIDEODRIVER", driver)
+    videos, notes = recorder(partial(Toy, trouble="driver"))
+    assert videos.record(tmp_path / "step_1.mp4", 1, [0] * 8)
+    said = "videos show nothing: step_1.mp4 has one colour only, with SDL_VIDEODRIVER=dummy"
+    assert notes == [said] * black
+
+
+NO_PICTURES = """
+import sys
+from pathlib import Path
+from rltemplate.run.video.recorder import VideoRecorder
+def make(render_mode=None):
+    import gymnasium
+    from gymnasium.envs.classic_control import CartPoleEnv
+    class Plain(CartPoleEnv):
+        def __init__(self): super().__init__()
+    gymnasium.register("Plain-v0", Plain)
+    return gymnasium.make("Plain-v0", render_mode=render_mode)
+VideoRecorder(make, print).record(Path("v.mp4"), 1, [0] * 8)
+assert "mujoco" not in sys.modules
+"""
+
+
+def test_a_note_names_no_renderers_of_mujoco_for_another_environment(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", NO_PICTURES]
+    said = run(tmp_path, *line, status=0, PYTHONPATH=os.pathsep.join(sys.path)).stdout
+    assert said == "videos are off: native: the environment takes no render_mode\n"
 
 
 class Odd(Toy):
