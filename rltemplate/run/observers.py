@@ -47,13 +47,28 @@ def evaluate(
     act: Callable[[np.ndarray], np.ndarray],
     seeds: Sequence[int],
     taken: list[Any] | None = None,
+    most_beside: int = 50,  # no fewer than the recipes' `eval_episodes`: other batches may round otherwise
 ) -> list[Episode]:
-    """One whole episode for each of `seeds`, side by side, with one policy call per step.
+    """One whole episode for each of `seeds`, up to `most_beside` side by side with one policy call per step.
 
     Every episode has a new environment, because some keep state between episodes, such as Box2D's worlds. So
     the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
     """
-    with own_global_rng(seeds[0]), contextlib.ExitStack() as stack:
+    episodes = list[Episode]()
+    with own_global_rng(seeds[0]):
+        for first in range(0, len(seeds), most_beside):
+            episodes += _evaluate_beside(make_env, codec, act, seeds[first : first + most_beside], taken)
+    return episodes
+
+
+def _evaluate_beside(
+    make_env: Callable[[], gym.Env[Any, Any]],
+    codec: Codec,
+    act: Callable[[np.ndarray], np.ndarray],
+    seeds: Sequence[int],
+    taken: list[Any] | None,
+) -> list[Episode]:
+    with contextlib.ExitStack() as stack:
         made = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
         longest = max(_LONGEST_EPISODE, (made[0].spec and made[0].spec.max_episode_steps) or 0)
         envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks observations and rewards

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import RecordedRun, read_video
 from PIL import Image
 
 from rltemplate.__main__ import main
+from rltemplate.envs import make
 from rltemplate.rerun.policy_file import export_policy
 
 
@@ -39,6 +42,36 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     assert steps == ["64", "128", "192"]
     with Image.open(both.with_suffix(".gif")) as gif:
         assert (gif.width, getattr(gif, "n_frames", 1) > 3, gif.info["loop"]) == (640, True, 0)
+
+
+class Opened:
+    """Environments that are open, and the most of them at once."""
+
+    now = most = 0
+
+
+@pytest.mark.long
+def test_an_evaluation_of_many_episodes_holds_few_environments(
+    recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Counted(gym.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            Opened.now += 1
+            Opened.most = max(Opened.most, Opened.now)
+
+        def close(self) -> None:
+            super().close()
+            Opened.now -= 1
+
+    made = make.make_env
+    monkeypatch.setattr(make, "make_env", lambda *words, **named: Counted(made(*words, **named)))
+    run, returns = f"run={recorded_run.run_dir}", []
+    for episodes in (40, 16):
+        assert main(["evaluate", run, f"episodes={episodes}", "--json"]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+    assert (Opened.most, len(returns[0]), len(set(returns[0])) > 1) == (16, 40, True)
+    assert returns[0][:16] == returns[1]
 
 
 @pytest.mark.long

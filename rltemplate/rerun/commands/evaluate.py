@@ -11,6 +11,8 @@ from rltemplate.config.command_args import argument, json_flag, whole
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run.trust import trust_argument
 
+_MOST_BESIDE = 16  # environments in memory at once, some of which are large
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -38,7 +40,9 @@ def main(args: Args) -> int:
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
         with exits_are_errors():
-            episodes = evaluate(lambda: make_env(config.env), envs.codec, algorithm.act, seeds)
+            episodes = evaluate(
+                lambda: make_env(config.env), envs.codec, algorithm.act, seeds, most_beside=_MOST_BESIDE
+            )
     finally:
         algorithm.close()
     returns = [episode.episode_return for episode in episodes]
