@@ -9,6 +9,10 @@ from gymnasium import spaces
 
 from rltemplate.interfaces import ConfigError
 
+_ATARI = (
+    "env.kwargs.obs_type=ram env.kwargs.repeat_action_probability=0 "
+    "env.wrappers.StickyAction.repeat_action_probability=0.25"
+)
 _MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
 
 
@@ -20,9 +24,11 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
     shape = space.shape or ()
     large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
     if large and space.dtype == np.uint8:
+        advice = "use another environment, or a wrapper in env.wrappers that gives vectors"
+        if "ALE/" in env_id:  # whose own sticky actions cannot be resumed
+            advice = f"use the memory instead:\n{_ATARI}"
         raise ConfigError(
-            f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; "
-            "use an environment with vector observations, such as the -ram variant where there is one"
+            f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; {advice}"
         )
 
 

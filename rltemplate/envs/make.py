@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import logging
 import math
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -20,12 +22,15 @@ from gymnasium import spaces
 from rltemplate.config.command_args import first_line, nearest
 from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
+from rltemplate.envs import wrappers
 from rltemplate.envs.codec import Codec, refuse_images
-from rltemplate.envs.recorder import ActionRecorder
+from rltemplate.envs.recorder import SEED_BITS, ActionRecorder
 from rltemplate.interfaces import ConfigError, RunError
 
 _log = logging.getLogger(__name__)
+SEEDED_EPISODES = "env.wrappers.SeededEpisodes=null"
 _TRIED_STEPS = 50
+_TRIED_SEED = 0x3243F6A8885A308D  # of a trial, as long as those of a run; its lower 32 bits are no int of C
 _PATIENCE_S = 2.0  # for a note, a slow environment is tried for fewer episodes
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError)  # for wrong arguments
 
@@ -92,7 +97,8 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
     module, _, own = name.replace(":", ".").rpartition(".")
     hint = ""
     try:
-        found = importlib.import_module(module or "gymnasium.wrappers")
+        home = "rltemplate.envs.wrappers" if hasattr(wrappers, own) else "gymnasium.wrappers"
+        found = importlib.import_module(module or home)
         hint = "" if hasattr(found, own) else nearest(own, dir(found))
         kind = getattr(found, own)
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
@@ -123,29 +129,55 @@ def resume_note(config: EnvConfig) -> str | None:
         return None
     with contextlib.suppress(Exception), exits_are_errors():  # the run meets and reports them
         if not _resumes(config, _PATIENCE_S):
+            cure = "It should draw from self.np_random alone, and keep no state over episodes"
+            with contextlib.suppress(Exception):
+                if _resumes(seeded_episodes(config), _PATIENCE_S):
+                    cure = f"With {SEEDED_EPISODES} they can"
             return (
                 f"{config.id} does not repeat itself from its generator state and actions: runs in it cannot "
-                "be resumed. It should draw from self.np_random alone, and keep no state over episodes"
+                f"be resumed. {cure}"
             )
     return None
 
 
-def repeats(config: EnvConfig) -> bool:
-    """True if two environments, made alike, give the same for one seed and equal actions."""
+def seeded_episodes(config: EnvConfig) -> EnvConfig:
+    """The configuration with a seed for every episode."""
+    return replace(config, wrappers={"SeededEpisodes": None, **config.wrappers})
+
+
+class Repetition(NamedTuple):
+    """The outcome of a trial of two environments that were made alike."""
+
+    holds: bool  # they gave the same for one seed and equal actions
+    seed_bits: int  # of the seeds that they take
+
+
+def repeats(config: EnvConfig) -> Repetition:
+    """Try two environments, made alike, with one seed and equal actions.
+
+    Halfway and at the end both are reset without a seed, whether their episodes are over or not: there an
+    environment may take numbers from the operating system, and its episodes may be longer than the trial.
+    """
     from rltemplate.envs.global_rng import own_global_rng  # imports torch, which other callers do without
 
     seen: list[list[bytes]] = [[], []]
     for results in seen:
         with own_global_rng(0), closing(make_env(config, training=True)) as env:
-            tried, over = ActionRecorder(env, config.id), False
-            results.append(np.asarray(tried.reset(0)).tobytes())  # seeds the spaces as well
-            for _ in range(_TRIED_STEPS):
-                if over:
-                    results.append(np.asarray(tried.reset()).tobytes())
-                obs, reward, *ended = tried.step(env.action_space.sample())
+            tried, actions = ActionRecorder(env, config.id), _own_actions(env)
+            results.append(np.asarray(tried.reset(_TRIED_SEED)).tobytes())
+            for step in range(1, _TRIED_STEPS + 1):
+                obs, reward, *ended = tried.step(actions.sample())
                 results.append(np.asarray(obs).tobytes() + np.array([reward, *ended]).tobytes())
-                over = any(ended)
-    return seen[0] == seen[1]
+                if any(ended) or step in (_TRIED_STEPS // 2, _TRIED_STEPS):
+                    results.append(np.asarray(tried.reset()).tobytes())
+    return Repetition(seen[0] == seen[1], tried.seed_bits)
+
+
+def _own_actions(env: gym.Env[Any, Any]) -> spaces.Space[Any]:
+    """A copy of the action space to draw from: `reset` may make the space of the environment anew."""
+    actions = copy.deepcopy(env.action_space)
+    actions.seed(0)
+    return actions
 
 
 def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
@@ -170,32 +202,58 @@ def _resumes(config: EnvConfig, patience_s: float = math.inf) -> bool:
     Once `patience_s` seconds are over, no further episode begins.
     """
     with closing(make_env(config, training=True)) as env:
-        tried, began = ActionRecorder(env, config.id), time.monotonic()
-        env.action_space.seed(0)
-        for seed in (0, None, None, None):  # four episodes; a recording has the last two
+        tried, actions, began = ActionRecorder(env, config.id), _own_actions(env), time.monotonic()
+        for seed in (_TRIED_SEED, None, None, None):  # four episodes; a recording has the last two
             if seed is None and time.monotonic() - began > patience_s:
                 break
             tried.reset(seed)
             for _ in range(20):
-                if any(tried.step(env.action_space.sample())[2:]):
+                if any(tried.step(actions.sample())[2:]):
                     break
         recording = tried.recording()
     with closing(make_env(config, training=True)) as other:
         return ActionRecorder(other, config.id).restore(recording)[0]
 
 
-def check_env(config: EnvConfig) -> Codec:
-    """The codec of an environment that no run uses yet: `ConfigError` whatever the environment raises."""
+def check_env(config: EnvConfig, note: Callable[[str], None]) -> Codec:
+    """The codec of an environment that no run uses yet: `ConfigError` whatever the environment raises.
+
+    `note` gets a line for each peculiarity that the environment's runs will have.
+    """
+    problem = "cannot be made"
     try:
         with exits_are_errors():
-            return codec_of(config)
+            codec = codec_of(config)
+            problem = "its first steps failed"
+            _try_steps(config, note)
     except Exception as error:
         if isinstance(error, ConfigError):
             raise
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {first_line(error)}"
         why = str(error) if isinstance(error, RunError) else why  # its message names the place
-        raise ConfigError(f"env.id={config.id}: cannot be made, {why}") from error
+        raise ConfigError(f"env.id={config.id}: {problem}, {why}") from error
+    if unresumed := resume_note(config):
+        note(unresumed)
+    return codec
+
+
+def _try_steps(config: EnvConfig, note: Callable[[str], None]) -> None:
+    """Begin an episode as a run does: only then is known what an environment returns."""
+    with closing(make_env(config, training=True)) as env:
+        before, actions = (env.observation_space, env.action_space), _own_actions(env)
+        tried = ActionRecorder(env, config.id)
+        tried.reset(_TRIED_SEED)
+        if (env.observation_space, env.action_space) != before:
+            raise RunError("reset() changes the spaces, expected the same in every episode")
+        if tried.seed_bits < SEED_BITS:
+            note(
+                f"{config.id} refuses seeds of more than {tried.seed_bits} bits, and gets the lower ones of "
+                f"{SEED_BITS}"
+            )
+        for _ in range(2):
+            if any(tried.step(actions.sample())[2:]):
+                break
 
 
 @contextlib.contextmanager

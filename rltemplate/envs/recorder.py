@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +25,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rltemplate.config.command_args import first_line
 from rltemplate.determinism import denormals
 from rltemplate.envs import validity
 from rltemplate.interfaces import RunError
 
+SEED_BITS = 63
+# Of environments that do not take a seed as long as this.
+_SEED_ERRORS = (ValueError, TypeError, ArithmeticError, AssertionError)
+_OLD_RESET = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
 _OF_RESET = ("observation", "info")
 _OF_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -63,6 +69,7 @@ class ActionRecorder:
         self._name = name
         self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
+        self.seed_bits = SEED_BITS  # of the seeds that the environment takes; known after the first reset
         self._seed: int | None = None  # of the last reset with a seed
         self._episodes: deque[_Episode] = deque(maxlen=2)  # the last one is running
         self._last: tuple[Any, ...] = ()  # observation, reward, terminated, truncated
@@ -72,12 +79,15 @@ class ActionRecorder:
         if seed is not None:
             self._seed = seed
             self._episodes.clear()
-            seed_spaces(self.env, seed)
         elif self._episodes:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
         try:
-            obs, self._info = validity.checked_parts(self.env.reset(seed=seed), _OF_RESET)
+            if seed is None:
+                result = self.env.reset(seed=None)
+            else:
+                result, self.seed_bits = seeded_reset(self.env, seed)
+            obs, self._info = validity.checked_parts(result, _OF_RESET)
             denormals.keep()
             checked = self._check_obs(obs)
         except Exception as error:
@@ -156,7 +166,8 @@ class ActionRecorder:
             seed = None
             if generator is not None:
                 try:  # in place, because parts of the environment may hold it too
-                    self.env.unwrapped.np_random.bit_generator.state = json.loads(generator)
+                    own: Any = self.env.unwrapped._np_random
+                    own.bit_generator.state = json.loads(generator)
                 except (AttributeError, TypeError, ValueError):  # damaged, or of another kind of generator
                     return False, 0, 0.0
         actions, same, episode_return = iter(recorded["actions"]), True, 0.0
@@ -179,7 +190,35 @@ class ActionRecorder:
         return hashlib.sha256(repr((plain, others)).encode()).hexdigest()
 
 
-def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+def seeded_reset(env: gym.Env[Any, Any], seed: int) -> tuple[Any, int]:
+    """The result of a reset with a seed, and the number of its bits that the environment takes.
+
+    numpy's old generator takes seeds of 32 bits, an int of C those of 31. An environment that refuses long
+    seeds, this one and another, gets the lower bits. This is tried at every reset with a seed. So one seed
+    gives one episode in training, evaluations, videos and after a resume, and no decision has to be kept.
+    """
+    failures: list[Exception] = []
+    for bits, number in ((SEED_BITS, seed), (SEED_BITS, seed ^ 1), (32, seed % 2**32), (31, seed % 2**31)):
+        _seed_spaces(env, number)
+        try:
+            result = env.reset(seed=number)
+        except _SEED_ERRORS as error:
+            failures.append(error)
+            if _OLD_RESET.search(str(error)):
+                raise RunError(
+                    f"{first_line(error)}; expected Gymnasium's reset(*, seed=None, options=None), which "
+                    "returns an observation and an info"
+                ) from error
+            if seed < 2**31:
+                raise
+        else:
+            if number == seed ^ 1:  # the length of the seed is not what it fails for
+                break
+            return result, bits
+    raise failures[0]
+
+
+def _seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     """Seed the generators of the spaces, from which some environments draw their resets.
 
     Their states are not recorded: an environment that draws from them later is refused when it is restored.

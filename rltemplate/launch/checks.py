@@ -71,16 +71,14 @@ def check_environments(configs: Sequence[Config]) -> None:
 
     Without this the last job of a sweep might be refused only days later.
     """
-    from rltemplate.envs.make import check_env, resume_note
+    from rltemplate.envs.make import check_env
 
     made: dict[str, Codec] = {}
     with warnings.catch_warnings(action="ignore"):  # the run will print them
         for config in configs:
             env = f"{replace(config.env, num_envs=1, num_workers=0)}"
             if env not in made:
-                made[env] = check_env(config.env)
-                if note := resume_note(config.env):
-                    print(f"note: {note}", file=sys.stderr)
+                made[env] = check_env(config.env, lambda note: print(f"note: {note}", file=sys.stderr))
             check_actions(config.algo.name, made[env])
             if config.device is Device.cpu:
                 check_buffer(config.algo, made[env], usable_memory())

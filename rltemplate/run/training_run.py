@@ -17,7 +17,7 @@ from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import repeats
+from rltemplate.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
@@ -68,12 +68,17 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
         settings = now
     passes = algorithm.forward_passes()
     found = {name: checks.CHECKS[name](config, passes) for name in promised}
-    if "repeats" in found and not repeats(config.env):
-        raise ConfigError(
-            f"determinism={level}: two environments {config.env.id} with the same seed and actions gave "
-            "different results.\nIs there a generator of its own, or a reset() without "
-            "super().reset(seed=seed)? determinism=fast runs it as it is"
-        )
+    if "repeats" in found:
+        tried = repeats(config.env)
+        found["repeats"]["env_seed_bits"] = tried.seed_bits
+        if not tried.holds:
+            cure = "Is there a generator of its own, or a reset() without super().reset(seed=seed)?"
+            if repeats(seeded_episodes(config.env)).holds:
+                cure = f"It repeats itself with {SEEDED_EPISODES};"
+            raise ConfigError(
+                f"determinism={level}: two environments {config.env.id} with the same seed and actions gave "
+                f"different results.\n{cure} determinism=fast runs it as it is"
+            )
     if promised:  # the trial made steps of the environment
         switches.confirm(settings)
     return DeterminismFacts(level=level, settings=dict(settings), checks=found)

@@ -7,12 +7,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import env_config
+from conftest import env_config, play
 from gymnasium import spaces
 
+from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.codec import Codec, refuse_images
 from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import make_env, repeats
+from rltemplate.envs.make import check_env, make_env, repeats, seeded_episodes
+from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import ConfigError, Episode
 from rltemplate.run.trace import named_leaves
 
@@ -82,6 +84,10 @@ def test_a_space_that_does_not_fit_is_refused_in_a_line() -> None:
         for space in image, spaces.Dict({"a": BOX, "b": spaces.Tuple([BOX, image])}):
             with pytest.raises(ConfigError, match="Some-v0 observes images"):
                 refuse_images("Some-v0", space)
+    with pytest.raises(
+        ConfigError, match=r"obs_type=ram env.kwargs.repeat_action_probability=0 .*StickyAction"
+    ):
+        refuse_images("ale_py:ALE/Pong-v5", image)
     memory = spaces.Box(0, 255, (4, 128), np.uint8)  # a stack of an Atari's
     refuse_images("Some-v0", spaces.Dict({"a": BOX, "b": memory}))
     assert codec(memory).obs_size == 512
@@ -205,7 +211,134 @@ def test_a_wrapper_that_cannot_be_had_is_refused(changes: dict[str, Any], words:
 def test_an_environment_that_does_not_repeat_is_found(
     env_id: str, changes: dict[str, Any], same: bool
 ) -> None:
-    assert repeats(env_config(env_id, **changes)) is same
+    assert repeats(env_config(env_id, **changes)).holds is same
+
+
+LONG = 0x3243F6A8885A308D  # a seed of 63 bits
+
+
+class Peculiar(gym.Env[Any, Any]):
+    """A walk of 60 steps. It differs from other environments in what `kind` says."""
+
+    def __init__(self, kind: str = "", render_mode: str | None = None) -> None:
+        self.kind, self.resets = kind, 0
+        self.make_spaces(2)
+
+    def make_spaces(self, num: int) -> None:
+        self.observation_space, self.action_space = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(num)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None or self.kind == "entropy":
+            self._np_random, _ = gym.utils.seeding.np_random(seed)
+        if self.kind == "old generator" and seed is not None:
+            self.own = np.random.RandomState(seed)
+        if self.kind == "int of C" and seed is not None:
+            self.own = np.random.RandomState(np.array([seed], np.int32))
+        if self.kind == "unlucky" and seed == LONG:
+            raise ValueError("no way out of this maze")
+        self.resets += 1
+        if self.kind in ("anew", "another space"):
+            self.make_spaces(2 if self.kind == "anew" else 2 + self.resets)
+        self.t = 0
+        obs = np.array([getattr(self, "own", self.np_random).uniform()], np.float32)
+        return obs if self.kind == "reset of old" else (obs, {})
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        reward: Any = np.array([1.0, 2.0]) if self.kind == "vector" else float(action)
+        obs = np.array([getattr(self, "own", self.np_random).uniform()], np.float32)
+        ended = (self.t >= 60,) if self.kind == "step of old" else (False, self.t >= 60)
+        return obs, reward, *ended, {}
+
+
+class Seedless(Peculiar):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+@pytest.fixture(autouse=True)
+def _peculiar(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Peculiar, Seedless):
+        name = f"{kind.__name__}-v0"
+        monkeypatch.setitem(
+            gym.registry, name, gym.envs.registration.EnvSpec(name, f"{__name__}:{kind.__name__}")
+        )
+
+
+def peculiar(kind: str, num: int = 1, workers: int = 0) -> EnvConfig:
+    return env_config(
+        "Seedless-v0" if kind == "seedless" else "Peculiar-v0", num, workers, kwargs={"kind": kind}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("vector", r"step 1 of its episode: the reward is an array of float64 with the shape \(2,\)"),
+        (
+            "seedless",
+            r"reset: .*reset\(\) got an unexpected keyword argument 'seed'; expected Gymnasium's reset",
+        ),
+        ("reset of old", "reset: the environment returned array.*expected 2 values: observation, info"),
+        ("step of old", "step 1 of its episode: the environment returned 4 values, expected 5 values"),
+        ("another space", r"reset\(\) changes the spaces, expected the same in every episode"),
+        ("unlucky", r"ValueError in .*test_envs.py, line \d+: no way out of this maze"),
+    ],
+)
+def test_what_shows_in_the_first_steps_is_refused_before_a_run(kind: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refusal:
+        check_env(peculiar(kind), print)
+    assert "\n" not in str(refusal.value)
+    assert "its first steps failed" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("kind", "holds"), [("entropy", False), ("anew", True), ("old generator", True)])
+def test_the_trial_of_repeat_also_resets_without_a_seed_and_uses_its_own_space(
+    kind: str, holds: bool
+) -> None:
+    assert repeats(peculiar(kind)).holds is holds
+    assert repeats(seeded_episodes(peculiar(kind))).holds
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("", 63), ("old generator", 32), ("int of C", 31)])
+def test_an_environment_gets_seeds_as_long_as_it_takes(kind: str, bits: int) -> None:
+    notes: list[str] = []
+    check_env(peculiar(kind), notes.append)
+    assert [f"refuses seeds of more than {bits} bits" in note for note in notes[:1]] == [True] * (bits < 63)
+    assert repeats(peculiar(kind)).seed_bits == bits
+    cut, first = ActionRecorder(make_env(peculiar(kind)), kind).reset(LONG % 2**bits), []
+    for workers in (0, 1):  # equal in workers
+        envs = Envs(peculiar(kind, 2, workers), [LONG, LONG + 1])
+        first.append(envs.reset().tolist())
+        envs.close()
+    assert first[0] == first[1] != [first[0][0]] * 2
+    assert first[0][0] == cut.tolist()
+
+
+def test_an_error_that_one_seed_causes_stays_one() -> None:
+    recorder = ActionRecorder(make_env(peculiar("unlucky")), "unlucky")
+    recorder.reset(LONG + 2)
+    with pytest.raises(ValueError, match="no way out"):
+        recorder.reset(LONG)
+
+
+@pytest.mark.parametrize("kind", ["entropy", "old generator", "int of C"])
+def test_seeded_episodes_make_a_run_repeat_itself_and_resume(kind: str) -> None:
+    notes: list[str] = []
+    check_env(peculiar(kind), notes.append)
+    assert notes[-1].endswith("cannot be resumed. With env.wrappers.SeededEpisodes=null they can")
+    config = seeded_episodes(peculiar(kind, 2))
+    check_env(config, notes.append)
+    assert len(notes) == (1 if kind == "entropy" else 2), "seeds of episodes have 31 bits"
+    whole, again = Envs(config, [LONG, 5]), Envs(config, [1, 2])
+    starts = [whole.reset().tolist()]
+    for step in range(200):  # in the fourth episode
+        play(whole, step, 1)
+        if step % 60 == 59:
+            starts.append(whole.state_dict()["states"][0]["outcomes"])
+    assert len({f"{each}" for each in starts}) == 4
+    again.load_state_dict(whole.state_dict())
+    assert play(again, 200, 100) == play(whole, 200, 100)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
