@@ -31,7 +31,7 @@ from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.trace import END, NO_PAST, Trace, entries
-from rltemplate.run.video.recorder import RENDERERS, VideoRecorder
+from rltemplate.run.video.recorder import VideoRecorder, automatic_renderers
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -144,7 +144,7 @@ class Observers:
             note=logger.message,
             fps=config.video_fps,
             size=config.video_size,
-            renderers=RENDERERS if config.video_renderer == "auto" else [config.video_renderer],
+            renderers=automatic_renderers() if config.video_renderer == "auto" else [config.video_renderer],
             stopping=stopping,
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)

@@ -9,7 +9,7 @@ Renderers:
     egl, osmesa, glfw  MuJoCo's OpenGL renderer; glfw needs a display
     raycast            MuJoCo without OpenGL (`mujoco_pictures.py`)
 
-For MuJoCo the first one that works draws all videos of a run.
+For MuJoCo the first one that works draws all videos of a run. The user's `MUJOCO_GL` is tried before others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from rltemplate.run.video.episode import BLANK, DISK, NATIVE, Job, one_line
 
-RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
+_RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
 # Without windows and sounds; variables of the user come first. Some environments, such as highway-env's, draw
 # nothing with the video driver `dummy`.
 _SDL = {"SDL_AUDIODRIVER": "dummy", "SDL_VIDEODRIVER": "offscreen" if sys.platform == "linux" else "dummy"}
 _CODE = "from rltemplate.run.video.episode import serve; serve()"
+
+
+def automatic_renderers() -> list[str]:
+    """The renderers of MuJoCo, in the order in which they are tried."""
+    own = os.environ.get("MUJOCO_GL", "").lower()
+    return list(dict.fromkeys([*([own] if own in ("egl", "osmesa", "glfw") else []), *_RENDERERS]))
 
 
 @dataclass
@@ -52,7 +58,7 @@ class VideoRecorder:
     note: Callable[[str], None]
     fps: int | None = None
     size: int = 320
-    renderers: Sequence[str] = RENDERERS
+    renderers: Sequence[str] = field(default_factory=automatic_renderers)
     stall_s: float = 60.0
     stopping: Callable[[], bool] = lambda: False
     failures: dict[str, list[str]] = field(default_factory=dict, init=False)  # renderers by reason

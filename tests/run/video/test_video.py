@@ -241,6 +241,8 @@ def test_opengl_that_crashes_or_is_missing_is_replaced_by_the_ray_caster(
     # The loaders find no driver through these variables, as on a machine that has none.
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent.json")
     monkeypatch.setenv("PYOPENGL_PLATFORM", "none")
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    assert list(recorder(bad_hopper)[0].renderers) == ["osmesa", "egl", "raycast"]
     for videos in (crashes, missing):
         assert videos.record(tmp_path / "v.mp4", 1, [HOPPER] * 10)
         assert list(videos.renderers) == ["raycast"]
