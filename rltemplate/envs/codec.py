@@ -24,7 +24,7 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
     shape = space.shape or ()
     large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
     if large and space.dtype == np.uint8:
-        advice = "use another environment, or a wrapper in env.wrappers that gives vectors"
+        advice = "use an environment with vector observations, or a wrapper in env.wrappers that gives these"
         if "ALE/" in env_id:  # whose own sticky actions cannot be resumed
             advice = f"use the memory instead:\n{_ATARI}"
         raise ConfigError(

@@ -231,7 +231,8 @@ def check_env(config: EnvConfig, note: Callable[[str], None]) -> Codec:
             raise
         at = traceback.extract_tb((error.__context__ or error).__traceback__)[-1]
         why = f"{type(error).__name__} in {at.filename}, line {at.lineno}: {first_line(error)}"
-        why = str(error) if isinstance(error, RunError) else why  # its message names the place
+        if isinstance(error, RunError):  # its message names the place
+            why = str(error).removeprefix(f"{config.id}, ")
         raise ConfigError(f"env.id={config.id}: {problem}, {why}") from error
     if unresumed := resume_note(config):
         note(unresumed)

@@ -289,7 +289,8 @@ def test_what_shows_in_the_first_steps_is_refused_before_a_run(kind: str, words:
     with pytest.raises(ConfigError, match=words) as refusal:
         check_env(peculiar(kind), print)
     assert "\n" not in str(refusal.value)
-    assert "its first steps failed" in str(refusal.value)
+    assert str(refusal.value).startswith(f"env.id={peculiar(kind).id}: its first steps failed, ")
+    assert str(refusal.value).count(peculiar(kind).id) == 1
 
 
 @pytest.mark.parametrize(("kind", "holds"), [("entropy", False), ("anew", True), ("old generator", True)])
