@@ -97,7 +97,7 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
     module, _, own = name.replace(":", ".").rpartition(".")
     hint = ""
     try:
-        home = "rltemplate.envs.wrappers" if hasattr(wrappers, own) else "gymnasium.wrappers"
+        home = wrappers.__name__ if hasattr(wrappers, own) else "gymnasium.wrappers"
         found = importlib.import_module(module or home)
         hint = "" if hasattr(found, own) else nearest(own, dir(found))
         kind = getattr(found, own)
