@@ -17,7 +17,7 @@ from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.run.lines import to_stderr
+from rltemplate.run.lines import flush_folder, make_durable_folder, to_stderr
 from rltemplate.run.read import find_run
 from rltemplate.run.record import SweepRecord
 
@@ -39,11 +39,15 @@ def _append(runs_dir: Path, entry: Callable[[], list[str]]) -> None:
     try:
         lines = entry()
         if lines:
-            path.parent.mkdir(parents=True, exist_ok=True)  # a run with run_dir= leaves no folder here
+            make_durable_folder(path.parent)  # a run with run_dir= leaves no folder here
             with path.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # runs that end together do not mix their entries
                 header = "" if os.fstat(file.fileno()).st_size else _HEADER
                 file.write("\n".join([header, *lines, ""]).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            if header:
+                flush_folder(path.parent)
     except (ConfigError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
         to_stderr(f"no entry in {path}: {reason}")

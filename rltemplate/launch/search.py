@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.cli.overrides import assigned, read_sweep
 from rltemplate.config.cli.preflight import existing, preflight
-from rltemplate.config.command_args import argument, first_line, make_folder, one_of, program, rest, whole
+from rltemplate.config.command_args import argument, first_line, one_of, program, rest, whole
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch.checks import HERE, check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
 from rltemplate.launch.sweep_job import digest, say
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import lock
+from rltemplate.run.lines import lock, make_durable_folder
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
 
@@ -82,7 +82,8 @@ def main(args: Args) -> int:
     check_plan(plan)
     name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
-    make_folder("runs_dir", folder)
+    with in_a_line(f"runs_dir={folder} cannot be made"):
+        make_durable_folder(folder)
     lock(folder)
     cores = config.num_threads + config.env.num_workers  # of a trial
     workers = args.workers or max(1, usable_cores() // cores)

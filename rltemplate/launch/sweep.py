@@ -20,9 +20,8 @@ from pathlib import Path
 
 from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
-from rltemplate.config.command_args import make_folder
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, RunError, stop_signals
+from rltemplate.interfaces import ConfigError, RunError, in_a_line, stop_signals
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
@@ -30,7 +29,7 @@ from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
-from rltemplate.run.lines import lock, to_stderr
+from rltemplate.run.lines import lock, make_durable_folder, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
 from rltemplate.run.used_code import UsedCode
@@ -44,7 +43,8 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     label = f"sweep-{digest(sorted(plan.words))}"  # the same for these arguments in any order
     folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
-    make_folder("runs_dir", folder)
+    with in_a_line(f"runs_dir={folder} cannot be made"):
+        make_durable_folder(folder)
     lock(folder)
     if plan.resume:
         record = SweepRecord.read(folder)

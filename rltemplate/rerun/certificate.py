@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.lines import replace_text
 
 JSON, TEXT = "certificate.json", "certificate.txt"
 HOLDS, BROKEN = "holds", "broken"
@@ -63,8 +64,8 @@ class Certificate:
     def write(self) -> None:
         """Write both forms into the folder of the proof and into the folders of its runs."""
         for folder in filter(Path.is_dir, map(Path, (self.folder, *(run.run_dir for run in self.runs)))):
-            (folder / JSON).write_text(self.to_json() + "\n", encoding="utf-8")
-            (folder / TEXT).write_text(self.to_text() + "\n", encoding="utf-8")
+            replace_text(folder / JSON, [self.to_json(), "\n"])
+            replace_text(folder / TEXT, [self.to_text(), "\n"])
 
     def to_text(self) -> str:
         """The page for people, the verdict first."""

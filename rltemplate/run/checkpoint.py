@@ -1,8 +1,7 @@
 """Checkpoints: whole or absent, compared with their digests, and loaded without executing code.
 
-`step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` is written last and makes it a
-checkpoint: its first line is the digest of the second line, which has the format, the configuration, and the
-digest of every file that belongs to the checkpoint.
+`step_<env_steps>.pt` holds the state. The manifest `step_<env_steps>.json` (manifest.py) has the
+configuration and the digest of every file that belongs to the checkpoint.
 
 A replay buffer may be large and changes at one end only. It is kept in chunks,
 `experience_<first>_<last>.pt`, each with the transitions since the previous checkpoint. A manifest names the
@@ -13,33 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
-from msgspec import Meta
 
 from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.limits import Excess, check_archive, check_content
-from rltemplate.run.lines import replace_file
+from rltemplate.run.lines import make_durable_folder, replace_file, to_stderr
+from rltemplate.run.manifest import Damaged as Damaged
+from rltemplate.run.manifest import list_checkpoints as list_checkpoints
+from rltemplate.run.manifest import new_manifest, read_manifest, reading
 from rltemplate.run.paths import steps_of
-from rltemplate.run.validation import Missing, parse_json, read_bytes, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 6
 _OURS = re.compile(r"step_\d+\.pt|experience_\d+_\d+\.pt|.*\.tmp")
-
-
-class Damaged(ConfigError):
-    """A file of a checkpoint is missing, or differs from what was written."""
 
 
 class Checkpoint(NamedTuple):
@@ -52,54 +46,43 @@ class Checkpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run."""
-
-    version: int
-    state: str
-    chunks: dict[Annotated[str, Meta(pattern=r"^experience_\d{1,18}_\d{1,18}\.pt$")], str]
-    config: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """Writes the checkpoints of a run, and keeps the newest `keep`."""
 
     run_dir: Path
     config: Mapping[str, Any]
     keep: int
+    note: Callable[[str], None] = to_stderr
 
     def save(self, env_steps: int, state: Mapping[str, Any], replay: Replay | None) -> Path:
         """Write `state`, and the transitions that came into the replay buffer since the last checkpoint.
 
-        Each file is flushed to the disk and put in place in one step. Then older checkpoints are removed.
-        Raises OSError if the disk refuses: then the earlier checkpoints are unchanged.
+        Each file is flushed to the disk and put in place in one step. Then older checkpoints are removed;
+        `note` gets a line about one that cannot be. Raises OSError if the disk refuses the new one: then the
+        earlier checkpoints are unchanged.
         """
         path = paths.checkpoint_path(self.run_dir, env_steps)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_durable_folder(path.parent)
         try:
             chunks = {} if replay is None else self._write_chunk(path.parent, replay)
             replace_file(path, lambda file: _save(file, state))
-            manifest = Manifest(VERSION, _digest(path), chunks, dict(self.config))
-            text = json.dumps(asdict(manifest)).encode()
-            sealed = [xxhash.xxh3_128_hexdigest(text).encode(), b"\n", text]
-            replace_file(path.with_suffix(".json"), lambda file: file.writelines(sealed))
+            manifest = new_manifest(_digest(path), chunks, self.config).sealed()
+            replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest))
         except BaseException:
-            prune_checkpoints(self.run_dir)
+            with contextlib.suppress(OSError):  # the first error counts
+                prune_checkpoints(self.run_dir)
             raise
-        prune_checkpoints(self.run_dir, keep=self.keep)
+        try:
+            prune_checkpoints(self.run_dir, keep=self.keep)
+        except OSError as error:
+            self.note(f"{path.name} is written, but {error.filename} cannot be removed: {error.strerror}")
         return path
 
     def _write_chunk(self, folder: Path, replay: Replay) -> dict[str, str]:
         """Write the newest transitions as a chunk; all chunks of the new checkpoint, with digests."""
         held: dict[str, str] = {}
         with contextlib.suppress(IndexError, ConfigError):  # nothing readable: write all
-            held = _read_manifest(list_checkpoints(self.run_dir)[-1]).chunks
+            held = read_manifest(list_checkpoints(self.run_dir)[-1]).chunks
         came = replay.since(max((_range(name)[1] for name in held), default=0))
         first = replay.added - len(next(iter(came.values())))
         oldest = replay.added - replay.capacity
@@ -126,24 +109,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise Damaged if the file is missing. Other errors may be temporary and raise ConfigError."""
-    try:
-        yield
-    except Missing as error:
-        raise Damaged(str(error)) from None
-    except OSError as error:
-        kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
-        raise kind(f"{path} cannot be read: {error.strerror}") from None
-
-
-def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Finished checkpoints of a run, the oldest first: the files of their states."""
-    finished = paths.by_steps(run_dir / paths.CHECKPOINTS, ".json")
-    return [paths.checkpoint_path(run_dir, steps) for steps in finished]
-
-
 def _range(chunk: str) -> tuple[int, int]:
     """First and last (excluded) transition of a chunk."""
     _, first, last = chunk.removesuffix(".pt").split("_")
@@ -153,34 +118,34 @@ def _range(chunk: str) -> tuple[int, int]:
 def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -> None:
     """Remove leftovers, checkpoints after `newest` steps, and all but the newest `keep` (0: keep all).
 
-    Leftovers are our files that belong to no checkpoint, such as files of an interrupted write.
+    Leftovers are our files that belong to no checkpoint, such as files of an interrupted write. Raises the
+    first OSError once everything that can be removed is.
     """
-    needed = set[str]()
+    needed, refused = set[str](), list[OSError]()
+
+    def removed(path: Path) -> bool:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            refused.append(error)
+            return False
+        return True
+
     checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints:
-        if checkpoint not in checkpoints[-keep:] or (newest is not None and steps_of(checkpoint) > newest):
-            checkpoint.with_suffix(".json").unlink()
+        unwanted = checkpoint not in checkpoints[-keep:]
+        unwanted |= newest is not None and steps_of(checkpoint) > newest
+        if unwanted and removed(checkpoint.with_suffix(".json")):
             continue
         try:
-            needed |= {checkpoint.name, *_read_manifest(checkpoint).chunks}
+            needed |= {checkpoint.name, *read_manifest(checkpoint).chunks}
         except ConfigError:
             return  # it may need any chunk, and the user may have a copy of it
     for path in (run_dir / paths.CHECKPOINTS).glob("*"):
         if _OURS.fullmatch(path.name) and path.name not in needed:
-            path.unlink(missing_ok=True)
-
-
-def _read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises Damaged, or ConfigError for one of another version."""
-    path = checkpoint.with_suffix(".json")
-    with _reading(path):
-        digest, _, text = read_bytes(path).partition(b"\n")
-    if digest != xxhash.xxh3_128_hexdigest(text).encode():
-        raise Damaged(f"{path} is damaged")
-    values = parse_json(text, str(path), finite=False)
-    if typed(values, _Head, str(path)).version != VERSION:
-        raise ConfigError(f"{path} was made by another version of this code, which can read it")
-    return typed(values, Manifest, str(path))
+            removed(path)
+    if refused:
+        raise refused[0]
 
 
 def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
@@ -189,10 +154,10 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     Without `experience` the chunks are not read. Only tensors and plain values are accepted. Raises
     Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     for name, digest in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
         file = path.with_name(name)
-        with _reading(file):
+        with reading(file):
             found = _digest(file)
         if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
@@ -202,7 +167,7 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
 def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
     import torch
 
-    with _reading(path):
+    with reading(path):
         try:
             check_archive(path)
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)

@@ -77,7 +77,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     Raises ConfigError if the run must not resume. Changes nothing.
     """
     run_dir, config, notes = Path(job.run_dir), job.config, list[str]()
-    record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir))
+    record, (recorded, added) = RunRecord.read(run_dir), complete(raw_config(run_dir, notes.append))
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None:
         name = str(checkpoint.path)

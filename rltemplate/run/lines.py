@@ -57,6 +57,8 @@ class LineFile:
         self._waiting = bytearray()
         self._failing = False
         self._fd: int | None = None
+        self._unflushed = False
+        self._named = False  # its name in the folder survives a power failure
 
     def write(self, lines: str) -> None:
         """Append one line, or several with line ends between them."""
@@ -69,16 +71,21 @@ class LineFile:
         Returns the size of the file including waiting lines. Raises OSError if the size cannot be read.
         """
         self._write_waiting()
-        if self._fd is not None:
+        if self._fd is not None and self._unflushed:
+            self._unflushed = False
             try:
                 os.fsync(self._fd)
             except OSError as error:
                 self.warn(f"{self.path} cannot be flushed to the disk ({error.strerror})")
+            if not self._named:
+                flush_folder(self.path.parent)
+                self._named = True
         return (self.path.stat().st_size if self.path.exists() else 0) + len(self._waiting)
 
     def close(self) -> None:
-        """Try once more to write the waiting lines; warns of the lost ones if that fails."""
-        self._write_waiting()
+        """Try once more to write the waiting lines, and flush them; warns of the lost ones if that fails."""
+        with contextlib.suppress(OSError):  # the folder was moved
+            self.sync()
         if lost := self._waiting.count(b"\n"):
             self.warn(f"{self.path}: {lost} lines could not be written and are lost")
         if self._fd is not None:
@@ -90,6 +97,7 @@ class LineFile:
             if self._waiting and self._fd is None:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o644)
             while self._waiting and self._fd is not None:
+                self._unflushed = True
                 del self._waiting[: os.write(self._fd, self._waiting)]
         except OSError as error:
             if not self._failing:
@@ -114,10 +122,33 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def move_in_place(written: Path, path: Path) -> None:
+    """Put a file that another program has written in place, as `replace_file` does."""
+    with written.open("rb") as file:
+        os.fsync(file.fileno())
+    written.replace(path)
+    flush_folder(path.parent)
+
+
+def make_durable_folder(path: Path) -> None:
+    """Make a folder and its missing parents, so that they survive a power failure."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush_folder(folder.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder: a flushed file whose name is lost is lost with it."""
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-        os.fsync(folder)
-    os.close(folder)
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def replace_text(path: Path, lines: Iterable[str]) -> None:

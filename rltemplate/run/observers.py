@@ -147,7 +147,7 @@ class Observers:
             renderers=automatic_renderers() if config.video_renderer == "auto" else [config.video_renderer],
             stopping=stopping,
         )
-        self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept)
+        self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, logger.message)
         self._at = Progress()
         self._saved_steps = self._began_at = algorithm.env_steps
 

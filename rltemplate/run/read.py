@@ -7,7 +7,7 @@ import glob
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -17,6 +17,7 @@ from msgspec import Meta
 from rltemplate.config.command_args import nearest
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
+from rltemplate.run.manifest import list_checkpoints, read_manifest
 from rltemplate.run.record import FINISHED, RunRecord
 from rltemplate.run.validation import Line, Missing, parse_yaml, read_bytes, read_text, typed
 
@@ -82,11 +83,23 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     raise ConfigError(f"{key}={text[:100]}: {problem}")
 
 
-def raw_config(run_dir: Path) -> dict[str, Any]:
-    """The values of a run's `config.yaml`, nested. Raises ConfigError in a line if it cannot be read."""
+def raw_config(run_dir: Path, note: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The values of a run's `config.yaml`, nested; if it is lost, those in its newest whole manifest.
+
+    `note` gets a line about a lost one. Raises ConfigError in a line if neither can be read.
+    """
     path = run_dir / paths.CONFIG
-    values = parse_yaml(read_text(path, most=_MAX_CONFIG_BYTES), str(path))
-    typed(values, RecordedConfig, str(path))
+    try:
+        values = parse_yaml(read_text(path, most=_MAX_CONFIG_BYTES), str(path))
+        typed(values, RecordedConfig, str(path))
+    except ConfigError as error:
+        for checkpoint in reversed(list_checkpoints(run_dir)):
+            with contextlib.suppress(ConfigError):
+                values = read_manifest(checkpoint).config
+                typed(values, RecordedConfig, str(checkpoint))
+                note(f"{error}; the configuration in {checkpoint.name} is taken")
+                return values
+        raise
     return values  # type: ignore[no-any-return]
 
 

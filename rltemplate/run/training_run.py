@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import few, make_folder
+from rltemplate.config.command_args import few
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, switches
@@ -24,7 +24,7 @@ from rltemplate.run.continuation import Continuation, check_used, cut_back, find
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
-from rltemplate.run.lines import LineFile, lock, replace_text, to_stderr
+from rltemplate.run.lines import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
 from rltemplate.run.paths import PROJECT
@@ -192,13 +192,14 @@ class TrainingRun:
         """Make the folder of a new run, and record it. If the disk refuses that, nothing is left."""
         job, path = self._job, self._path
         new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-        make_folder("run_dir", path)
+        with in_a_line(f"run_dir={path} cannot be made"):
+            make_durable_folder(path)
         if any(each.name != paths.LOCK for each in path.iterdir()):
             raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
         self._unlock = lock(path)
         try:
             text = to_yaml(self.config)
-            (path / paths.CONFIG).write_text(text, encoding="utf-8")
+            replace_text(path / paths.CONFIG, [text])
             self._git = snapshot.commit_run(PROJECT, self._git, job.run_id, text)
             record = RunRecord(
                 id=job.run_id,

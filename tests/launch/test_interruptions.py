@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import power_failure
 import pytest
 import yaml
-from conftest import RecordedRun, Start, Started, differences, git, plain, record, rows, small
+from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plain, record, rows, small
 
 from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
@@ -132,6 +133,21 @@ def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
     assert (steps == sorted({*steps}), steps[-1]) == (True, TOTAL["ppo"])
     ends = [event.index for _, event in open_trace(run_dir).events() if event.name == ITERATION]
     assert (ends == [*range(ends[0], 150)], ends[0] > 0) == (True, True)
+
+
+@pytest.mark.long
+def test_a_run_goes_on_after_a_power_failure(start: Start, made: Made, tmp_path: Path) -> None:
+    flushed, run_dir = tmp_path / "flushed", tmp_path / "disk" / "run"
+    run_dir.parent.mkdir()
+    code = f"import pathlib, power_failure; power_failure.record(pathlib.Path({str(flushed)!r}))"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    path = f"{tmp_path}:{FAULTS}"
+    begun = start("train", *WORK["ppo"], f"run_dir={run_dir}", PYTHONPATH=path)
+    begun.until(saved(run_dir, 480))
+    begun.kill()
+    left = power_failure.left(flushed, run_dir.parent, tmp_path / "after") / run_dir.name
+    start("resume", f"run={left}", status=0)
+    assert_same(left, made("ppo"))
 
 
 def assert_refused(done: Started, message: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rltemplate.interfaces import ConfigError
-from rltemplate.run import checkpoint
+from rltemplate.run import manifest
 from rltemplate.run.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -154,7 +154,7 @@ def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
 
 def test_another_format_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_checkpoints(tmp_path)
-    monkeypatch.setattr(checkpoint, "VERSION", 99)
+    monkeypatch.setattr(manifest, "VERSION", 99)
     # Not damaged: its own code can go on there, so no older one is taken.
     with pytest.raises(ConfigError, match="was made by another version of this code"):
         newest_checkpoint(tmp_path, pytest.fail)
@@ -195,6 +195,28 @@ def test_a_full_disk_keeps_the_checkpoints_that_are_there(
     assert files(tmp_path) == before  # nothing half-written
     path = writer.save(60, state(60), held(60))
     assert loaded(load_checkpoint(path), 10, 60) == list(range(10, 60))
+
+
+def test_a_checkpoint_counts_though_an_older_one_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_checkpoints(tmp_path)
+    unlink, notes = Path.unlink, list[str]()
+
+    def held_back(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "step_20.json":
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", held_back)
+    writer = Checkpoints(tmp_path, {}, keep=1, note=notes.append)
+    assert load_checkpoint(writer.save(60, state(60), held(60))).state["env_steps"] == 60
+    why = f"{tmp_path}/checkpoints/step_20.json cannot be removed: Operation not permitted"
+    assert notes == [f"step_60.pt is written, but {why}"]
+    # Whatever it needs stays with it, and the one that can be removed goes.
+    kept = [path.name for path in list_checkpoints(tmp_path)]
+    assert kept == ["step_20.pt", "step_60.pt"]
+    assert all(map(load_checkpoint, list_checkpoints(tmp_path)))
 
 
 def test_a_kill_at_any_step_of_a_write_leaves_a_whole_one(tmp_path: Path) -> None:

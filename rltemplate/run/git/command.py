@@ -23,6 +23,9 @@ _SETTINGS = {
     "core.safecrlf": "false",
     "core.splitIndex": "false",
     "core.filesRefLockTimeout": "2000",
+    # Git flushes neither new objects nor refs, and an empty one after a power failure damages the repository.
+    "core.fsync": "objects,reference",
+    "core.fsyncMethod": "batch",
     "i18n.commitEncoding": "UTF-8",  # another one would be a line of the commit
     "log.showSignature": "false",  # which stands before what `git show` is asked for
     "status.showStash": "false",

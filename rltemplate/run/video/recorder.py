@@ -28,6 +28,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from rltemplate.run.lines import make_durable_folder, move_in_place
 from rltemplate.run.video.episode import BLANK, DISK, NATIVE, Job, one_line
 
 _RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
@@ -72,7 +73,7 @@ class VideoRecorder:
         """
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_durable_folder(path.parent)
             while self.renderers:
                 renderer = self.renderers[0]
                 job = Job(self.make_env, seed, actions, renderer, part, self.fps, self.size, self.stall_s)
@@ -80,7 +81,7 @@ class VideoRecorder:
                 if self.stopping():
                     return False
                 if status == 0:
-                    part.replace(path)
+                    move_in_place(part, path)
                     if BLANK in said:
                         self._say("videos show nothing", f"{path.name} has one colour only{_driver()}")
                     return True

@@ -1,0 +1,82 @@
+"""Manifests of checkpoints, which are read without torch: the configuration, and the digest of each file.
+
+A manifest is written last and makes its files a checkpoint. Its first line is the digest of the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import xxhash
+from msgspec import Meta
+
+from rltemplate.interfaces import ConfigError
+from rltemplate.run import paths
+from rltemplate.run.validation import Missing, parse_json, read_bytes, typed
+
+VERSION = 6
+
+
+class Damaged(ConfigError):
+    """A file of a checkpoint is missing, or differs from what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run."""
+
+    version: int
+    state: str
+    chunks: dict[Annotated[str, Meta(pattern=r"^experience_\d{1,18}_\d{1,18}\.pt$")], str]
+    config: dict[str, Any]
+
+    def sealed(self) -> list[bytes]:
+        """The content of the file."""
+        text = json.dumps(asdict(self)).encode()
+        return [xxhash.xxh3_128_hexdigest(text).encode(), b"\n", text]
+
+
+def new_manifest(state: str, chunks: Mapping[str, str], config: Mapping[str, Any]) -> Manifest:
+    """A manifest of the present version."""
+    return Manifest(VERSION, state, dict(chunks), dict(config))
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Finished checkpoints of a run, the oldest first: the files of their states."""
+    finished = paths.by_steps(run_dir / paths.CHECKPOINTS, ".json")
+    return [paths.checkpoint_path(run_dir, steps) for steps in finished]
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint: `Damaged` if it is not whole, ConfigError if it cannot be read."""
+    path = checkpoint.with_suffix(".json")
+    with reading(path):
+        digest, _, text = read_bytes(path).partition(b"\n")
+    if digest != xxhash.xxh3_128_hexdigest(text).encode():
+        raise Damaged(f"{path} is damaged")
+    values = parse_json(text, str(path), finite=False)
+    if typed(values, _Head, str(path)).version != VERSION:
+        raise ConfigError(f"{path} was made by another version of this code, which can read it")
+    return typed(values, Manifest, str(path))
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an error in the block into `Damaged` if the file is missing, else into ConfigError."""
+    try:
+        yield
+    except Missing as error:
+        raise Damaged(str(error)) from None
+    except OSError as error:
+        kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
