@@ -13,6 +13,7 @@ Shape legend, used in trailing comments everywhere:
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,25 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def of_this_process(
+    handler: Callable[[int, FrameType | None], object],
+) -> Callable[[int, FrameType | None], None]:
+    """The signal handler for this process alone: a process that is forked from it is ended by the signal.
+
+    A child process inherits handlers, and an environment that asks its children to end would wait for ever.
+    """
+    process = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            handler(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    return handle
 
 
 class ConfigError(Exception):

@@ -26,9 +26,10 @@ from rltemplate.config.schema import Config, Device
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.envs.make import check_env, exits_are_errors
-from rltemplate.interfaces import Algorithm, ConfigError, RunError, stop_signals
+from rltemplate.envs.make import check_env
+from rltemplate.interfaces import Algorithm, ConfigError, RunError, of_this_process, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
@@ -84,7 +85,7 @@ def run(job: Job) -> int:
         facts = check_level(config, settings, algorithm)
 
         # Observe.
-        signals.enter_context(stop_signals(stop.request))
+        signals.enter_context(stop_signals(of_this_process(stop.request)))
         training.begin(algorithm, facts)
         observers = training.observe(algorithm, envs, stop.requested)
 
@@ -157,7 +158,7 @@ def load_policy(
     plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)
     if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
         plain = dataclasses.replace(plain, algo=dataclasses.replace(config.algo, buffer_size=1))
-    check_env(plain.env)  # whatever it raises is said in a line
+    check_env(plain.env, note=lambda _: None)  # whatever it raises is said in a line
     algorithm, envs = build_algorithm(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -131,13 +132,15 @@ def test_a_saved_run_is_evaluated_on_separate_episodes(
     assert other["returns"] != first["returns"]
 
 
+@pytest.mark.parametrize("end", [lambda: sys.exit(0), lambda: os._exit(0)], ids=["sys.exit", "os._exit"])
 def test_a_run_that_was_ended_by_its_environment_is_no_success(
+    end: Callable[[], None],
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(STEP, lambda *_: sys.exit(0))
+    monkeypatch.setattr(STEP, lambda *_: end())
     for name in ("exit", "excepthook"):  # put back after W&B has replaced them, as in a run that it logs
         monkeypatch.setattr(sys, name, getattr(sys, name))
     ExitHooks().hook()
@@ -148,6 +151,57 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     assert said.endswith("ended the process, status 0")
     ended = record(tmp_path / "run")
     assert (ended["status"], ended["error"]) == ("failed", f"RunError: {said}")
+
+
+def test_a_fork_of_an_environment_neither_ends_nor_doubles_a_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training and in evaluations; the child goes on, raises, or leaves with `sys.exit`."""
+    run(job_in(tmp_path / "alone", configure, "eval_every=64"))
+    process, step, taken = os.getpid(), cast(Any, CartPoleEnv.step), itertools.count()
+    statuses = list[int]()
+
+    def forks(env: CartPoleEnv, action: Any) -> Any:
+        number = next(taken)
+        if number % 50 == 7:
+            if (child := os.fork()) == 0:
+                signal.alarm(60)
+                if number % 3 == 1:
+                    sys.exit(0)
+                return step(env, np.int64(7) if number % 3 else action)  # no action: it raises
+            statuses.append(os.waitpid(child, 0)[1])
+        return step(env, action)
+
+    monkeypatch.setattr(STEP, forks)
+    try:
+        run(job_in(tmp_path / "run", configure, "eval_every=64"))
+    finally:
+        if os.getpid() != process:  # without the guard, it would go on as a second pytest
+            os._exit(99)
+    assert {*statuses} == {0, 1 << 8}
+    traces = [(tmp_path / name / paths.TRACE).read_bytes() for name in ("run", "alone")]
+    assert traces[0] == traces[1]
+    ended = record(tmp_path / "run")
+    assert (ended["status"], ended["pid"]) == ("finished", process)
+    assert rows(tmp_path / "run") == rows(tmp_path / "alone")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no message either")
+
+
+def test_an_exception_without_a_message_leaves_a_record(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise Unspeakable
+
+    monkeypatch.setattr(STEP, breaks)
+    with pytest.raises(Unspeakable):
+        run(job_in(tmp_path / "run", configure, "eval_every=0"))
+    ended = record(tmp_path / "run")
+    assert (ended["status"], ended["error"]) == ("failed", "Unspeakable: ")
 
 
 def test_a_loss_that_becomes_infinite_costs_the_work_since_the_last_checkpoint(

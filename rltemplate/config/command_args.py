@@ -207,8 +207,16 @@ def exit_status(work: Callable[[], int | None]) -> int:
         return REFUSED if isinstance(error, ConfigError) else 1
 
 
+def error_text(error: BaseException) -> str:
+    """The message of an error; empty for one of a library that cannot give it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, its type where it has none."""
     # Gymnasium adds these words to a TypeError of an environment.
-    line = (str(error) or type(error).__name__).splitlines()[0]
+    line = (error_text(error) or type(error).__name__).splitlines()[0]
     return line.partition(" was raised from the environment creator")[0]

@@ -7,10 +7,9 @@ import copy
 import importlib
 import logging
 import math
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs import wrappers
 from rltemplate.envs.codec import Codec, refuse_images
+from rltemplate.envs.exits import exits_are_errors, forks_end_here
 from rltemplate.envs.recorder import SEED_BITS, ActionRecorder
 from rltemplate.interfaces import ConfigError, RunError
 
@@ -50,6 +50,7 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
         return super().reset(**kwargs)
 
 
+@forks_end_here()
 def make_env(config: EnvConfig, render_mode: str | None = None, training: bool = False) -> gym.Env[Any, Any]:
     """One environment; `ConfigError` in one line for mistakes of the user.
 
@@ -255,22 +256,6 @@ def _try_steps(config: EnvConfig, note: Callable[[str], None]) -> None:
         for _ in range(2):
             if any(tried.step(actions.sample())[2:]):
                 break
-
-
-@contextlib.contextmanager
-def exits_are_errors() -> Iterator[None]:
-    """Raise `RunError`, naming file and line, where code in the block calls `sys.exit`.
-
-    An environment or a library that ends the process of a run is an error, whatever its exit status.
-    """
-    try:
-        yield
-    except SystemExit as error:
-        frames, status = traceback.extract_tb(error.__traceback__), error.code or 0
-        # The innermost frame, except for a replacement of sys.exit, such as W&B's.
-        stand_in = getattr(getattr(sys.exit, "__code__", None), "co_filename", None)
-        at = next(each for each in reversed(frames) if each.filename != stand_in)
-        raise RunError(f"{at.filename}, line {at.lineno}, ended the process, status {status}") from error
 
 
 def _quiet_mujoco() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ import numpy as np
 from rltemplate.config.command_args import first_line
 from rltemplate.determinism import denormals
 from rltemplate.envs import validity
+from rltemplate.envs.exits import end_forked
 from rltemplate.interfaces import RunError
 
 SEED_BITS = 63
@@ -67,6 +69,7 @@ class ActionRecorder:
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
         self.env = env
         self._name = name
+        self._process = os.getpid()
         self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
         self.seed_bits = SEED_BITS  # of the seeds that the environment takes; known after the first reset
@@ -83,10 +86,13 @@ class ActionRecorder:
             self._episodes[-1].outcome = self._outcome()
         generator = _generator_state(self.env) if seed is None else None
         try:
-            if seed is None:
-                result = self.env.reset(seed=None)
-            else:
-                result, self.seed_bits = seeded_reset(self.env, seed)
+            try:
+                if seed is None:
+                    result = self.env.reset(seed=None)
+                else:
+                    result, self.seed_bits = seeded_reset(self.env, seed)
+            finally:
+                end_forked(self._process)
             obs, self._info = validity.checked_parts(result, _OF_RESET)
             denormals.keep()
             checked = self._check_obs(obs)
@@ -102,7 +108,11 @@ class ActionRecorder:
         running = self._episodes[-1]
         running.newest.append(np.array(action))  # a copy: some environments change it in place
         try:
-            parts = validity.checked_parts(self.env.step(action), _OF_STEP)
+            try:
+                results = self.env.step(action)
+            finally:
+                end_forked(self._process)
+            parts = validity.checked_parts(results, _OF_STEP)
             obs, reward, terminated, truncated, self._info = parts
             denormals.keep()  # environments load libraries when they first need them
             checked = self._check_obs(obs)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import Episode
 from rltemplate.run.lines import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink
@@ -146,7 +147,9 @@ class Logger:
                 self._sinks.remove(sink)
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 at = "" if isinstance(error, OSError) else f" in {last.filename}, line {last.lineno}"
-                self.message(f"{type(sink).__name__} is switched off: {type(error).__name__}{at}: {error}")
+                self.message(
+                    f"{type(sink).__name__} is switched off: {type(error).__name__}{at}: {first_line(error)}"
+                )
                 with contextlib.suppress(Exception):
                     sink.close("failed", {})
         return answers

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import few
+from rltemplate.config.command_args import error_text, few
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.envs import Envs
+from rltemplate.envs.exits import end_forked
 from rltemplate.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
 from rltemplate.run import paths
@@ -96,6 +97,7 @@ class TrainingRun:
         self.algorithm: Algorithm | None = None  # closed when the run ends
         self._job, self._write_journal = job, write_journal
         self._path = Path(job.run_dir)
+        self._process = os.getpid()
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._settings: Mapping[str, Any] = {}
@@ -169,6 +171,7 @@ class TrainingRun:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """End the run, from the last line up. A step that fails does not stop the next ones."""
+        end_forked(self._process)
         observers, algorithm = self._observers, self.algorithm
         complete = observers is not None and observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
@@ -252,7 +255,9 @@ class TrainingRun:
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:
         """Write how the run ended into its record, and put that on top of its commit."""
         record.status, record.ended_at = status, utc_now()
-        record.error = None if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
+        record.error = (
+            None if error is None else f"{type(error).__name__}: {error_text(error)}".splitlines()[0]
+        )
         if self.algorithm is not None:
             record.env_steps = self.algorithm.env_steps
         if self._logger is not None:

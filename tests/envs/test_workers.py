@@ -40,6 +40,12 @@ def notify() -> None:
         os.kill(os.getpid(), number)
 
 
+def ends_child() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    child.terminate()
+    child.wait(5)
+
+
 ACTS: dict[str, Callable[[], Any]] = {
     "nothing": lambda: None,
     "nan": lambda: None,
@@ -48,6 +54,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "sleeps": lambda: time.sleep(1000),
     "notifies": notify,
+    "ends a child": ends_child,
     "flushes": lambda: torch.set_flush_denormal(True),
 }
 
@@ -211,6 +218,13 @@ def test_workers_take_no_notice_of_signals_to_the_run(build: Build) -> None:
         for number in reversed(SIGNALS):
             os.kill(process.pid, number)
     assert len(play(envs, 0, 30)) == 30
+
+
+def test_an_environment_in_a_worker_can_end_a_program_that_it_has_started(build: Build) -> None:
+    """A program inherits the signals that its parent ignores."""
+    envs = build("Breaks-v0", 2, 2, act="ends a child")
+    envs.reset()
+    assert len(play(envs, 0, 3)) == 3
 
 
 PROGRAM = """

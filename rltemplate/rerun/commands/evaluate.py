@@ -30,7 +30,8 @@ class Args:
 def main(args: Args) -> int:
     """Print returns and lengths."""
     with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
-        from rltemplate.envs.make import exits_are_errors, make_env
+        from rltemplate.envs.exits import exits_are_errors
+        from rltemplate.envs.make import make_env
         from rltemplate.rng import env_seeds
         from rltemplate.run.logger import episode_means
         from rltemplate.run.observers import evaluate

@@ -120,7 +120,8 @@ def _record(
     args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], folder: Path
 ) -> Iterator[tuple[Path, float]]:
     """Play and draw an episode for each of `seeds`; its file and its return."""
-    from rltemplate.envs.make import exits_are_errors, make_env
+    from rltemplate.envs.exits import exits_are_errors
+    from rltemplate.envs.make import make_env
     from rltemplate.run.observers import LONGEST_VIDEO, evaluate
     from rltemplate.run.video.recorder import VideoRecorder
     from rltemplate.train import load_policy

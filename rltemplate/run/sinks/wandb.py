@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rltemplate.config.command_args import first_line
 from rltemplate.config.schema import WandbConfig
 from rltemplate.run import names
 from rltemplate.run.checkpoint import list_checkpoints
@@ -61,7 +62,7 @@ class WandbSink(RecordingSink):
                     where = str(self._run.url)
                 except Exception as error:
                     wandb.teardown()  # the id is in use until then
-                    where = f"offline, because {(str(error) or type(error).__name__).splitlines()[0]}"
+                    where = f"offline, because {first_line(error)}"
         self._run = self._run or self._init("offline")
         self._known_steps = self._run.step  # once, since the service process is asked for it
         self._run.define_metric("env_steps")

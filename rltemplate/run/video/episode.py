@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from rltemplate.envs.exits import forks_end_here
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.recorder import seeded_reset
 
@@ -91,7 +92,8 @@ def _record(job: Job) -> None:
             job.part.unlink()
             os._exit(1)
         if step > 0:
-            env.step(job.actions[step - 1])
+            with forks_end_here():
+                env.step(job.actions[step - 1])
         if step % every == 0 or step == len(job.actions):
             picture = _encodable(draw()) if step > 0 else picture
             blank = blank and np.array_equal(picture, first)
