@@ -52,14 +52,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        _drop_output()
+        pass
     except OSError as error:
         if error.errno not in _DISK_REFUSES:
             raise
         text = f"error: {error.filename or 'a file, or the output,'} cannot be written: {error.strerror}"
         print(readable(text), file=sys.stderr)
-        _drop_output()
         status = 1
+    finally:
+        _drop_output()
     return status
 
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from rltemplate import lossy
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_buffer
 from rltemplate.config.command_args import exit_status
@@ -167,4 +168,5 @@ def load_policy(
 
 
 if __name__ == "__main__":
+    sys.stdout = lossy(sys.stdout)  # a run has no result there; what it has are words of environments
     sys.exit(main())

@@ -10,6 +10,7 @@ from rltemplate.launch.command import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import Job, resume_job
+from rltemplate.run.lines import say
 from rltemplate.run.read import find_run
 from rltemplate.run.trust import trust_argument
 
@@ -40,7 +41,7 @@ def main(args: Args) -> int:
     job = resume_job(run_dir, program(), *changes, trust=trust, accept=accept)
     if job is not None:
         become(replace(job, journal=_has_journal(job)))
-    print(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
+    say(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
     return 0
 
 

@@ -27,10 +27,10 @@ from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch.checks import HERE, check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
-from rltemplate.launch.sweep_job import digest, say
+from rltemplate.launch.sweep_job import digest
 from rltemplate.run import paths
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import lock, make_durable_folder
+from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
 

@@ -24,12 +24,12 @@ from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError, RunError, in_a_line, stop_signals
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
-from rltemplate.launch.sweep_job import close_job, digest, run_hydra, say, write
+from rltemplate.launch.sweep_job import close_job, digest, run_hydra, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
-from rltemplate.run.lines import lock, make_durable_folder, to_stderr
+from rltemplate.run.lines import lock, make_durable_folder, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
 from rltemplate.run.used_code import UsedCode

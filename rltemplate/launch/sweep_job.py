@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hydra
 import xxhash
@@ -160,12 +160,3 @@ def write(part: SweepRecord | SweepJob, folder: Path) -> None:
 def digest(values: Any) -> str:
     """A digest of plain values, in eight digits."""
     return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())[:8]
-
-
-def say(text: str, end: str = "\n", stream: TextIO | None = None) -> None:
-    """Print a line. The command goes on if nobody reads: a pipe was closed, as in `| head`, or a terminal."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True, file=stream)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

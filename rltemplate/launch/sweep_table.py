@@ -23,8 +23,8 @@ from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.terminal import escaped, raw
 from rltemplate.interfaces import ConfigError
-from rltemplate.launch.sweep_job import say
 from rltemplate.run import paths
+from rltemplate.run.lines import say
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
@@ -33,6 +33,7 @@ from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunR
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
 from rltemplate.run.job import Job
+from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FINISHED, RunRecord, TraceFacts, utc_now
 
@@ -54,8 +55,8 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print a line per run, then the certificate. With --json standard output has only the certificate."""
-    certificate = Proof(args.words, args.times, sys.stderr if args.json else sys.stdout).run()
+    """Print the certificate, and before it on standard error a line about each run."""
+    certificate = Proof(args.words, args.times).run()
     print(certificate.to_json() if args.json else f"\n{certificate.to_text()}")
     return 0 if certificate.verdict == HOLDS else 1
 
@@ -63,12 +64,12 @@ def main(args: Args) -> int:
 class Proof:
     """One proof. Its `folder` gets the runs and the certificate; it is made after the checks."""
 
-    def __init__(self, words: Sequence[str], times: int, out: TextIO | None = None) -> None:
-        """`words` are overrides as for training; `out` gets a line about each run. Raises ConfigError."""
+    def __init__(self, words: Sequence[str], times: int) -> None:
+        """`words` are overrides as for training. Raises ConfigError."""
         self.config, self.overrides = claimed(words)
         self.level = self.config.determinism.level
         self._bare = without(self.level, self.overrides)
-        self._times, self._out, self._children = times, out, Children()
+        self._times, self._children = times, Children()
         self.id = paths.new_id(FOLDER)
         self.folder = Path(self.config.runs_dir).expanduser().absolute() / FOLDER / self.id
         self._environment = {k: v for k, v in os.environ.items() if k != ROW_GROUPS}
@@ -83,13 +84,13 @@ class Proof:
             self._scratch = Path(scratch)
             tried = self._try_checks(self.config)
             make_folder("runs_dir", self.folder)
-            print(f"proof in {self.folder}", file=self._out, flush=True)
+            to_stderr(f"proof in {self.folder}")
             checks = tried["checks"].items()
             problems = [f"the check {name}: {each['problem']}" for name, each in checks if "problem" in each]
             runs: list[RunResult] = []
             for number in [] if problems else range(self._times):
                 runs.append(self._run(number))
-                print(runs[-1], file=self._out, flush=True)
+                to_stderr(str(runs[-1]))
                 if runs[0].error:  # the other runs could not be compared with it
                     break
             problems += problems_of(runs, self.level)

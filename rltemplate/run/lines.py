@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
@@ -176,6 +176,15 @@ def cut_file(path: Path, size: int) -> None:
         os.ftruncate(fd, size)
     finally:
         os.close(fd)
+
+
+def say(text: str, end: str = "\n", stream: TextIO | None = None) -> None:
+    """Print a line that is no result. The work goes on if nobody reads: a pipe was closed, as in `| head`."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True, file=stream)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def to_stderr(text: str) -> None:

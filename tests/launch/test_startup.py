@@ -16,12 +16,12 @@ from rltemplate.run.job import Job
 LATER = {"wandb", "tensorboard", "matplotlib", "scipy", "av", "rich", "hydra", "sympy", "PIL"}
 LATER |= {"torch._dynamo", "torch._inductor", "torch.utils.tensorboard", "pandas", "joblib", "submitit"}
 IN_THE_FIRST_STEP = """
-import os, sys
+import posix, sys
 import rltemplate.envs.envs
 def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
-    os._exit(0)
+    posix._exit(0)  # os._exit would fail the run
 rltemplate.envs.codec.Codec.decode_action = first
 from rltemplate.train import main
 sys.exit(main())

@@ -27,7 +27,7 @@ from rltemplate.config.command_args import argument, file, folder, make_folder, 
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
-from rltemplate.run.lines import replace_text
+from rltemplate.run.lines import replace_text, say
 from rltemplate.run.read import find_run_dirs
 
 TEMPLATE = Path(__file__).parents[1] / "report.html"
@@ -61,7 +61,7 @@ def main(args: Args) -> int:
     with PageServer() as server, suppress(KeyboardInterrupt):
         seen = _state(args)
         server.show(_write(args, out))
-        print(f"{server.url} until Ctrl-C", flush=True)
+        say(f"{server.url} until Ctrl-C")
         while True:
             time.sleep(_WATCH_EVERY_S)
             if (now := _state(args)) == seen:
@@ -103,12 +103,12 @@ def _write(args: Args, out: Path) -> str:
         replace_text(out, [report.html])
     for problem in report.problems:
         print(f"note: {single_line(problem)}", file=sys.stderr)
-    print(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)", flush=True)
+    say(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
     if args.figures is not None:
         make_folder("figures", args.figures)
         figures.write(report.charts, args.figures)
         write_curves(report.experiments, args.figures / "curves.csv")
-        print(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
+        say(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
     return report.html
 
 

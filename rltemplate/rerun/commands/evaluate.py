@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +42,8 @@ def main(args: Args) -> int:
         config, algorithm, envs = load_policy(run_dir, trust=args.trust == "true")
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
-        with exits_are_errors():
+        # Standard output is for the result, and not for words of environments.
+        with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):
             episodes = evaluate(
                 lambda: make_env(config.env), envs.codec, algorithm.act, seeds, most_beside=_MOST_BESIDE
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import tempfile
@@ -79,7 +80,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
         out = run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
-    from rltemplate.run.lines import replace_file
+    from rltemplate.run.lines import replace_file, say
     from rltemplate.run.video.film import Clip, animate, join
 
     seeds, clips = env_seeds(args.seed, "separate evaluation", episodes), list[Clip]()
@@ -101,7 +102,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
             with in_a_line(f"{target} cannot be written"):
                 target.parent.mkdir(exist_ok=True)
                 replace_file(target, lambda file, source=source: file.write(source.read_bytes()))  # type: ignore[misc]
-            print(f"written: {target} ({target.stat().st_size / 1e6:.2f} MB)")
+            say(f"written: {target} ({target.stat().st_size / 1e6:.2f} MB)")
     return 0
 
 
@@ -132,7 +133,7 @@ def _record(
         lambda mode: make_env(config.env, mode), problems.append, size=args.size, fps=config.video_fps
     )
     try:
-        with exits_are_errors():
+        with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):  # words of environments
             for number, seed in enumerate(seeds):
                 path, actions = folder / f"{steps_of(checkpoint)}_{number}.mp4", list[Any]()
                 (episode,) = evaluate(
