@@ -15,6 +15,7 @@ import pkgutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -49,9 +50,10 @@ _SAME_REQUEST_S = 2.0
 class Stop:
     """A request to end after the present iteration; a later one ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """`say` gets a line at the first request: an iteration may take a while, most of all to compile."""
         self.signal: int | None = None
-        self._since = 0.0
+        self._say, self._since = say, 0.0
 
     def requested(self) -> bool:
         """True once the run has been asked to end."""
@@ -65,6 +67,10 @@ class Stop:
             # A second Ctrl-C ends even a process that is busy outside of Python.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
+            self._say(
+                f"{signal.Signals(number).name}: the run ends after this iteration, which may have to "
+                "compile first; another Ctrl-C ends it at once"
+            )
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -75,8 +81,9 @@ def run(job: Job) -> int:
     job = settled(job)
     config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    runs_dir, stop = Path(config.runs_dir).expanduser(), Stop()
+    runs_dir = Path(config.runs_dir).expanduser()
     training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))
+    stop = Stop(training.message)
     with contextlib.ExitStack() as signals, training, exits_are_errors():
         # Build. What does not fit is refused here, before anything of the run is written.
         training.find_checkpoint()

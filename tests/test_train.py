@@ -186,6 +186,35 @@ def test_a_fork_of_an_environment_neither_ends_nor_doubles_a_run(
     assert rows(tmp_path / "run") == rows(tmp_path / "alone")
 
 
+@pytest.mark.parametrize("every", [0, 1000])
+def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    every: int,
+) -> None:
+    step, taken, said = cast(Any, CartPoleEnv.step), itertools.count(), list[str]()
+
+    def pressed(env: CartPoleEnv, action: Any) -> Any:
+        if next(taken) == 40:
+            os.kill(os.getpid(), signal.SIGINT)
+            said.append(capfd.readouterr().err.splitlines()[-1])
+        return step(env, action)
+
+    monkeypatch.setattr(STEP, pressed)
+    words = ["eval_every=0", f"checkpoint_every={every}"]
+    assert run(job_in(tmp_path / "run", configure, *words)) == 130
+    # At once, since the iteration may have to compile.
+    assert said == [
+        "SIGINT: the run ends after this iteration, which may have to compile first; another Ctrl-C ends it "
+        "at once"
+    ]
+    kept = "checkpoint_every=0: nothing was saved, so the run cannot go on from here\n"
+    assert capfd.readouterr().err == ("" if every else kept)
+    assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise ValueError("no message either")

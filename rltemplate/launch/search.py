@@ -29,6 +29,7 @@ from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
 from rltemplate.launch.sweep_job import digest
 from rltemplate.run import paths
+from rltemplate.run.continuation import only_begins_anew
 from rltemplate.run.job import Job, new_job, resume_job
 from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
@@ -185,7 +186,7 @@ class _Search:
         """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
         run_dir = Path(trial.user_attrs.get("run_dir", "/nowhere"))
         plan = preflight([*self._args.words, *words], self._workers)
-        if (run_dir / paths.RECORD).is_file():
+        if (run_dir / paths.RECORD).is_file() and not only_begins_anew(run_dir):
             return run_dir, resume_job(run_dir, program(), typed=plan.configs[0])
         job = new_job(plan.configs[0], program(), plan.overrides[0])
         trial.set_user_attr("run_dir", job.run_dir)

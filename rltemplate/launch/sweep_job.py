@@ -34,6 +34,7 @@ from rltemplate.config.schema import AUTO
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch import process
 from rltemplate.run import paths
+from rltemplate.run.continuation import only_begins_anew
 from rltemplate.run.job import Job, new_job, resume_job, run_folder
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import leaves
@@ -96,8 +97,9 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
         del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"
     run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", entry.overrides)
-    there = next(run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"), None)
-    run_dir = run_dir if there is None else there.parent
+    earlier = (path.parent for path in run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"))
+    there = next((each for each in earlier if not only_begins_anew(each)), None)
+    run_dir = there or run_dir
     entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
     command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
     if there is not None:

@@ -31,6 +31,7 @@ from rltemplate.run.sinks.console import show_number, show_time
 
 _ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
 _REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
+_AT_REST = {FINISHED, "refused"}  # jobs that another start would leave as they are
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 
 
@@ -212,7 +213,10 @@ def show_end(record: SweepRecord, folder: Path) -> None:
     if record.status != "finished":
         given = (word for word in record.commands[0] if word.startswith("sweep="))
         file = next(given, "sweep=").removeprefix("sweep=")
-        say(f"next: the same command with sweep={file}{',' * bool(file)}resume")
+        # A job that was refused would be refused again.
+        refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
+        when = "next, once that is mended" if refused else "next"
+        say(f"{when}: the same command with sweep={file}{',' * bool(file)}resume")
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"

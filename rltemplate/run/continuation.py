@@ -32,7 +32,8 @@ from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
 from rltemplate.run.limits import check_networks
-from rltemplate.run.lines import cut_file
+from rltemplate.run.lines import cut_file, lock
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
 from rltemplate.run.used_code import UsedCode, files_of, outside_changes
@@ -88,8 +89,7 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         typed(checkpoint.state, _State, name)
         check_networks(config.algo, checkpoint.state, name)
     if checkpoint is None:
-        shown = (run_dir / paths.METRICS).exists()
-        if record.status == FINISHED or (shown and config.checkpoint_every == 0):
+        if record.status == FINISHED or _nothing_kept(run_dir, config.checkpoint_every):
             raise ConfigError(
                 f"{run_dir.name}: has no checkpoint, and starting again would overwrite what it has shown; "
                 "begin a new run instead"
@@ -125,6 +125,23 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
         notes=notes,
     )
     return Continuation(record, part, checkpoint)
+
+
+def only_begins_anew(run_dir: Path) -> bool:
+    """True if a run that ended early cannot resume in its folder: it has rows, and never saved anything.
+
+    Raises ConfigError if its record is damaged, or if the run is still in progress.
+    """
+    if RunRecord.read(run_dir).status == FINISHED or list_checkpoints(run_dir):
+        return False
+    if not _nothing_kept(run_dir, raw_config(run_dir).get("checkpoint_every")):
+        return False
+    lock(run_dir)()
+    return True
+
+
+def _nothing_kept(run_dir: Path, checkpoint_every: int | None) -> bool:
+    return checkpoint_every == 0 and (run_dir / paths.METRICS).exists()
 
 
 def _other_variables(recorded: Mapping[str, str], compiles: bool) -> list[str]:

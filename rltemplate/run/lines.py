@@ -189,5 +189,5 @@ def say(text: str, end: str = "\n", stream: TextIO | None = None) -> None:
 
 def to_stderr(text: str) -> None:
     """Write `text` to standard error, with escapes in the place of controls, unless that is closed."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last: a signal in the middle of a line
         print(escaped(text), file=sys.stderr, flush=True)

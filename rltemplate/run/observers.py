@@ -223,8 +223,11 @@ class Observers:
 
     def finish(self) -> None:
         """Save a run that ends early. Its unfinished row is kept for the resume."""
-        saved = self._saved_steps == self._algorithm.env_steps
-        if self._config.checkpoint_every and not (saved or self.complete):
+        if self.complete:
+            return
+        if not self._config.checkpoint_every:
+            self._logger.message("checkpoint_every=0: nothing was saved, so the run cannot go on from here")
+        elif self._saved_steps != self._algorithm.env_steps:
             self._save()
 
     @property

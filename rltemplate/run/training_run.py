@@ -88,7 +88,7 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
 class TrainingRun:
     """A run in progress. As a context manager it ends the run with its block.
 
-    Its methods are called in the order of their definition.
+    Its methods are called in the order of their definition, `message` at any time.
     """
 
     def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
@@ -106,6 +106,10 @@ class TrainingRun:
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
         self._observers: Observers | None = None
+
+    def message(self, text: str) -> None:
+        """Write a line for the user, at any time."""
+        (to_stderr if self._logger is None else self._logger.message)(text)
 
     def find_checkpoint(self) -> None:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
@@ -143,7 +147,7 @@ class TrainingRun:
             overrides=self._job.overrides,
             git=self._git,
             sweep=None if record is None or record.sweep is None else record.sweep.id,
-            notify=lambda text: to_stderr(text) if self._logger is None else self._logger.message(text),
+            notify=self.message,
             resumed_at=None if resumed is None else resumed.part.env_steps,
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import power_failure
 import pytest
 import yaml
-from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plain, record, rows, small
+from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plain, record, rows, small, until
 
 from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
@@ -23,9 +24,10 @@ from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
-from rltemplate.run.continuation import check_changes, find_continuation
+from rltemplate.run.continuation import check_changes, find_continuation, only_begins_anew
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
+from rltemplate.run.lines import lock
 from rltemplate.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
@@ -288,7 +290,21 @@ def test_a_run_that_saves_nothing_starts_again_only_if_it_has_shown_nothing(
     with pytest.raises(ConfigError, match="would overwrite what it has shown"):
         find_continuation(job, GitRecord())
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+    # A sweep or a search begins it anew, elsewhere; not while it goes on, and not once it has finished.
+    assert only_begins_anew(run_dir)
+    if (child := os.fork()) == 0:
+        lock(run_dir)
+        time.sleep(30)
+    until(lambda: f"process {child}" in (run_dir / paths.LOCK).read_text())
+    with pytest.raises(ConfigError, match=f"is in use, by process {child}"):
+        only_begins_anew(run_dir)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    replace(RunRecord.read(run_dir), status="finished").write(run_dir)
+    assert not only_begins_anew(run_dir)
+    replace(RunRecord.read(run_dir), status="interrupted").write(run_dir)
     (run_dir / paths.METRICS).unlink()
+    assert not only_begins_anew(run_dir)
     assert find_continuation(job, GitRecord()).checkpoint is None
 
 

@@ -15,9 +15,11 @@ from unittest.mock import Mock
 
 import optuna.importance
 import pytest
-from conftest import Start, plain
+from conftest import Start, plain, write_run
 
+from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
+from rltemplate.config.loading import to_yaml
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, _storage, main
@@ -113,6 +115,23 @@ def test_two_workers_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
 
     study.optimize(busy, n_trials=8, n_jobs=4)
     assert sorted(trial.params["x"] for trial in study.trials) == [*range(8)]
+
+
+def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
+    """In another folder: its run cannot be resumed, and shows what it did."""
+    for every in (0, 100):
+        config = {"checkpoint_every": every}
+        run_dir = write_run(tmp_path / "runs", seed=every, config=config, status="interrupted")
+        (run_dir / paths.CONFIG).write_text(
+            to_yaml(preflight(["env=CartPole"]).configs[0]).replace(
+                "checkpoint_every: ", f"checkpoint_every: {every} #"
+            )
+        )
+        one = object.__new__(search._Search)
+        one._args, one._workers = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args), 1
+        folder, job = one._find_run(Mock(user_attrs={"run_dir": str(run_dir)}), [])
+        assert job is not None
+        assert (job.resume, folder == run_dir) == (every > 0, every > 0)
 
 
 def test_lists_may_be_drawn(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

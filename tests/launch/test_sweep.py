@@ -5,6 +5,7 @@ They run in a copy of the project whose `rltemplate/train.py` is replaced by `wo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from hydra import initialize_config_dir
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.interfaces import STOP_SIGNALS, ConfigError, RunError
 from rltemplate.launch import process, sweep, sweep_job
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
@@ -78,6 +80,14 @@ def heard_in(cwd: Path) -> list[list[int]]:
     return [json.loads(path.read_text()) for path in cwd.glob("runs/*/*/heard")]
 
 
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Block the signals that end a run, as some launchers do: what is started in the block inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def kill_sweep(start: Start, cwd: Path, *words: str, **environment: str) -> None:
     """Start a sweep whose run of seed 2 waits, and kill every process of it then."""
     order(cwd, {2: "wait"})
@@ -96,7 +106,8 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
         "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
     words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "compile=false"]
-    alone = start("train", *words, status=0, PYTHONPATH=str(tmp_path))
+    with blocked():
+        alone = start("train", *words, status=0, PYTHONPATH=str(tmp_path))
     note = "note: no recipe for ppo on my_envs:mine/Walk-v0: the default values of ppo are taken\n"
     assert alone.said == f"{note}auto: num_threads=1\nhello from seed 5\n"
     there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
@@ -107,6 +118,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     assert (job["run_dir"], job["command"][4:]) == (str(tmp_path / "here"), words)
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
     assert "RUNLAB_JOB" not in facts["children"]
+    assert facts["signals"] == [[], []]  # neither ignored nor blocked
     assert facts["code"] == str(fork / "rltemplate" / "train.py")
     order(tmp_path, {1: "fail", 2: "die at once"})
     start("train", "seed=1", status=1)
@@ -152,7 +164,8 @@ def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
     expected = 1 if launcher == "basic" else 2
     words = ["seed=90,91,92", f"hydra/launcher={launcher}", *["hydra.launcher.n_jobs=2"] * (expected - 1)]
     order(tmp_path, dict.fromkeys(range(90, 93), "wait"))
-    started = start("train", *words)
+    with blocked():
+        started = start("train", *words)
     started.until(lambda: bool(waiting(tmp_path, expected)))
     refused = start("train", *words, "sweep=resume", status=2).said
     assert f"is in use, by process {started.process.pid} on " in refused
@@ -335,10 +348,27 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     (job,) = SweepRecord.read(tmp_path).jobs
     (anew,) = starts_in(job.run(tmp_path))
     assert (job.status, anew["job"]["resume"], anew["job"]["config"]["num_threads"]) == ("finished", False, 2)
+    # One that has rows and saved nothing begins anew, in another folder; without rows, in its own.
+    for number, shown in enumerate([True, False], start=5):
+        order(tmp_path, {4: "fail"})
+        words = ["seed=4", "checkpoint_every=0"]
+        assert run_job(number, *words) is None
+        before_it = next(job for job in SweepRecord.read(tmp_path).jobs if job.job == number)
+        first = before_it.run(tmp_path)
+        assert first is not None
+        if shown:
+            (first / "metrics.jsonl").write_text("{}\n")
+        order(tmp_path)
+        assert [run_job(number, *words), run_job(number, *words)] == [40.0, 40.0]
+        last = next(job for job in SweepRecord.read(tmp_path).jobs if job.job == number)
+        assert [start["job"]["resume"] for start in starts_in(last.run(tmp_path))] == [False] + [True] * (
+            not shown
+        )
+        assert (last.run_id == before_it.run_id, (first / "starts.jsonl").exists()) == (not shown, True)
     # A scheduler that starts late what was ended, or is done elsewhere since, starts nothing.
     (tmp_path / "stop").write_text("15\n")
     assert run_job(2, "seed=3") is None
-    assert len(SweepRecord.read(tmp_path).jobs) == 1
+    assert [job.job for job in SweepRecord.read(tmp_path).jobs] == [1, 5, 6]
 
 
 @pytest.mark.parametrize("resumes", [False, True])

@@ -136,3 +136,21 @@ def test_jobs_that_wait_in_the_queue_of_slurm_are_shown(
     begin(tmp_path, 2)
     table.update()
     assert "#2 seed=2: running, Slurm's job 7_2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("statuses", "begins"),
+    [
+        (["finished", "refused"], "next, once that is mended: the same command with sweep=resume"),
+        (["finished", "interrupted"], "next: the same command with sweep=resume"),
+        (["refused"], "next: the same command with sweep=resume"),  # one was not started
+    ],
+)
+def test_the_end_of_a_sweep_recommends_what_works(
+    statuses: list[str], begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [SweepJob(job=number, overrides=[], status=status) for number, status in enumerate(statuses)]
+    sweep_table.show_end(
+        SweepRecord(id="s", words=[], num_jobs=2, status="failed", jobs=jobs, **FACTS), tmp_path
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == begins

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -65,6 +66,8 @@ class ConsoleSink(Sink):
         self._left: float | None = None  # seconds
         self._activity = ""
         self._live: Any = None  # what stands in place
+        self._writing = False
+        self._waiting: deque[Callable[[], object]] = deque()  # to be written next
         self._run_dir = self._shown(facts.run_dir)
         self._title = f"{algo['name']} on {env['id']}, seed {facts.config['seed']}"
         changes = differences(facts.config, facts.overrides)
@@ -86,17 +89,31 @@ class ConsoleSink(Sink):
 
     def note(self, text: str) -> bool:
         """Write a line, above the panel if there is one."""
-        text = escaped(text)
+        self._write_alone(lambda: self._put(escaped(text)))
+        return True
+
+    def _put(self, text: str) -> None:
         if self._live is not None:
             from rich.text import Text
 
             # As a Text, because markup=False would also hold for the panel, which is drawn again.
             self._live.console.print(Text(text), soft_wrap=True)
-            return True
+            return
         with contextlib.suppress(OSError, ValueError):  # a full disk behind the stream, or a closed one
             self._stream.write(f"{text}\n")
             self._stream.flush()
-        return True
+
+    def _write_alone(self, write: Callable[[], object]) -> None:
+        """Write, or do so once the present line is written: a signal may come in the middle of it."""
+        self._waiting.append(write)
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._waiting:
+                self._waiting.popleft()()
+        finally:
+            self._writing = False
 
     def activity(self, text: str) -> None:
         self._activity = text
@@ -107,9 +124,7 @@ class ConsoleSink(Sink):
         metrics = {**self._latest, **final_metrics}
         self._activity = ""
         if self._live is not None:
-            self._live.update(self._panel())
-            self._live.stop()
-            self._live = None
+            self._write_alone(self._end_panel)
         steps = int(metrics.get("env_steps", self._facts.resumed_at or 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         run = f"run={shlex.quote(str(self._run_dir))}"
@@ -119,7 +134,17 @@ class ConsoleSink(Sink):
         elif self._facts.config["checkpoint_every"] and (steps or status != "failed"):
             self.note(f"next: make resume {run}")
 
+    def _end_panel(self) -> None:
+        self._live.update(self._panel())
+        self._live.stop()
+        self._live = None
+
     def _redraw(self) -> None:
+        self._write_alone(self._draw)
+
+    def _draw(self) -> None:
+        from rich.console import Group
+
         if self._live is None:
             # Imported here, because only a run on a terminal needs it.
             from rich.console import Console
@@ -131,7 +156,8 @@ class ConsoleSink(Sink):
             )
             self._live.start()
             console.show_cursor(True)  # a run that is killed could not bring it back
-        self._live.update(self._panel(), refresh=True)
+        # The cursor stands in a line of its own: ^C, which the terminal writes there, would break the border.
+        self._live.update(Group(self._panel(), ""), refresh=True)
 
     def _panel(self) -> Constrain:
         """The panel: progress, metrics, and the work beside training."""

@@ -63,6 +63,25 @@ def test_a_run_that_would_only_fail_again_or_has_no_checkpoints_is_not_to_be_res
     assert stream.getvalue().count("next: make resume") == offered
 
 
+def test_a_note_of_a_signal_waits_for_the_line_that_is_written() -> None:
+    """A stream raises if it is entered a second time, and a panel would be drawn twice."""
+
+    class Interrupted(io.StringIO):
+        inside = False
+
+        def write(self, text: str) -> int:
+            assert not self.inside
+            self.inside = True
+            if text == "a line\n":
+                console.note("of a signal")  # as a handler does that runs now
+            self.inside = False
+            return super().write(text)
+
+    console = ConsoleSink(run_facts(Path("/runs")), stream := Interrupted())
+    console.note("a line")
+    assert stream.getvalue().splitlines()[-2:] == ["a line", "of a signal"]
+
+
 def in_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[list[str]]]:
     """What a run writes to a pseudo terminal, and the lines of its screen at several times."""
     monkeypatch.setenv("COLUMNS", str(width))
@@ -88,6 +107,9 @@ def in_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[
         console.write({"env_steps": 500, "wall_time_s": 5.0, "eval/return": 77.0, **values})
         console.note("a note")
         look()
+        os.write(ours, b"\x03")  # Ctrl-C, which a terminal shows as ^C at its cursor
+        look()
+        assert any("^C" in line for line in seen.pop())
         console.activity("evaluating")
         console.note("a note above a panel with markup")
         look()
@@ -106,6 +128,8 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
     _, (first, second, last) = in_terminal(width, monkeypatch)
     assert first[:3] == ["ppo on CartPole-v1, seed 1: lr=1e-3", "runs/the-id", "a note"]
     for shown in (first, second, last):
+        assert "".join(shown).count("╭") == "".join(shown).count("╰") == 1
+        assert "^C" not in "".join(shown)
         assert sum("500 of 1,000 steps" in line for line in shown) == 1
         text = "\n".join(shown)
         assert "[yellow]" not in text
