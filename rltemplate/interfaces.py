@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and the warnings of schedulers before
 # they end a job.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_EVERY_S = 0.2  # for signals that wait
 
 
 @contextlib.contextmanager
@@ -41,23 +43,51 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
             signal.signal(number, earlier)
 
 
-def of_this_process(
-    handler: Callable[[int, FrameType | None], object],
-) -> Callable[[int, FrameType | None], None]:
-    """The signal handler for this process alone: a process that is forked from it is ended by the signal.
+class SignalHandler:
+    """A handler for this process alone: a process that is forked from it is ended by the signal.
 
     A child process inherits handlers, and an environment that asks its children to end would wait for ever.
     """
-    process = os.getpid()
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == process:
-            handler(number, frame)
+    def __init__(
+        self,
+        handle: Callable[[int, FrameType | None], object],
+        answer: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """`answer` is called in `stop_signals_wait`, where `handle` has to wait."""
+        self._process, self._handle, self.answer = os.getpid(), handle, answer
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._process:
+            self._handle(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    return handle
+
+@contextlib.contextmanager
+def stop_signals_wait() -> Iterator[None]:
+    """Let `STOP_SIGNALS` wait for the end of the block; the first one is answered at once, in a thread.
+
+    Programs that are started in the block, such as a compiler, inherit that Ctrl-C does not reach them.
+    """
+    before, over = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS), threading.Event()
+
+    def answer() -> None:
+        while not over.wait(_LOOK_EVERY_S):
+            for number in signal.sigpending().intersection(STOP_SIGNALS):
+                if isinstance(handler := signal.getsignal(number), SignalHandler):
+                    handler.answer(number)
+                    return
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ConfigError(Exception):

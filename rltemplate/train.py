@@ -31,7 +31,7 @@ from rltemplate.envs.envs import Envs
 from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import check_env
-from rltemplate.interfaces import Algorithm, ConfigError, RunError, of_this_process, stop_signals
+from rltemplate.interfaces import Algorithm, ConfigError, RunError, SignalHandler, stop_signals
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
@@ -51,13 +51,19 @@ class Stop:
     """A request to end after the present iteration; a later one ends the process at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """`say` gets a line at the first request: an iteration may take a while, most of all to compile."""
+        """`say` gets a line at the first request: an iteration may take a while."""
         self.signal: int | None = None
-        self._say, self._since = say, 0.0
+        self._say, self._since, self._answered = say, 0.0, False
 
     def requested(self) -> bool:
         """True once the run has been asked to end."""
         return self.signal is not None
+
+    def answer(self, number: int, when: str = ", once it is compiled") -> None:
+        """Tell the user once that a signal was heard, which may wait for the compiler."""
+        if not self._answered:
+            self._answered = True
+            self._say(f"{signal.Signals(number).name}: the run ends after this iteration{when}")
 
     def request(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -67,10 +73,7 @@ class Stop:
             # A second Ctrl-C ends even a process that is busy outside of Python.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            self._say(
-                f"{signal.Signals(number).name}: the run ends after this iteration, which may have to "
-                "compile first; another Ctrl-C ends it at once"
-            )
+            self.answer(number, "; another Ctrl-C ends it at once")
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -93,7 +96,7 @@ def run(job: Job) -> int:
         facts = check_level(config, settings, algorithm)
 
         # Observe.
-        signals.enter_context(stop_signals(of_this_process(stop.request)))
+        signals.enter_context(stop_signals(SignalHandler(stop.request, stop.answer)))
         training.begin(algorithm, facts)
         observers = training.observe(algorithm, envs, stop.requested)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.interfaces import STOP_SIGNALS, Probe
+from rltemplate.interfaces import Probe, stop_signals_wait
 
 Function = Callable[..., Any]
 _MAY_COMPILE = 8  # first calls of a program
@@ -153,7 +152,7 @@ def _compiled(function: Function, **how: Any) -> Function:
 
     def run(*arguments: Any) -> Any:
         try:
-            with _signals_wait() if next(calls) < _MAY_COMPILE else contextlib.nullcontext():
+            with stop_signals_wait() if next(calls) < _MAY_COMPILE else contextlib.nullcontext():
                 return compiled(*[torch.tensor(x) if x.__class__ is float else x for x in arguments])
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise RuntimeError(
@@ -162,13 +161,3 @@ def _compiled(function: Function, **how: Any) -> Function:
             ) from error
 
     return run
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Let signals wait for the end of the block. Ctrl-C also reaches the compiler, which inherits that."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.make import check_env, make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import ConfigError, RunError, of_this_process, stop_signals
+from rltemplate.interfaces import ConfigError, RunError
 
 
 def raises() -> None:
@@ -118,24 +118,3 @@ def test_a_thread_cannot_end_the_process_as_a_success(
             time.sleep(20)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == seen
     assert f"ended the process in a thread, status {status}" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("guarded", [True, False])  # the inverse
-def test_a_child_of_an_environment_can_be_ended_by_a_signal(guarded: bool) -> None:
-    """As `terminate` of multiprocessing does, which then waits for the child."""
-    heard, (reader, writer) = list[int](), os.pipe()
-
-    def handler(number: int, _: object) -> None:
-        heard.append(number)
-
-    with stop_signals(of_this_process(handler) if guarded else handler):
-        if (child := os.fork()) == 0:
-            os.write(writer, b"1")  # Python drops signals that arrive in the fork itself
-            time.sleep(1.0)
-            os._exit(7)
-        os.read(reader, 1)
-        os.kill(child, signal.SIGTERM)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status == (-signal.SIGTERM if guarded else 7)
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert heard == [signal.SIGTERM]
