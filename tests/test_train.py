@@ -47,7 +47,7 @@ from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
-from rltemplate.train import build_algorithm, main, run
+from rltemplate.train import Stop, build_algorithm, main, run
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
@@ -209,6 +209,17 @@ def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
     kept = "checkpoint_every=0: nothing was saved, so the run cannot go on from here\n"
     assert capfd.readouterr().err == ("" if every else kept)
     assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
+
+
+def test_a_signal_that_waits_for_the_compiler_is_told_once() -> None:
+    said = list[str]()
+    stop = Stop(said.append)
+    stop.answer(signal.SIGTERM)
+    assert not stop.requested()
+    stop.request(signal.SIGTERM, None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run of its own would end at the next one
+    assert stop.requested()
+    assert said == ["SIGTERM: the run ends after this iteration, once it is compiled"]
 
 
 class Unspeakable(Exception):
