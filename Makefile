@@ -66,7 +66,7 @@ RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
 COMMAND = $(call RUN,-m rltemplate $@,$(ARGUMENTS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
-TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment completion \
+TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment \
     test test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
 
 # 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
@@ -146,9 +146,6 @@ rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
 
 new-experiment: $(STAMP) ## a commented file for an experiment: make new-experiment name=wide-nets algo=sac env=Hopper
 	$(call RUN,scripts/new_experiment.py,$(ARGUMENTS))
-
-completion: ## tab completion of these commands in bash and zsh, from the next terminal on
-	@$(NO_OVERRIDES)sh scripts/completion.sh install
 
 ##@ Develop
 test: $(STAMP) ## the tests: make test [ARGS="-k record"]

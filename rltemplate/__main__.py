@@ -77,11 +77,6 @@ def _run(argv: list[str]) -> int:
     if name in ("help", "--help", "-h"):
         print(_help())
         return 0
-    if name == "complete":
-        from rltemplate.config.cli.completion import complete
-
-        print("\n".join(complete(words, COMMANDS, lambda command: _module(command).Args)))
-        return 0
     if name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'], 'make help')}")
     module = _module(name)
