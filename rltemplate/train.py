@@ -21,7 +21,7 @@ from types import FrameType
 
 from rltemplate import lossy
 from rltemplate.analysis.journal import write_run
-from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_buffer
+from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_memory
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config, Device
@@ -131,7 +131,7 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     try:
         check_actions(config.algo.name, envs.codec)
         if config.device is Device.cpu:
-            check_buffer(config.algo, envs.codec, usable_memory())
+            check_memory(config.algo, config.env.num_envs, envs.codec, usable_memory())
         algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
         algorithm.state_dict()  # refuses a state that no checkpoint can hold
     except (ConfigError, RunError) as error:

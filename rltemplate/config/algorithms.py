@@ -6,6 +6,7 @@ torch, which takes a second. Values are in `conf/algo/<name>.yaml`, the algorith
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,15 @@ class AlgoConfig:
         """Samples in one update."""
         return 1
 
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
+        """Yield the large parts of a run in memory: what takes it, and how many float32 numbers it has."""
+        sizes = [obs_size, *self.hidden_sizes, action_size]
+        weights = sum(a * b for a, b in itertools.pairwise(sizes))
+        # Two networks at least, each with its gradient and the two moments of Adam.
+        yield f"algo.hidden_sizes={self.hidden_sizes}: training these networks takes", 8 * weights
+        batch = self.batch(num_envs)
+        yield f"an update of {batch} samples takes", batch * sum(sizes)
+
     def compile_from(self) -> int:
         """Environment steps of a run from which compiled updates save more time than compiling takes.
 
@@ -91,7 +101,7 @@ class PPOConfig(AlgoConfig):
 
     learning_rate: float = positive(10.0)
     num_steps: int = count(10**6)
-    update_epochs: int = count()
+    update_epochs: int = count(10_000)
     num_minibatches: int = count()
     gae_lambda: float = number(0.0, 1.0)
     clip_coef: float = positive()
@@ -124,6 +134,13 @@ class PPOConfig(AlgoConfig):
                 "normalise advantages; use fewer, or algo.normalize_advantage=false"
             )
 
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
+        """Yield a rollout as well: observation, action, and six numbers of each step."""
+        yield from AlgoConfig.memory(self, num_envs, obs_size, action_size)
+        rollout = self.num_steps * num_envs
+        of = f"algo.num_steps={self.num_steps} x env.num_envs={num_envs}"
+        yield f"{of}: a rollout takes", rollout * (obs_size + action_size + 6)
+
     def batch(self, num_envs: int) -> int:
         """Samples in a minibatch."""
         return self.num_steps * num_envs // self.num_minibatches
@@ -133,18 +150,24 @@ class PPOConfig(AlgoConfig):
 class OffPolicyConfig(AlgoConfig):
     """Algorithms that learn from a replay buffer; each value is explained in `conf/algo/sac.yaml`."""
 
-    steps_per_iteration: int = count()
+    steps_per_iteration: int = count(10**7)
     tau: float = number(0.0, 1.0, open_low=True)
     batch_size: int = number(2)
     buffer_size: int = count(10**9)
     learning_starts: int = number(0, MOST_STEPS)
-    updates_per_step: float = positive()
-    policy_delay: int = count()
+    updates_per_step: float = positive(10_000.0)
+    policy_delay: int = count(10**6)
 
     def problems(self, num_envs: int) -> Iterator[str]:
         """The buffer must hold one step."""
         if self.buffer_size < num_envs:
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
+
+    def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
+        """Yield a full replay buffer as well."""
+        yield from AlgoConfig.memory(self, num_envs, obs_size, action_size)
+        row = 2 * obs_size + action_size + 3
+        yield f"algo.buffer_size={self.buffer_size}: a full buffer takes", self.buffer_size * row
 
     def batch(self, num_envs: int) -> int:
         """Transitions per update."""
@@ -224,14 +247,14 @@ def check_actions(algo: str, codec: Any) -> None:
         raise ConfigError(f"algo={algo} needs Discrete actions, and {codec.env_id} has {codec.action_space}")
 
 
-def check_buffer(config: AlgoConfig, codec: Any, memory: int) -> None:
-    """Raise `ConfigError` if a full replay buffer is larger than `memory` in bytes."""
-    kept, row = getattr(config, "buffer_size", 0), _FLOAT32 * (2 * codec.obs_size + codec.action_size + 3)
-    if kept * row > memory:
-        raise ConfigError(
-            f"algo.buffer_size={kept}: a full buffer takes {kept * row / 2**30:.1f} GiB, and this machine "
-            f"has {memory / 2**30:.1f} GiB, enough for {memory // row} transitions"
-        )
+def check_memory(config: AlgoConfig, num_envs: int, codec: Any, available: int) -> None:
+    """Raise `ConfigError` if a part of a run is larger than the `available` bytes of memory."""
+    for part, numbers in config.memory(num_envs, codec.obs_size, codec.action_size):
+        if (needed := _FLOAT32 * numbers) > available:
+            raise ConfigError(
+                f"{part} {needed / 2**30:.1f} GiB, and this machine has {available / 2**30:.1f} GiB, "
+                f"enough for {100 * available / needed:.2g} % of it"
+            )
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

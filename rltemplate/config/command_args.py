@@ -7,6 +7,7 @@ and `run=007` is the text 007.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -26,6 +27,7 @@ from rltemplate.interfaces import REFUSED, ConfigError, RunError, in_a_line
 Kind = Callable[[str], Any]
 Args = TypeVar("Args")
 ENOUGH = 10  # names in an answer
+_LONGEST_LINE = 700  # of a message
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -137,13 +139,24 @@ def folder(text: str) -> Path:
     """The kind of a folder that exists or can be made."""
     try:
         path = Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.lstat()
         # A broken link does not exist, and no folder can be made in its place.
         there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
     except (OSError, RuntimeError) as error:  # longer than any name, or ~somebody without a home here
-        raise ConfigError(f"cannot be made, {error.args[-1]}") from None
+        raise ConfigError(f"cannot be made, {getattr(error, 'strerror', None) or error.args[-1]}") from None
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise ConfigError(f"cannot be made, {there} is no folder that can be written")
     return path
+
+
+def existing(text: str) -> Path:
+    """The kind of a folder that is there."""
+    with contextlib.suppress(RuntimeError):  # ~somebody without a home here
+        path = Path(text).expanduser().absolute()
+        if os.path.isdir(path):  # noqa: PTH112 - False also for a name that is too long
+            return path
+    raise ConfigError("no such folder")
 
 
 def new_folder(text: str) -> Path:
@@ -195,6 +208,8 @@ def readable(message: str) -> str:
     )
     long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
     message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
+    long_line = rf"(?m)^(.{{{_LONGEST_LINE // 2}}}).{{100,}}(.{{{_LONGEST_LINE // 2}}})$"
+    message = re.sub(long_line, lambda line: f"{line[1]}...{line[2]} ({len(line[0]):,} characters)", message)
     return escaped(message)
 
 

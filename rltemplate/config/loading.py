@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,20 +20,22 @@ from omegaconf.errors import OmegaConfBaseException
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
 from rltemplate.config.command_args import choose
-from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, register_schemas
+from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_booleans, register_schemas
 from rltemplate.interfaces import ConfigError
 
 # Inside the package where it is installed from a wheel, else beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
 _MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
+_LEAST = 1.2e-38  # a smaller number is 0 in float32, and a divisor such as algo.adam_eps must not be
+_MOST_LISTED = 64  # of numbers with a range, such as hidden layers
 # Every version had these keys: a recorded configuration that lacks one is damaged.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
 def environment_file(path: Path) -> dict[str, Any]:
     """The values of a file of conf/env/; empty if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+    with contextlib.suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         return values if isinstance(values, dict) else {}
     return {}
@@ -44,7 +46,7 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
 
     Values `auto` are chosen for `jobs` runs that share this machine.
     """
-    with _in_one_line():
+    with in_one_line():
         auto = auto_keys(composed)
         if missing := sorted(OmegaConf.missing_keys(composed)):
             raise ConfigError(f"no value for {missing[0]}: set it in a file of conf/, or on the command line")
@@ -102,8 +104,14 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, float) and not math.isfinite(v) for v in values):
             yield f"{key}={value}: must be finite"
+        elif "Any" not in str(spec.type) and any(isinstance(each, list | Mapping) for each in _parts(value)):
+            yield f"{key}={value}: a list or a mapping inside it; expected plain values"
         elif odd := [name for name in _names(value) if not isinstance(name, str)]:
             yield f"{key}: names inside it must be text: put {json.dumps(odd[0], default=str)} in quotes"
+        elif any(isinstance(v, float) and 0 < abs(v) < _LEAST for v in values):
+            yield f"{key}={value}: is zero in single precision; use 0, or at least {_LEAST}"
+        elif "low" in spec.metadata and len(values) > _MOST_LISTED:
+            yield f"{key}: {len(values):,} values; must be at most {_MOST_LISTED}"
         elif value not in spec.metadata.get("choices", [value]):
             names = ("null" if name is None else name for name in spec.metadata["choices"])
             yield f"{key}={value}: {choose(value, names)}"
@@ -118,6 +126,10 @@ def _out_of_range(node: Any, prefix: str) -> Iterator[str]:
                 yield f"{key}={value}: must be {least} {low} and at most {high}"
 
 
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+
+
 def _names(value: Any) -> Iterator[Any]:
     """The keys of dictionaries in a value, at any depth. JSON, as in a record, turns every key into text."""
     if isinstance(value, Mapping):
@@ -128,7 +140,7 @@ def _names(value: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
+def in_one_line() -> Iterator[None]:
     """OmegaConf's message with the key in front: `seed=1.5: ... could not be converted to Integer`."""
     try:
         yield
@@ -160,7 +172,8 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     name = algo.get("name") if isinstance(algo, Mapping) else None
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
-    with _in_one_line():
+    check_booleans(values)
+    with in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
         merged = OmegaConf.merge(schema, literal(values))
@@ -191,7 +204,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         raise ConfigError(f"the recorded configuration has more than {_MOST_VALUES:,} values")
     typed = _typed(values)
     added: dict[str, Any] = {}
-    with _in_one_line():
+    with in_one_line():
         lacking = sorted(OmegaConf.missing_keys(typed))
         if lacking and not {*lacking}.intersection(_NEVER_ADDED):
             shipped = _shipped(typed.algo.name, typed.determinism.level.name)

@@ -6,11 +6,14 @@ starts. After composition the configuration becomes plain dataclasses, which are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, choice, count, number
+from rltemplate.interfaces import ConfigError
 
 # Groups without a necessary choice, and the name that Hydra needs for choosing nothing.
 OPTIONAL = ("recipe", "experiment", "debug", "local")
@@ -116,7 +119,7 @@ class Config:
     trace: TraceDetail = field()
     log_every: int = number(0, MOST_STEPS)
     eval_every: int = number(0, MOST_STEPS)
-    eval_episodes: int = count()
+    eval_episodes: int = count(10_000)
     video_every: int = number(0, MOST_STEPS)
     video_size: int = number(16, 2048)
     video_fps: int | None = number(1, 120)
@@ -139,6 +142,41 @@ class ComposedConfig(Config):
     env: ComposedEnvConfig = field()
     num_threads: int | str = count(1024)  # type: ignore[assignment]
     compile: bool | str = field()  # type: ignore[assignment]
+
+
+@cache
+def key_types(algorithm: str, node: Any = ComposedConfig, prefix: str = "") -> dict[str, Any]:
+    """The type of every dotted key of a configuration with this algorithm."""
+    types, hints = {}, get_type_hints(node)
+    if node is ComposedConfig:
+        hints["algo"] = ALGORITHMS[algorithm].config
+    for spec in fields(node):
+        types[prefix + spec.name] = hints[spec.name]
+        if is_dataclass(hints[spec.name]):
+            types |= key_types(algorithm, hints[spec.name], f"{prefix}{spec.name}.")
+    return types
+
+
+def check_booleans(values: Mapping[Any, Any], prefix: str = "") -> None:
+    """Raise `ConfigError` for a number or text where true or false is expected.
+
+    OmegaConf takes every whole number and words such as `on` as one of the two. Interpolations are resolved
+    later, and null is refused there.
+    """
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            check_booleans(value, f"{key}.")
+        elif value is None or isinstance(value, bool) or str(value)[:2] in ("${", "??"):
+            continue
+        elif any(bool in _union(key_types(algorithm).get(key)) for algorithm in ALGORITHMS):
+            auto = any(str in _union(key_types(algorithm).get(key)) for algorithm in ALGORITHMS)
+            if not (auto and value == AUTO):
+                raise ConfigError(f"{key}={value}: expected {'auto, ' * auto}true or false")
+
+
+def _union(kind: Any) -> tuple[Any, ...]:
+    return kind, *get_args(kind)
 
 
 def register_schemas() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rltemplate.config.algorithms import check_actions, check_buffer
+from rltemplate.config.algorithms import check_actions, check_memory
 from rltemplate.config.cli.preflight import Plan, preflight
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, Device
@@ -81,4 +81,4 @@ def check_environments(configs: Sequence[Config]) -> None:
                 made[env] = check_env(config.env, lambda note: print(f"note: {note}", file=sys.stderr))
             check_actions(config.algo.name, made[env])
             if config.device is Device.cpu:
-                check_buffer(config.algo, made[env], usable_memory())
+                check_memory(config.algo, config.env.num_envs, made[env], usable_memory())

@@ -19,9 +19,10 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.config.cli.overrides import assigned, read_sweep
-from rltemplate.config.cli.preflight import existing, preflight
-from rltemplate.config.command_args import argument, first_line, one_of, program, rest, whole
+from rltemplate.config.cli.files import read_sweep
+from rltemplate.config.cli.overrides import assigned
+from rltemplate.config.cli.preflight import announce, preflight
+from rltemplate.config.command_args import argument, existing, first_line, one_of, program, rest, whole
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch.checks import HERE, check_plan
@@ -69,6 +70,7 @@ def main(args: Args) -> int:
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
+    announce(len(tried))
     # For this check, values `auto` are chosen as if each core had a trial.
     plans = [preflight([*args.words, each], usable_cores()) for each in tried]
     if any(plan.sweep for plan in plans):

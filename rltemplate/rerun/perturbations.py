@@ -11,7 +11,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from rltemplate.config.cli.overrides import option_names
+from rltemplate.config.cli.files import option_names
 from rltemplate.config.cli.preflight import config_of, preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail

@@ -19,6 +19,7 @@ from conftest import ROOT, RecordedRun, program, run, until
 from rltemplate.__main__ import COMMANDS, main
 from rltemplate.run import paths
 
+MANY, DEEP = ",".join(f"x{i}" for i in range(20_000)), "[" * 400 + "]" * 400
 DIGITS, SECRET = "9" * 5000, "ghp_" + "a1B2" * 9
 A, B = "20260101-120000-seed1-aaaaaa", "20260101-120000-seed1-bbbbbb"
 GROUP = "ppo-CartPole"
@@ -30,6 +31,10 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
+    (
+        "train algo.num_steps=1000000 env.num_envs=65536 algo.num_minibatches=65536",
+        "algo.num_steps=1000000 x env.num_envs=65536: a rollout takes 2685.5 GiB, and this machine has",
+    ),
     ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
@@ -111,6 +116,32 @@ CALLS += [
         ("--config-dir", "--config-dir=: a value is missing"),
         ("seed=1,2 accept=changes", "goes with sweep=resume"),
         ("seed=range(1,9999999)", "more than 10,000 jobs"),
+        # Hydra's parser and OmegaConf would answer by a traceback, or after minutes
+        ("algo.gamma=range(nan)", "is no list of values"),
+        ("seed=range(1,3,nan)", "is no list of values"),
+        ("env=range(1,3,0)", "is no list of values"),
+        ("@x=1", "@x=1: no such key"),
+        ("algo@x=ppo", "algo@x=ppo: no such key; did you mean algo?"),
+        (".".join(["true"] * 99) + "=1", "no such key"),
+        (f"env.kwargs.{'a' * 300}=1", "expected env.kwargs.NAME=value"),
+        ("env.kwargs.grün=1", "expected env.kwargs.NAME=value"),
+        (f"env.kwargs={{a:{DEEP}}}", "brackets within brackets, more than 50 deep"),
+        (f"algo.gamma={DEEP}", "brackets within brackets"),
+        (f"env.kwargs.a={DIGITS}", "more than 1,000 digits in a row"),
+        (f"experiment=[{MANY}]", "more than 2,000 values"),
+        (f"seed={MANY}", "more than 10,000 values"),
+        (f"seed={':true' * 300}", "seed=:true", " characters)", "expected a whole number"),
+        ("seed=1,2 hydra.launcher.n_jobs=${x}", "hydra.launcher.n_jobs: Interpolation key 'x' not found"),
+        ("algo.hidden_sizes=[[1]]", "algo.hidden_sizes=[[1]]: a list or a mapping inside it"),
+        (f"algo.hidden_sizes=[{'1,' * 64}1]", "algo.hidden_sizes: 65 values; must be at most 64"),
+        (f"run_dir={'x' * 5000}", "cannot be made, File name too long"),
+        (f"--config-dir={'x' * 5000}", "no such folder"),
+        ("--config-dir=~nobody-of-this-name", "no such folder"),
+        # values that would be taken for others
+        ("algo.orthogonal_init=10000000", "algo.orthogonal_init=10000000: expected true or false"),
+        ("algo.normalize_obs=true,1", "algo.normalize_obs=1: expected true or false"),
+        ("logger.console=yes", "logger.console=yes: expected true or false"),
+        ("algo.adam_eps=1e-300", "is zero in single precision"),
         # form
         ("hopper", "hopper: expected key=value, did you mean env=Hopper?"),
         ("~seed", "~seed: expected key=value, as in seed=3"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
 from conftest import ROOT, run_train
 
+from rltemplate.config.cli import preflight as preflight_module
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.interfaces import ConfigError
 
@@ -27,6 +30,7 @@ def test_lists_of_values_make_a_sweep() -> None:
         assert set(plan.argv) & {"-m", "--multirun"}
 
 
+DIGITS = b"9" * 6000
 NOTES = ['it\'s "so", [x] {y} (z) a=b $HOME \\ end\\', "range(1,3), ünï", "'one', 'two'"]
 
 
@@ -102,6 +106,93 @@ def test_a_mistake_in_a_file_is_explained_with_the_file(fork: Path, tmp_path: Pa
         (copy / "conf" / "algo" / "ppo.yaml").write_text(text)
         assert expected in run_train(copy, tmp_path, status=2).stderr
     assert list(tmp_path.iterdir()) == [copy]
+
+
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in itertools.pairwise("abcdefgh")
+)
+
+
+@pytest.mark.parametrize("group", ["experiment", "env", "algo", "sweep"])
+def test_a_file_that_cannot_be_read_is_named_with_the_line(group: str, tmp_path: Path) -> None:
+    """OmegaConf and Hydra would answer by tracebacks that name no file, by silence, or never."""
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir()
+    for text, expected in {
+        b"# one\nnote: caf\xe9\n": ", line 2: is not text in UTF-8",
+        b"seed: 1\n\0": ": unacceptable character #x0000",
+        b"seed: 1\nseed: 2\n": ", line 2: found duplicate key seed",
+        b"- 1\n": ", line 1: expected keys with values",
+        b"3": ", line 1: expected keys with values",
+        b"seed: 1\nnull: 2\n": ", line 2: names must be text: put null in quotes",
+        b"env:\n  kwargs: {1: 2}\n": ", line 2: names must be text: put 1 in quotes",
+        b"? [a]\n: 1\n": ", line 1: names must be text",
+        b"seed: " + DIGITS: ", line 1: a number of 6,000 digits",
+        b"seed: " + b"[" * 400 + b"]" * 400: ", line 1: is nested more than 50 levels deep",
+        b"seed: " + b"[" * 9999 + b"]" * 9999: ": is nested too deeply",
+        b"seed: &a [*a]\n": ", line 1: contains itself",
+        BOMB.encode(): ", line 5: more than 100,000 values",
+        b"note: !!python/object/apply:os.system [ls]\n": ", line 1: !!python/object/apply:os.system: exp",
+        b"note: !!set {a}\n": ", line 1: !!set: expected a list or a mapping",
+        b"note: ${\n": ": no viable alternative at input '${'",
+        b"seed: 1\ndefaults:\n": ", line 2: defaults: expected a list of files",
+        b"defaults: [3]\n": ", line 1: defaults: expected a list of files",
+        b"hydra: 3\n": ", line 1: hydra: expected keys with values",
+    }.items():
+        file.write_bytes(text)
+        with pytest.raises(ConfigError) as refused:
+            preflight([f"--config-dir={tmp_path}", f"{group}=mine"])
+        assert f"{file}{expected}" in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+    file.unlink()
+    file.mkdir()
+    for link in (False, True):
+        if link:
+            file.rmdir()
+            file.symlink_to("nowhere")
+        with pytest.raises(ConfigError, match="allowed: "):
+            preflight([f"--config-dir={tmp_path}", f"{group}=mine"])
+
+
+def test_mistakes_that_only_whole_files_have_are_explained(tmp_path: Path) -> None:
+    head = "# @package _global_\n"
+    for group, text, expected in [
+        ("experiment", "defaults: [mine]\n", "is listed below its own 'defaults:'"),
+        ("experiment", f"{head}algo: {{normalize_obs: 7}}", "algo.normalize_obs=7: expected true or false"),
+        ("experiment", "# @package\nseed: 1\n", f"{tmp_path}/experiment/mine.yaml: Expected header"),
+        ("logger", "console: 3\n", f"{tmp_path}/logger/mine.yaml: logger.console=3: expected true or false"),
+        ("algo", f"{head}algo: {{name: ppo}}\n", "algo=mine: its file needs 'defaults: [_NAME@algo]'"),
+        ("algo", f"{head}seed: 3\n", "algo=mine: its file needs 'defaults: [_NAME@algo]'"),
+        ("sweep", "seed: 1,x\nalgo.gama: 1\n", "(in sweep=mine)"),
+    ]:
+        (tmp_path / group).mkdir(exist_ok=True)
+        (tmp_path / group / "mine.yaml").write_text(text)
+        with pytest.raises(ConfigError) as refused:
+            preflight([f"--config-dir={tmp_path}", f"{group}=mine"])
+        assert expected in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_text_that_is_not_ascii_needs_no_quotes() -> None:
+    words = [
+        "env.kwargs.name=grün und blau",
+        "env.kwargs.more={a: {b: [grün, 'ß, ß', x]}}",
+        "env.infos=[größe]",
+    ]
+    for more in ([], ["seed=1,2"]):
+        env = preflight([*words, *more]).configs[0].env
+        assert env.kwargs == {"name": "grün und blau", "more": {"a": {"b": ["grün", "ß, ß", "x"]}}}
+        assert env.infos == ["größe"]
+    plan = preflight(["env.kwargs.name=grün,日本"])
+    assert [each.env.kwargs["name"] for each in plan.configs] == ["grün", "日本"]
+
+
+def test_a_check_that_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(preflight_module, "_SOON", 1)
+    preflight(["algo.gamma=0.9,0.8", "seed=1,2"])
+    assert capsys.readouterr().err == "2 configurations are checked first, which takes about 0 s\n"
+    preflight(["seed=1,2"])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_file_of_conf_sweep_stands_for_its_words() -> None:

@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from rltemplate.config.algorithms import ALGORITHMS
-from rltemplate.config.cli.overrides import key_types
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import (
     CONF,
@@ -21,7 +20,7 @@ from rltemplate.config.loading import (
     to_dict,
     to_yaml,
 )
-from rltemplate.config.schema import Config, Level
+from rltemplate.config.schema import Config, Level, key_types
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import raw_config
 
@@ -81,6 +80,14 @@ def test_all_pairs_compose_and_their_debugging_runs_are_short_and_learn(algo: st
         assert list(config.algo.notes(config.env.num_envs, total)) == []
 
 
+# OmegaConf takes every whole number and words such as `on` for true.
+ABSURD: dict[Any, list[Any]] = {
+    bool: [10_000_000, 0, 1.0, "on", "true"],
+    int: [10**30, -(10**30)],
+    float: [1e30, -1e30, 1e-300, float("nan")],
+}
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_key_refuses_a_value_of_another_type_and_some_a_value_out_of_range(algo: str) -> None:
     values = to_dict(compose(f"algo={algo}"))
@@ -90,6 +97,7 @@ def test_every_key_refuses_a_value_of_another_type_and_some_a_value_out_of_range
             continue
         is_text = hint is str or (str in get_args(hint) and get_origin(hint) not in (list, dict))
         wrong.append((key, ["a", "list"] if is_text else "neither a number nor a name"))
+        wrong += [(key, each) for kind in (hint, *get_args(hint)) for each in ABSURD.get(kind, [])]
         if NoneType not in get_args(hint):
             wrong.append((key, None))
     for key, value in wrong:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
-import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.cli.files import chosen_algorithm, group_names, option_files, option_names
 from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
-from rltemplate.config.loading import CONF, environment_file, literal
-from rltemplate.config.schema import NONE, OPTIONAL, ComposedConfig
+from rltemplate.config.loading import environment_file, literal
+from rltemplate.config.schema import NONE, OPTIONAL, check_booleans, key_types
+from rltemplate.config.yaml_files import DEEPEST
 from rltemplate.interfaces import ConfigError
 
 # Keys that are set by choosing a file of a group: the choice also sets recipe, folder name and more values.
@@ -34,6 +34,9 @@ IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determin
 LAUNCHER, SEARCHPATH = "hydra/launcher", "hydra.searchpath"
 # Keys with a mapping of arbitrary names as value. An argument adds a name, and {} empties the mapping.
 MAPPINGS = r"env\.(?:kwargs|wrappers|training_wrappers)|logger\.sinks|determinism\.golden(?!\.)"
+_NAME = r"[A-Za-z_][\w-]{0,99}(?:\.\w[\w-]{0,99}){0,9}"  # below a mapping or the launcher
+JOBS_AT_MOST = 10_000
+_MOST_IN_BRACKETS = 2_000  # values; Hydra's parser takes a second, and four for twice as many
 
 # Names that other programs have for our keys.
 _ELSEWHERE = {
@@ -73,73 +76,9 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def group_names() -> list[str]:
-    """The groups of conf/ that a user chooses from."""
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
-
-
-def option_files(group: str, more: Iterable[Path] = ()) -> dict[str, Path]:
-    """The files of a group by name, in `more` folders and in conf/, which Hydra asks first.
-
-    A leading underscore marks a file that others build on.
-    """
-    files = {path.stem: path for folder in (*more, CONF) for path in (folder / group).glob("*.yaml")}
-    return {name: files[name] for name in sorted(files) if not name.startswith("_")}
-
-
-def option_names(group: str, more: Iterable[Path] = ()) -> list[str]:
-    """The names of `option_files`, and of algorithms that packages bring."""
-    brings = [name for name, entry in ALGORITHMS.items() if group == "algo" and entry.values]
-    return sorted({*option_files(group, more), *brings})
-
-
-def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of each key in a file of conf/sweep/. `other` are further allowed names, for the message."""
-    files = option_files("sweep", more)
-    if name not in files:
-        raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], 'conf/sweep/')}")
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(files[name]))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"sweep={name}: {yaml_problem(error) or first_line(error)}") from error
-    if not isinstance(values, dict) or not values:
-        raise ConfigError(f"sweep={name}: {files[name]}: expected keys with values, as in seed: 1,2")
-    return {str(key): value for key, value in values.items()}
-
-
-def yaml_problem(error: Exception) -> str:
-    """File, line and kind of a mistake in a YAML file; empty for another error."""
-    if not isinstance(error, yaml.MarkedYAMLError) or (at := error.problem_mark) is None:
-        return ""
-    return f"{at.name}, line {at.line + 1}: {error.problem or error.context}"
-
-
 def assigned(key: str, value: Any) -> str:
     """The argument that gives a key this value."""
     return f"{key}={'null' if value is None else value}"
-
-
-def chosen_algorithm(words: Iterable[str]) -> str:
-    """The algorithm of a configuration with these overrides."""
-    defaults = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    default = next(entry["algo"] for entry in defaults if isinstance(entry, dict) and "algo" in entry)
-    named = (
-        name for word in words if word.startswith("algo=") for name in word.removeprefix("algo=").split(",")
-    )
-    return next((name for name in named if name in ALGORITHMS), str(default))
-
-
-@cache
-def key_types(algorithm: str, node: Any = ComposedConfig, prefix: str = "") -> dict[str, Any]:
-    """The type of every dotted key of a configuration with this algorithm."""
-    types, hints = {}, get_type_hints(node)
-    if node is ComposedConfig:
-        hints["algo"] = ALGORITHMS[algorithm].config
-    for spec in fields(node):
-        types[prefix + spec.name] = hints[spec.name]
-        if is_dataclass(hints[spec.name]):
-            types |= key_types(algorithm, hints[spec.name], f"{prefix}{spec.name}.")
-    return types
 
 
 def wrong_key(key: str, algorithm: str) -> str:
@@ -184,23 +123,18 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
 
     `more` are further folders like conf/, which become the override hydra.searchpath.
     """
+    words = list(words)
     parser = OverridesParser.create(config_loader=loader)
     overrides: dict[str, Override] = {}
     for path in more:
         quoted = QuotedString(f"file://{path}", Quote.double).with_quotes()
         overrides[SEARCHPATH] = parser.parse_overrides([f"{SEARCHPATH}=[{quoted}]"])[0]
     for word in words:
-        override = _read(word, parser)
-        key = override.get_key_element().lstrip("+")
+        key, sign, value = _parts(word)
         if key in overrides:
             raise ConfigError(f"{word}: {key} is given twice")
-        if key in IDENTITY:
-            raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
-        if key.startswith("hydra") and not key.startswith((LAUNCHER, "hydra.launcher.")):
-            raise ConfigError(
-                f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
-                "folders are chosen with runs_dir and run_dir"
-            )
+        _check_key(key, word, words)
+        override = _read(word, key, sign, value, parser)
         if key.startswith("hydra") and override.is_sweep_override():
             raise ConfigError(f"{word}: all jobs of a sweep have one launcher; give one value")
         if key in (*group_names(), LAUNCHER):
@@ -213,30 +147,111 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
     return list(overrides.values())
 
 
-def _read(word: str, parser: OverridesParser) -> Override:
-    sign, key, value = re.fullmatch(r"([+~]*)([^=]*)(=.*)?", word, re.DOTALL).groups()  # type: ignore[union-attr]
-    if not key.strip() or value is None or "~" in sign:
+def _parts(word: str) -> tuple[str, str, str]:
+    """Key, sign and value of an argument."""
+    parts = re.fullmatch(r"(\+{0,2})([^=+~][^=]*)=(.*)", word, re.DOTALL)
+    if parts is None or not parts[2].strip():
         raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
+    return parts[2], parts[1], parts[3]
+
+
+def _check_key(key: str, word: str, words: Iterable[str]) -> None:
+    """Raise `ConfigError` for a key that no configuration has: Hydra's answers are long, or tracebacks."""
+    if key in IDENTITY:
+        raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
+    if key.startswith("hydra"):
+        if key != LAUNCHER and not re.fullmatch(rf"hydra\.launcher\.{_NAME}", key, re.ASCII):
+            raise ConfigError(
+                f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
+                "folders are chosen with runs_dir and run_dir"
+            )
+    elif added := re.match(rf"({MAPPINGS})\b(?=.)", key):
+        if ":" in key:
+            raise ConfigError(
+                f"{word}: a name with a colon stands in braces, as in '{added[1]}={{NAME:{{x:1}}}}'"
+            )
+        if not re.fullmatch(rf"\.{_NAME}", key.removeprefix(added[1]), re.ASCII):
+            raise ConfigError(
+                f"{word}: expected {added[1]}.NAME=value, NAME of letters from a to z, digits, _ and -"
+            )
+    elif key not in group_names() and not any(key in key_types(algorithm) for algorithm in ALGORITHMS):
+        raise ConfigError(f"{word}: {wrong_key(key, chosen_algorithm(words))}")
+
+
+def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -> Override:
+    kinds = [kinds[key] for name in ALGORITHMS if key in (kinds := key_types(name))]
+    is_text = key in group_names() or any(kind in (str, str | None) for kind in kinds)
+    expected = wrong_value(key, value, next(iter(ALGORITHMS)))
+    # A note is never a list, and so is not read as one.
+    prose = key == "note" and value != "null" and not _is_quoted(value)
+    if not prose:
+        _check_size(word, value)
     # A sign is not needed: names are added to mappings, and every other key is there.
     added = re.match(rf"({MAPPINGS})\b", key)
-    if added and ":" in key:
-        raise ConfigError(
-            f"{word}: a name with a colon stands in braces, as in '{added[1]}={{NAME:{{x:1}}}}'"
-        )
     kept = "++" if added else sign if key.startswith("hydra") else ""
     # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
     value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value
-    value, override = value[1:], None
-    with suppress(HydraException, ValueError):  # ValueError: a number of thousands of digits
-        override = parser.parse_overrides([f"{kept}{key}={value}"])[0]
-    is_text = any(key_types(name).get(key) in (str, str | None) for name in ALGORITHMS)
-    if (is_text or key in group_names()) and _would_change(key, value, override):
+    override, texts = (
+        None,
+        [] if prose else [value] if is_text or value.isascii() else [value, _quoted(value)],
+    )
+    for text in texts:
+        # ValueError: a number of thousands of digits; RecursionError: thousands of brackets.
+        with suppress(HydraException, ValueError, RecursionError):
+            override = override or parser.parse_overrides([f"{kept}{key}={text}"])[0]
+    if is_text and _would_change(key, value, override):
         value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
         override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
-        expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
+        expected = expected or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
+    for each in sweep_values(override) if bool in kinds else ():
+        check_booleans({key: each})
     return override
+
+
+def sweep_values(override: Override) -> list[Any]:
+    """The values of an override, cut beyond the limit of jobs; `ConfigError` for a list that has none."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    if getattr(override.value(), "shuffle", False):
+        raise ConfigError(
+            f"{override.input_line}: has another order at each start, and jobs are numbered by it"
+        )
+    values: list[Any] = []
+    # Of interval(), and of a range with a step of 0 or with nan.
+    with suppress(HydraException, ValueError, ArithmeticError):
+        values = list(itertools.islice(override.sweep_iterator(), JOBS_AT_MOST + 1))
+    if not values:
+        raise ConfigError(
+            f"{override.input_line}: is no list of values; seed=1,2 is one, and choice(1,2) and range(1,3)"
+        )
+    return values
+
+
+def _quoted(value: str) -> str:
+    """The value with quotes around all that is not ASCII, which the override grammar lacks."""
+    if re.fullmatch(r"""[^,{}\[\]()'"]*""", value):
+        return QuotedString(value.strip(), Quote.double).with_quotes()
+
+    def quote(text: re.Match[str]) -> str:
+        kept = text[0].isascii() or text[0][0] in "'\""
+        return text[0] if kept else QuotedString(text[0].strip(), Quote.double).with_quotes()
+
+    return re.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,{}\[\]():'"]+""", quote, value)
+
+
+def _check_size(word: str, value: str) -> None:
+    """Raise `ConfigError` for a value that would keep Hydra's parser busy for minutes, or end it."""
+    bracketed = {*"([{"}.intersection(value)
+    most = _MOST_IN_BRACKETS if bracketed else JOBS_AT_MOST
+    if value.count(",") >= most:
+        raise ConfigError(f"{word}: more than {most:,} values; of numbers, range(1,1001) is a shorter form")
+    if re.search(r"[0-9]{1000}", value):
+        raise ConfigError(f"{word}: more than 1,000 digits in a row")
+    depth = itertools.accumulate((each in "([{") - (each in ")]}") for each in value)
+    if max(depth, default=0) > DEEPEST:
+        raise ConfigError(f"{word}: brackets within brackets, more than {DEEPEST} deep")
 
 
 def _would_change(key: str, value: str, override: Override | None) -> bool:
@@ -245,14 +260,17 @@ def _would_change(key: str, value: str, override: Override | None) -> bool:
         return False
     if override is None or override.is_sweep_override():
         return override is None or key == "note"
-    quoted = re.fullmatch(r"""(["']).*\1""", value, re.DOTALL)
-    return not quoted and (key == "note" or not isinstance(override.value(), str))
+    return not _is_quoted(value) and (key == "note" or not isinstance(override.value(), str))
+
+
+def _is_quoted(value: str) -> bool:
+    return re.fullmatch(r"""(["']).*\1""", value, re.DOTALL) is not None
 
 
 def _names(override: Override) -> list[str]:
     """The names in the override of a group: one, or several in a sweep."""
     if override.is_discrete_sweep():
-        values: list[Any] = ["null" if str(each) == "None" else each for each in override.sweep_iterator()]
+        values: list[Any] = ["null" if str(each) == "None" else each for each in sweep_values(override)]
         names = [each.text if isinstance(each, QuotedString) else str(each) for each in values]
         # glob() also finds files with an underscore, on which other files build.
         if names := [name for name in names if not name.startswith("_")]:

@@ -10,39 +10,41 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Override, Transformer
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import about_auto
-from rltemplate.config.cli.overrides import (
-    MAPPINGS,
-    SEARCHPATH,
-    assigned,
+from rltemplate.config.cli.files import (
+    check_files,
     chosen_algorithm,
     group_names,
     option_names,
-    read_overrides,
     read_sweep,
+)
+from rltemplate.config.cli.overrides import (
+    JOBS_AT_MOST,
+    MAPPINGS,
+    SEARCHPATH,
+    assigned,
+    read_overrides,
+    sweep_values,
     wrong_key,
     wrong_value,
-    yaml_problem,
 )
 from rltemplate.config.command_args import (
     argument,
     converted,
+    existing,
     first_line,
     folder,
     nearest,
@@ -52,8 +54,8 @@ from rltemplate.config.command_args import (
     readable,
     rest,
 )
-from rltemplate.config.loading import CONF, auto_keys, to_config, to_dict
-from rltemplate.config.schema import Config, register_schemas
+from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
+from rltemplate.config.schema import Config, key_types, register_schemas
 from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError
@@ -61,7 +63,7 @@ from rltemplate.interfaces import ConfigError
 _MULTIRUN = ("--multirun", "-m")
 _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
-_JOBS_AT_MOST = 10_000
+_SOON = 50  # configurations that are checked without a word
 _N_JOBS = "hydra.launcher.n_jobs"
 _EMPTIED = re.compile(rf"\+\+({MAPPINGS})=\{{\s*\}}")
 # Groups whose chosen name is recorded as a value of the configuration.
@@ -83,14 +85,6 @@ class Plan:
     accept: bool = False  # it may go on with changed code and libraries
     jobs: int = 1  # of a sweep, at the same time
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
-
-
-def existing(text: str) -> Path:
-    """The kind of a folder that is there."""
-    path = Path(text).expanduser().absolute()
-    if not path.is_dir():
-        raise ConfigError("no such folder")
-    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +119,7 @@ def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
 
 def _plan(argv: Sequence[str], beside: int) -> Plan:
     register_schemas()
+    check_files()
     arguments = parse(argv, Arguments)
     more = [] if arguments.config_dir is None else [arguments.config_dir]
     typed = [text for text in arguments.others if "=" in text and not text.startswith("-")]
@@ -141,7 +136,11 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         files = [name for name in chosen if name != _RESUME]
         in_files = [each for name in files for each in _words_of(name, more, typed)]
-        overrides = read_overrides([*in_files, *typed], GlobalHydra.instance().config_loader(), more)
+        try:
+            overrides = read_overrides([*in_files, *typed], GlobalHydra.instance().config_loader(), more)
+        except ConfigError as error:
+            in_file = any(str(error).startswith(f"{word}: ") for word in in_files)
+            raise ConfigError(f"{error}{f' (in sweep={arguments.sweep})' * in_file}") from error
         plain = [str(override.input_line) for override in overrides]
         lists = any(override.is_sweep_override() for override in overrides)
         if not lists and not {*flags}.intersection(_MULTIRUN):
@@ -162,6 +161,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
+        announce(len(distinct))
         checked = [_compose_one(each, beside) for each in distinct.values()]
         configs, own_words = [each.config for each in checked], [*map(_of_the_run, distinct.values())]
         if len({config.runs_dir for config in configs}) > 1 or any(config.run_dir for config in configs):
@@ -179,6 +179,13 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             jobs=beside,
             auto=_about_auto(checked, own_words),
         )
+
+
+def announce(number: int) -> None:
+    """Say that many configurations are checked, each of which takes a tenth of a second."""
+    if number > _SOON:
+        to_say = f"{number:,} configurations are checked first, which takes about {number // 10:,} s"
+        print(to_say, file=sys.stderr)
 
 
 def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
@@ -217,8 +224,8 @@ def _check_folder(config: Config) -> None:
 def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
     """The overrides of every job."""
     values = [_values(each) for each in overrides]
-    if math.prod(map(len, values)) > _JOBS_AT_MOST:
-        raise ConfigError(f"these lists of values make a sweep of more than {_JOBS_AT_MOST:,} jobs")
+    if math.prod(map(len, values)) > JOBS_AT_MOST:
+        raise ConfigError(f"these lists of values make a sweep of more than {JOBS_AT_MOST:,} jobs")
     return [list(job) for job in itertools.product(*values)]
 
 
@@ -227,34 +234,24 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
 
     Launchers other than joblib's decide themselves: 1, and no override.
     """
-    launcher = composed.hydra.launcher
-    if not str(launcher["_target_"]).endswith("JoblibLauncher"):
-        return 1, []
-    # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
-    threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
-    workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
+    with in_one_line():
+        if not str(OmegaConf.select(composed, "hydra.launcher._target_")).endswith("JoblibLauncher"):
+            return 1, []
+        at_once = composed.hydra.launcher.n_jobs
+        # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
+        threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
+        workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
     cores = usable_cores() // max(1, threads + workers)
-    beside = max(1, min(launcher.n_jobs if launcher.n_jobs > 0 else cores, num_jobs))
+    beside = max(1, min(at_once if at_once > 0 else cores, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
 
 
 def _values(override: Override) -> list[str]:
-    """`key=value` for each value of an override; a list beyond the limit of jobs is cut."""
+    """`key=value` for each value of an override, as Hydra writes it."""
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
-    if getattr(override.value(), "shuffle", False):
-        raise ConfigError(
-            f"{override.input_line}: has another order at each start, and jobs are numbered by it"
-        )
-    values: list[str] = []
-    with suppress(HydraException, ValueError):  # of interval() and glob(), and of a step of 0
-        values = list(itertools.islice(override.sweep_string_iterator(), _JOBS_AT_MOST + 1))
-    if not values:
-        raise ConfigError(
-            f"{override.input_line}: is no list of values; seed=1,2 is one, and choice(1,2) and range(1,3)"
-        )
-    return [f"{key}={value}" for value in values]
+    return [f"{key}={Transformer.str(value)}" for value in sweep_values(override)]
 
 
 def _compose_one(job: Sequence[str], beside: int) -> Composed:
@@ -284,19 +281,24 @@ def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
     for group in _NAMED:
-        if composed[group] is not None:
-            raise ConfigError(
-                f"{group}={composed[group]} in a file has no effect; list it below 'defaults:' there"
-            )
+        if (value := OmegaConf.select(composed, group)) is not None:
+            raise ConfigError(f"{group}={value} in a file has no effect; list it below 'defaults:' there")
         chosen = choices.get(group)  # perhaps an optional file that is not there
         composed[group] = chosen if chosen in option_names(group, more) else None
     for key in (found[1] for each in words if (found := _EMPTIED.fullmatch(each))):
         if more_of_it := [each for each in words if each.startswith(f"++{key}.")]:
             raise ConfigError(f"{more_of_it[0].lstrip('+')}: {key}={{}} leaves out all; give one of the two")
         OmegaConf.update(composed, key, {}, merge=False)  # Hydra joins {} with the values of files
-    name, chosen = OmegaConf.select(composed, "algo.name"), choices["algo"]
+    with in_one_line():
+        algo, chosen = OmegaConf.select(composed, "algo"), choices.get("algo")
+        name = None if algo is None else OmegaConf.select(algo, "name")
     if name not in (None, chosen) and chosen in ALGORITHMS:
         raise ConfigError(f"algo={chosen}: its file says name: {name}, must be {chosen}")
+    if name is None or (name in ALGORITHMS and OmegaConf.get_type(algo) is not ALGORITHMS[name].config):
+        raise ConfigError(
+            f"algo={chosen}: its file needs 'defaults: [_NAME@algo]' and, below algo, 'name: NAME', as "
+            "conf/algo/ppo.yaml has"
+        )
     config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
     return Composed(config, auto_keys(composed))
@@ -312,19 +314,25 @@ def _compose(words: Sequence[str]) -> DictConfig:
     """Hydra's composition of these overrides, with its own settings under `hydra`."""
     try:
         return compose("config", overrides=list(words), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except ConfigError:
+        raise
+    except RecursionError as error:
+        raise ConfigError(
+            "a file of conf/ is listed below its own 'defaults:', perhaps by way of others"
+        ) from error
+    except Exception as error:  # of Hydra and OmegaConf, which alone run here
         raise ConfigError(_explain(error, words)) from error
 
 
 def _explain(error: Exception, words: Sequence[str]) -> str:
     """One or two lines about an error of composition."""
     text, algorithm = str(error), chosen_algorithm(words)
-    if in_yaml := yaml_problem(error):
-        return in_yaml
     if unknown := re.match(r"Could not override '([^']+)'", text):
         key = unknown[1]
         word = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), key)
         launcher = key.startswith("hydra.")
+        if key in key_types(algorithm):
+            return "conf/config.yaml: its defaults have to begin with '- _config', the types of all keys"
         return f"{word}: {'no such key of the chosen launcher' if launcher else wrong_key(key, algorithm)}"
     if wrong := re.match(r"Error merging override (.*)", text):
         key, _, value = wrong[1].lstrip("+").partition("=")
@@ -344,5 +352,5 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
                 problem += "; a new key needs a field in rltemplate/config/algorithms.py"
         if (key in _NAMED and "Cannot convert" in problem) or key == "algo.algo":
             return f"{file}: its first line has to be '# @package _global_'"
-        return f"{file}: {key}: {problem}"
+        return f"{file}: {f'{key}: ' * bool(key)}{problem}"
     return first_line(error)
