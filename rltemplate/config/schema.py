@@ -6,7 +6,7 @@ starts. After composition the configuration becomes plain dataclasses, which are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -19,6 +19,7 @@ from rltemplate.interfaces import ConfigError
 OPTIONAL = ("recipe", "experiment", "debug", "local")
 NONE = "none"
 AUTO = "auto"
+MOST_IN_TAG = 64  # characters of a tag of W&B
 
 
 # The device of the networks; `auto` is CUDA where it is available.
@@ -82,6 +83,17 @@ class WandbConfig:
     group: str | None = field()
     tags: list[str] = field()
     artifact: bool = field()
+
+    def problems(self) -> Iterator[str]:
+        """Yield values for which the client of W&B would refuse the whole run."""
+        for tag in self.tags:
+            if not 1 <= len(tag) <= MOST_IN_TAG:
+                yield f"logger.wandb.tags={tag}: a tag of W&B has 1 to {MOST_IN_TAG} characters"
+        for key, name in {"project": self.project, "group": self.group or "group"}.items():
+            if not 1 <= len(name) <= 128:
+                yield f"logger.wandb.{key}={name}: must have 1 to 128 characters"
+        if odd := [each for each in "/\\#?%:" if each in self.project]:
+            yield f"logger.wandb.project={self.project}: must be without {' '.join(odd)}"
 
 
 @dataclass(slots=True, kw_only=True)

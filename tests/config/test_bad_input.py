@@ -141,6 +141,10 @@ CALLS += [
         ("algo.orthogonal_init=10000000", "algo.orthogonal_init=10000000: expected true or false"),
         ("algo.normalize_obs=true,1", "algo.normalize_obs=1: expected true or false"),
         ("logger.console=yes", "logger.console=yes: expected true or false"),
+        # names that would cost the record in W&B
+        (f"logger=wandb logger.wandb.tags=[{'a' * 65}]", "a tag of W&B has 1 to 64 characters"),
+        ("logger=wandb logger.wandb.project=a/b#c", "must be without / #"),
+        (f"logger=wandb logger.wandb.group={'a' * 129}", "must have 1 to 128 characters"),
         ("algo.adam_eps=1e-300", "is zero in single precision"),
         # form
         ("hopper", "hopper: expected key=value, did you mean env=Hopper?"),

@@ -45,6 +45,10 @@ def test_an_environment_has_one_name_typed_or_not() -> None:
     }
     assert [env_name({"env": env}, ["seed=1"]) for env in names.values()] == [*names]
     assert env_name({"env": names["CartPole"]}, ["env=Other"]) == "Other"
+    # As Hydra writes the arguments of a job.
+    assert env_name({"env": names["CartPole"]}, [r"env=package\:Id-v0"]) == "package:Id-v0"
+    words = [r"env.kwargs.path=C\:x\ y", "env.kwargs.path=C:x y"]
+    assert len({experiment_name(CONFIG, [word]) for word in words}) == 1
     more = {"id": "LunarLander-v3", "kwargs": {"continuous": True, "gravity": -5}, "wrappers": {"A": None}}
     assert env_name({"env": more}, []) == "LunarLanderContinuous"
 

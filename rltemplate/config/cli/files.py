@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
@@ -70,11 +70,14 @@ def chosen_algorithm(words: Iterable[str]) -> str:
 def check_files() -> None:
     """Let Hydra read no file that is refused here, whether a word or another file names it."""
     Plugins.instance()  # registers Hydra's own sources, once
-    SourcesRegistry.instance().types["file"] = _CheckedFiles
+    SourcesRegistry.instance().types["file"] = FileConfigSource
 
 
-class _CheckedFiles(FileConfigSource):
-    """Hydra's source, whose errors would lack the file or be tracebacks."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's source of files, under the same name, for Hydra may register its own again.
+
+    Its errors would lack the file or be tracebacks.
+    """
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))

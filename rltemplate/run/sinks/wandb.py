@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.command_args import first_line
-from rltemplate.config.schema import WandbConfig
+from rltemplate.config.schema import MOST_IN_TAG, WandbConfig
 from rltemplate.run import names
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git.snapshot import remote_url
@@ -72,6 +72,7 @@ class WandbSink(RecordingSink):
     def _init(self, mode: str) -> Any:
         facts, config, settings = self.facts, self.facts.config, self._settings
         tags = [config["algo"]["name"], config["env"]["id"], config["determinism"]["level"], facts.sweep]
+        tags = [each if len(each) <= MOST_IN_TAG else _cut(each) for each in filter(None, tags)]
         remote = remote_url(PROJECT)
         # In a sweep of W&B, the server chooses the id and waits for this run.
         agents_id = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
@@ -97,7 +98,7 @@ class WandbSink(RecordingSink):
             project=settings.project,
             entity=settings.entity,
             group=settings.group or names.experiment_name(config, facts.overrides),
-            tags=[*filter(None, tags), *settings.tags],
+            tags=[*tags, *settings.tags],
             config={**config, "git": {**asdict(facts.git), "remote": remote}, "run_id": facts.run_id},
             resume="allow" if mode == "online" else None,
             settings=client,
@@ -145,6 +146,11 @@ class WandbSink(RecordingSink):
             for path in (state, state.with_suffix(".json"), run_dir / CONFIG):
                 policy.add_file(str(path))
             self._run.log_artifact(policy)
+
+
+def _cut(tag: str) -> str:
+    """A tag that is too long, as that of an environment `package.module:Id-v0`, without its module."""
+    return tag.rpartition(":")[2][:MOST_IN_TAG]
 
 
 def _kill_service() -> None:

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import wandb
 from conftest import ROOT, alive, run, until
 from fed import feed, run_facts
 
@@ -225,6 +227,19 @@ def upload(run: Run, serve: Serve) -> list[tuple[int, bool]]:
     subprocess.run(command, shell=True, check=True, cwd=run_dir, env={**os.environ, "PATH": path})
     server.die()
     return server.rows()
+
+
+def test_a_long_id_of_an_environment_is_cut_to_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(wandb, "setup", Mock())
+    monkeypatch.setattr(wandb, "init", init := Mock())
+    for env_id, tag in {"a" * 70 + ":Peg-v0": "Peg-v0", "b" * 70: "b" * 64, "c:Peg-v0": "c:Peg-v0"}.items():
+        sink = Run(tmp_path).sink
+        sink.facts.config["env"]["id"] = env_id
+        sink.open()
+        tags = init.call_args.kwargs["tags"]
+        assert tags[1] == tag
+        wandb.Settings(run_tags=tags)  # would raise for a tag that is too long
 
 
 @pytest.mark.long
