@@ -96,11 +96,19 @@ class Experiment:
         return stats.interval(self.returns, statistic)
 
     @property
+    def summary(self) -> str:
+        """The IQM of the returns with its interval; below five seeds the returns, which say more."""
+        if len(self.counted) < stats.FEW:
+            return ", ".join(map(targets.show, self.returns))
+        return str(self.interval())
+
+    @property
     def result(self) -> str:
-        """The IQM of the returns with its interval, in a line."""
-        seeds = len(self.counted)
-        of = f"IQM of {seeds} seeds with its 95 % interval" if seeds > 1 else "1 seed"
-        return f"{self}: return {self.interval()}, {of}"
+        """The summary of the returns, in a line."""
+        seeds, what = len(self.counted), "of training episodes " * (self.score != "eval/return")
+        few = f"{what}of {seeds} seed{'s' * (seeds > 1)}"
+        many = f"{what}of {seeds} seeds, IQM with its 95 % interval"
+        return f"{self}: return {self.summary} {few if seeds < stats.FEW else many}"
 
     @property
     def standing(self) -> targets.Standing | None:

@@ -197,14 +197,18 @@ def _title(job: SweepJob, record: SweepRecord) -> str:
 def show_end(record: SweepRecord, folder: Path) -> None:
     """Print a line for each job, the reasons of failures, statistics, and the place of the record."""
     say(f"sweep {record.id}: {record.status}")
+    runs, _ = load_runs(path for job in record.jobs if (path := job.run(folder)) is not None)
+    by_id = {run.id: run for run in runs}
     for job in record.jobs:
-        value = "" if job.final_return is None else f", return {job.final_return:.2f}"
-        say(f"{_title(job, record)}: {job.status}{value}, {job.run_id or 'no run'}")
+        value, of = job.final_return, ""
+        if value is None and job.status == FINISHED and job.run_id in by_id:  # a sweep without evaluations
+            value, of = by_id[job.run_id].value("return"), " of training episodes"
+        shown = "" if value is None else f", return {value:.2f}{of}"
+        say(f"{_title(job, record)}: {job.status}{shown}, {job.run_id or 'no run'}")
         if job.status in ("failed", "refused"):
             log = folder / f"job_{job.job}.log"
             where = log if log.exists() else job.run(folder) or "above"
             say(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
-    runs, _ = load_runs(path for job in record.jobs if (path := job.run(folder)) is not None)
     counted = [each for each in find_experiments(runs) if each.counted]
     if any(len(each.counted) > 1 for each in counted):
         for each in counted:

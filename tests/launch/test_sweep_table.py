@@ -14,7 +14,7 @@ import pytest
 from conftest import write_run
 
 from rltemplate.launch import sweep_table
-from rltemplate.launch.sweep_table import SweepTable
+from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepJob, SweepRecord
@@ -114,6 +114,38 @@ def test_another_console_has_a_line_for_each_change(
         table.update()
     table.close()
     assert set(capsys.readouterr().out.splitlines()) == {"#3 seed=3: running", "#3 seed=3: failed"}
+
+
+@pytest.mark.parametrize(
+    ("count", "returns", "line"),
+    [
+        (2, [0.0, 1.0], "ppo on Thing: return 0, 1 of 2 seeds"),  # an interval would be -5.75 to 6.75
+        (4, [0.0, 1.0, 2.0, 0.25], "ppo on Thing: return 0, 1, 2, 0.25 of 4 seeds"),
+        (5, [3.0] * 5, "ppo on Thing: return 3 (3 to 3) of 5 seeds, IQM with its 95 % interval"),
+    ],
+)
+def test_the_end_shows_returns_and_an_interval_of_enough_seeds_only(
+    count: int, returns: list[float], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without evaluations, as here in the second half, returns are those of training episodes."""
+    for metric, of in {"eval/return": "", "episode/return": " of training episodes"}.items():
+        folder = tmp_path / metric.partition("/")[0]
+        for number, value in enumerate(returns):
+            write_run(folder, number, [], final_metrics={metric: value})
+            job = SweepJob(
+                job=number,
+                overrides=[f"seed={number}"],
+                status="finished",
+                run_id=f"run-{number}",
+                run_dir=f"ppo-Thing/run-{number}",
+                final_return=value if metric == "eval/return" else None,
+            )
+            job.write(folder)
+        SweepRecord(id="s", words=["seed=0,1"], num_jobs=count, **FACTS).write(folder)
+        show_end(SweepRecord.read(folder), folder)
+        out = capsys.readouterr().out.splitlines()
+        assert f"#1 seed=1: finished, return {returns[1]:.2f}{of}, run-1" in out
+        assert line.replace(" of ", f"{of} of ") in out
 
 
 @pytest.mark.parametrize("table", [False], indirect=True)

@@ -62,7 +62,10 @@ def _about(experiment: Experiment, statistic: str) -> Iterator[str]:
         yield f"{experiment}: {count} seeds, return {after}"
         for name in dict.fromkeys([statistic, *stats.STATISTICS]):
             yield f"  {stats.LABELS[name]:8}{experiment.interval(name)}"
-        yield f"  {'range':8}{show(min(returns))} to {show(max(returns))}"
+        if count < stats.FEW:
+            yield f"  {'returns':8}{', '.join(map(show, returns))}"
+        else:
+            yield f"  {'range':8}{show(min(returns))} to {show(max(returns))}"
     if standing is not None:
         yield f"  {'others':8}{standing.summary}"
     yield from (f"  caution: {text}" for text in experiment.cautions() if text != stats.FEW_SEEDS)
