@@ -19,10 +19,11 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rltemplate.analysis.targets import show
 from rltemplate.config.cli.files import read_sweep
 from rltemplate.config.cli.overrides import assigned
 from rltemplate.config.cli.preflight import announce, preflight
-from rltemplate.config.command_args import argument, existing, first_line, one_of, program, rest, whole
+from rltemplate.config.command_args import argument, existing, few, first_line, one_of, program, rest, whole
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch.checks import HERE, check_plan
@@ -35,6 +36,8 @@ from rltemplate.run.job import Job, new_job, resume_job
 from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
+
+_MORE = "try more steps, wider ranges, or keys that matter more"
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -172,7 +175,7 @@ class _Search:
 
     def _try(self, trial: Trial) -> float:
         """Run a trial, in its own thread; the return of its last evaluation."""
-        words = [assigned(key, _draw(trial, key, rule)) for key, rule in self._space.items()]
+        words = [assigned(key, _rounded(_draw(trial, key, rule), rule)) for key, rule in self._space.items()]
         try:
             with self._one_at_a_time:  # Hydra has one global state per process
                 run_dir, job = self._find_run(trial, words)
@@ -231,17 +234,33 @@ class _Search:
             after = max(trial.intermediate_values)
             say(f"trial {trial.number}: pruned after {after:,} steps")
         elif trial.state is self._states.COMPLETE:
-            words = " ".join(starmap(assigned, trial.params.items()))
-            best = self._study.best_trial
-            highest = f"best {best.value:,.1f}, trial {best.number}"
-            say(f"trial {trial.number}: {words}, return {trial.value:,.1f} ({highest})")
+            words = " ".join(starmap(assigned, self._params(trial).items()))
+            best = self._best()
+            whose = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
+            found, highest = show(trial.value or 0.0), show(best[0].value or 0.0)
+            say(f"trial {trial.number}: {words}, return {found} (best {highest}, {whose})")
         with self._one_at_a_time:
             self._write({})
 
+    def _params(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The drawn values as the run of the trial has them."""
+        return {key: _rounded(value, self._space.get(key, {})) for key, value in trial.params.items()}
+
+    def _complete(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE])
+
+    def _best(self) -> list[FrozenTrial]:
+        """All trials with the highest return."""
+        complete = self._complete()
+        highest = max((each.value for each in complete if each.value is not None), default=None)
+        return [each for each in complete if each.value == highest]
+
     def _importances(self) -> dict[str, float]:
-        """The importance of each key for the return; empty with too few trials or equal values."""
+        """The importance of each key for the return; empty with too few trials or equal returns."""
         import optuna
 
+        if len({each.value for each in self._complete()}) < 2:  # Optuna would call all keys equally important
+            return {}
         with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
             return optuna.importance.get_param_importances(self._study)
         return {}
@@ -249,7 +268,9 @@ class _Search:
     def _write(self, importances: Mapping[str, float]) -> None:
         """Write `search.json`, which the report draws."""
         trials = [
-            SearchTrial(number=each.number, state=each.state.name, value=each.value, params=each.params)
+            SearchTrial(
+                number=each.number, state=each.state.name, value=each.value, params=self._params(each)
+            )
             for each in self._ended()
         ]
         SearchRecord(
@@ -260,15 +281,19 @@ class _Search:
         ).write(self._folder)
 
     def _conclude(self) -> int:
-        try:
-            best = self._study.best_trial
-        except ValueError:
+        best = self._best()
+        if not best:
             print("no trial has ended with a return", file=sys.stderr)
             return 1
+        highest = show(best[0].value or 0.0)
+        if len(self._ended()) == len(best) > 1:
+            say(f"all {len(best)} trials have the return {highest}, so none is best: {_MORE}")
+            return 1 if self._failed else 0
         folder = self._args.config_dir
         words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
-        words += [*self._args.overrides, *starmap(assigned, best.params.items())]
-        say(f"best of {len(self._ended())} trials: return {best.value:,.1f}")
+        words += [*self._args.overrides, *starmap(assigned, self._params(best[0]).items())]
+        alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
+        say(f"best of {len(self._ended())} trials: return {highest}{alike}")
         say(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
         return 1 if self._failed else 0
 
@@ -295,6 +320,18 @@ def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=log)
     return trial.suggest_float(key, low, high, log=log)
+
+
+def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
+    """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
+    if not isinstance(value, float) or "low" not in rule:
+        return value
+    low, high = float(rule["low"]), float(rule["high"])
+    if rule.get("log", False):
+        value = float(f"{value:.4g}")
+    else:
+        value = round(value, 3 - math.floor(math.log10(high - low)))
+    return min(max(value, low), high)
 
 
 def _evaluations(run_dir: Path) -> list[tuple[int, float]]:

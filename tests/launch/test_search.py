@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -74,17 +75,18 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     used = {raw_config(run)["algo"]["learning_rate"] for run in cut.parent.iterdir()}
     assert used == {each["params"]["algo.learning_rate"] for each in pruned}
     again = start("search", *WORDS, status=0)
-    assert "best of 7 trials: return 1,000.0" in again.said
+    assert re.search(r"best of 7 trials: return 1,000, of trials [0-9, ]+ and 2 more alike\n", again.said)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of trials end at once, with an evaluation."""
+    """Runs of trials end at once, with an evaluation that is better than the one before."""
+    value = itertools.count(1)
 
     def run(_: Any, __: Any, environment: Mapping[str, str], *___: Any, **____: Any) -> int:
         folder = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
         folder.mkdir(parents=True)
-        (folder / paths.METRICS).write_text('{"env_steps": 1, "eval/return": 1.0}\n')
+        (folder / paths.METRICS).write_text(f'{{"env_steps": 1, "eval/return": {next(value)}.0}}\n')
         return 0
 
     monkeypatch.setattr(Children, "run", run)
@@ -102,6 +104,59 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
     found = json.loads(file.read_text())
     assert (looked.call_count, found["importances"]) == (2, {"x": 1.0})
     assert len({str(each["params"]) for each in found["trials"]}) == 6
+
+
+def test_equal_trials_are_not_called_best_and_no_key_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    returns, configs = iter([7.0] * 4 + [9.0] * 2), list[dict[str, Any]]()
+
+    def run(_: Any, __: Any, environment: Mapping[str, str], *___: Any, **____: Any) -> int:
+        configs.append(json.loads(environment[JOB_VARIABLE])["config"])
+        folder = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
+        folder.mkdir(parents=True)
+        (folder / paths.METRICS).write_text(f'{{"env_steps": 1, "eval/return": {next(returns)}}}\n')
+        return 0
+
+    monkeypatch.setattr(Children, "run", run)
+    place = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
+    assert main(parse([*place, "trials=4"], Args)) == 0
+    out = capsys.readouterr().out
+    assert "(best 7, trial 0)" in out  # while it was alone
+    assert "(best 7, 4 trials alike)" in out
+    assert "all 4 trials have the return 7, so none is best: try more steps" in out
+    assert "next: " not in out
+    (file,) = tmp_path.glob(f"sweeps/*/{paths.SEARCH}")
+    assert json.loads(file.read_text())["importances"] == {}
+    assert main(parse([*place, "trials=6"], Args)) == 0
+    out = capsys.readouterr().out
+    assert "best of 6 trials: return 9, of trials 4, 5 alike\nnext: make train" in out
+    found = json.loads(file.read_text())
+    assert len(found["importances"]) == 3
+    # Few digits, in the words, the record and the configurations alike.
+    for text in (out, str(found["trials"])):
+        assert not re.search(r"[0-9.e-]{12,}", re.sub(str(tmp_path), "", text))
+    drawn = {
+        (each["params"]["algo.learning_rate"], each["params"]["algo.ent_coef"]) for each in found["trials"]
+    }
+    assert drawn == {(each["algo"]["learning_rate"], each["algo"]["ent_coef"]) for each in configs}
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "rounded"),
+    [
+        (0.00031234567, {"low": 3e-5, "high": 3e-3, "log": True}, 0.0003123),
+        (0.00299999999, {"low": 3e-5, "high": 0.002999, "log": True}, 0.002999),
+        (0.99123456789, {"low": 0.99, "high": 0.9999}, 0.991235),
+        (123.456789, {"low": 0, "high": 1000.0}, 123.0),
+        (64, {"low": 2, "high": 99}, 64),
+        (0.123456789, {"choices": [0.123456789]}, 0.123456789),
+    ],
+)
+def test_drawn_numbers_have_the_digits_that_matter(
+    value: float, rule: dict[str, Any], rounded: float
+) -> None:
+    assert search._rounded(value, rule) == rounded
 
 
 def test_two_workers_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
