@@ -55,8 +55,11 @@ QUOTE = '$(subst ','\'',$1)'
 OVERRIDES = $(foreach .key,$(KEYS),$(call QUOTE,$(.key)=$(value $(.key))))
 # For commands that do not compose a configuration: the same arguments, but json=1 is the flag --json.
 ARGUMENTS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
-    $(if $(filter json,$(KEYS)),$(if $(filter 1 true,$(value json)),--json,\
-    $(if $(filter 0 false,$(value json)),,$(error json=$(value json): expected true or false))))
+    $(if $(call IS_TRUE,json),--json)
+# The word true if that key was given as true, and nothing if it was given as false or not at all.
+IS_TRUE = $(strip $(if $(filter $1,$(KEYS)),$(if $(filter-out 1,$(words $(value $1))),$(call NO_SWITCH,$1),\
+    $(if $(filter 1 true,$(value $1)),true,$(if $(filter-out 0 false,$(value $1)),$(call NO_SWITCH,$1))))))
+NO_SWITCH = $(error $1=$(value $1): expected true or false)
 # xargs knows quotes and nothing else; its lines become arguments, and the shell expands no pattern or variable.
 SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)) | xargs printf '%s\n') || exit 2; \
     set -f; IFS=$$(printf '\n.'); IFS=$${IFS%.};)
@@ -171,9 +174,9 @@ format: $(STAMP)
 	@$(NO_OVERRIDES)$(VENV_PYTHON) -m ruff check --fix-only --quiet . && $(VENV_PYTHON) -m ruff format .
 
 docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [serve=true]
-	$(if $(filter-out serve,$(KEYS)),$(error 'docs' takes serve=true only, but got: $(KEYS)))
+	$(if $(filter-out serve,$(KEYS)),$(error 'docs' takes serve=true only, but got: $(filter-out serve,$(KEYS))))
 	@$(SPLIT_ARGS) exec env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs \
-	    $(if $(filter 1 true,$(value serve)),serve --dev-addr 127.0.0.1:8000,build) --strict $(SPLIT)
+	    $(if $(call IS_TRUE,serve),serve --dev-addr 127.0.0.1:8000,build) --strict $(SPLIT)
 
 -include bench/bench.mk
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from conftest import ROOT, RecordedRun, program, record, run
+from conftest import ROOT, RecordedRun, git, program, record, run
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.interfaces import ConfigError
@@ -90,6 +90,39 @@ def test_a_command_of_the_pages_runs(command: str, project: Path) -> None:
 def test_a_page_with_a_mistake_is_refused(page: str, message: str, project: Path) -> None:
     with pytest.raises((AssertionError, ConfigError, ValueError), match=re.escape(message)):
         run_page(page, project)
+
+
+def accidents(page: str) -> list[str]:
+    """Lines of prose that Markdown reads as a list, a heading or a quotation, because of their first word.
+
+    Numbers of a list begin with 1; everything else follows an empty line, or a line of its kind.
+    """
+    found, numbers, before = [], dict[int, int](), ""
+    for line in re.sub(r"^( *)```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL).splitlines():
+        indent, text = len(line) - len(line.lstrip()), line.strip()
+        numbers = {at: number for at, number in numbers.items() if at <= indent or not text}
+        if item := re.match(r"(\d+)[.)](?: |$)", text):
+            if int(item[1]) not in [1] * (not before) + [numbers[at] + 1 for at in numbers if at == indent]:
+                found.append(line)
+            numbers[indent] = int(item[1])
+        kind = re.match(r"#{1,6} |>|[-+] |[-+=]+$", text)
+        if kind and before and not before.startswith((kind[0], "<!--")):
+            found.append(line)
+        before = text
+    return found
+
+
+def test_no_line_of_a_page_becomes_a_list_or_a_heading_by_accident() -> None:
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.md").splitlines()
+    assert len(listed) > 20
+    found = {name: accidents((ROOT / name).read_text()) for name in listed}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    wrapped = "* Seeds end between 245 and\n  {} The fifth\n  ends at 3.\n"
+    for start in ("276.", "3)", "-", "+", "# 4:", "> 5", "2.", "1."):
+        assert accidents(wrapped.format(start)) == [f"  {start} The fifth"]
+    for start in ("276,", "-3", "#4", "*2*", "(1.)"):
+        assert accidents(wrapped.format(start)) == []
+    assert accidents("Text\n\n1. a\n   b\n\n   ```yaml\n   # c\n   - d\n   ```\n\n2. b\n\n# c\n") == []
 
 
 def test_items_of_the_trace_that_a_page_explains_are_fields_of_results() -> None:

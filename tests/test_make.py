@@ -199,12 +199,20 @@ def test_what_cannot_be_meant_stops_before_anything_runs(ready: Checkout) -> Non
         "No such target: sac": ["train", "sac"],
         "No such target: comparee. 'make help' lists them": ["comparee", "seed=1"],
         "'test' takes no overrides, but got: k": ["test", "k=record"],
+        "serve=maybe: expected true or false": ["docs", "serve=maybe"],
+        "serve=: expected true or false": ["docs", "serve="],
+        "serve=true true: expected true or false": ["docs", "serve=true true"],
+        "'docs' takes serve=true only, but got: served": ["docs", "served=true"],
+        "json=yes: expected true or false": ["evaluate", "run=a", "json=yes"],
         "unmatched single quote": ["train", "ARGS=-k 'a"],
         "Not known here: SHELL. Keys are in lower case": ["train", f"SHELL={touch}"],
     }.items():
         out, err = ready.make(*words, status=2)
         assert (out, message in err) == ("", True), err
     assert not ready.touched
+    for words, command in ([], "build"), (["serve=false"], "build"), (["serve=1"], "serve"):
+        shown, _ = ready.make("-n", "docs", *words)
+        assert f"-m mkdocs {command} " in re.sub(r"\\\n *", "", shown)
 
 
 def test_help_and_dry_runs_set_nothing_up(fresh: Checkout) -> None:
