@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, git, run
 
 # Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
@@ -52,6 +53,21 @@ def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) 
     assert {line.partition(":")[0] for line in names.stdout.splitlines() if "TID251" in line} == {
         f"rltemplate/{file}" for file in BANNED
     }
+
+
+@pytest.mark.parametrize("check", ["style", pytest.param("types", marks=pytest.mark.long)])
+def test_an_environment_in_the_form_of_gymnasium_passes(check: str, tmp_path: Path) -> None:
+    """Its `metadata` is a dict in the class, with no annotation: mypy would refuse ClassVar."""
+    (text,) = re.findall(
+        r"```python\n(.*?class Corridor.*?)```", (ROOT / "docs/extending.md").read_text(), re.S
+    )
+    assert "    metadata = {" in text
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for wrong in (False, True):
+        (tmp_path / "corridor.py").write_text(text + "\nx: int = undefined\n" * wrong)
+        words = ["ruff", "check", "."] if check == "style" else ["mypy", "corridor.py"]
+        done = run(tmp_path, sys.executable, "-m", *words)
+        assert (done.returncode, "undefined" in done.stdout) == (int(wrong), wrong), done.stdout + done.stderr
 
 
 def own_functions(text: str) -> list[str]:

@@ -45,8 +45,8 @@ class Panel(NamedTuple):
 
     title: str
     lines: list[Line]
-    levels: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never changed
-    bars: dict[str, float] = {}  # noqa: RUF012
+    levels: dict[str, tuple[float, float]] = {}
+    bars: dict[str, float] = {}
     across: str = "environment steps"  # label of the horizontal axis, if the panel is alone
 
 

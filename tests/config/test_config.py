@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from dataclasses import is_dataclass
@@ -74,10 +75,23 @@ def test_all_pairs_compose_and_their_debugging_runs_are_short_and_learn(algo: st
         assert total <= 5000
         assert min(config.log_every, config.eval_every, config.video_every) > 0
         assert max(2 * config.log_every, config.eval_every, config.video_every) <= total
-        # What comes before the first update, in environment steps, by key.
-        before = {"learning_starts": 1, "num_steps": config.env.num_envs}
-        assert all(2 * each * getattr(config.algo, key, 0) <= total for key, each in before.items())
+        assert late_updates(config) == []
         assert list(config.algo.notes(config.env.num_envs, total)) == []
+    without_file = dataclasses.replace(compose(f"algo={algo}", "recipe=null"), total_env_steps=2048)
+    (line,) = late_updates(without_file)
+    assert f"conf/debug/algo/fast-{algo}.yaml" in line
+
+
+def late_updates(config: Config) -> list[str]:
+    """Keys that put the first update behind half of a run, and the file that has to set them."""
+    name, before = config.algo.name, {"learning_starts": 1, "num_steps": config.env.num_envs}
+    steps = {key: each * getattr(config.algo, key, 0) for key, each in before.items()}
+    return [
+        f"algo.{key}: the first update comes after {each} of {config.total_env_steps} steps; set it in "
+        f"conf/debug/algo/fast-{name}.yaml"
+        for key, each in steps.items()
+        if 2 * each > config.total_env_steps
+    ]
 
 
 # OmegaConf takes every whole number and words such as `on` for true.

@@ -30,7 +30,7 @@ from rltemplate.run.video.recorder import VideoRecorder
 class Toy(gymnasium.Env[Any, Any]):
     """Counts steps for eight steps and draws a grey that says which; `trouble` strikes in the picture."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space = gymnasium.spaces.Box(0, 100, (1,))
     action_space: Any = gymnasium.spaces.Discrete(2)
 
