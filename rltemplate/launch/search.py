@@ -37,6 +37,7 @@ from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
 
+_WIDEST = 1e300  # end of a range; Optuna draws from no wider one
 _MORE = "try more steps, wider ranges, or keys that matter more"
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def main(args: Args) -> int:
     if any(plan.sweep for plan in plans):
         raise ConfigError("a search draws its own values: leave out lists such as seed=1,2")
     plan, config = plans[0], plans[0].configs[0]
-    if unfit := [word for word in args.overrides if word.startswith(("run_dir=", "hydra", HERE))]:
+    if unfit := [word for word in (*args.overrides, *tried) if word.startswith(("run_dir=", "hydra", HERE))]:
         raise ConfigError(
             f"{unfit[0]}: is for training and not for a search, whose trials are runs below runs_dir"
         )
@@ -108,6 +109,8 @@ def main(args: Args) -> int:
 def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """The range or the choices of each key in a file of sweep/ in conf/ or in `more`. Raises ConfigError."""
     space = read_sweep(name, more)
+    if fixed := {"seed", "runs_dir"} & space.keys():
+        raise ConfigError(f"sweep={name}: {min(fixed)}: all trials of a search have the same")
     for key, rule in space.items():
         if not _is_rule(rule):
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
@@ -119,11 +122,14 @@ def _is_rule(rule: Any) -> bool:
     if not isinstance(rule, dict):
         return False
     if {*rule} == {"choices"}:
-        return isinstance(rule["choices"], list) and bool(rule["choices"])
+        choices = rule["choices"]
+        return isinstance(choices, list) and bool(choices) and not any(isinstance(x, dict) for x in choices)
     if not {"low", "high"} <= {*rule} <= {"low", "high", "log"}:
         return False
     low, high, log = rule["low"], rule["high"], rule.get("log", False)
-    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+    ends = (low, high)
+    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
+    numbers = numbers and all(abs(end) <= _WIDEST for end in ends)  # not nan either
     return numbers and low < high and log in (False, low > 0)
 
 
@@ -291,7 +297,8 @@ class _Search:
             return 1 if self._failed else 0
         folder = self._args.config_dir
         words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
-        words += [*self._args.overrides, *starmap(assigned, self._params(best[0]).items())]
+        words += [word for word in self._args.overrides if not word.startswith("seed=")]
+        words += [*starmap(assigned, self._params(best[0]).items())]
         alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
         say(f"best of {len(self._ended())} trials: return {highest}{alike}")
         say(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")

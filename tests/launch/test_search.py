@@ -215,8 +215,21 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_
     [
         *(
             (f"algo.gamma: {rule}", "sweep=mine: algo.gamma: expected {low: 0.1, high: 0.4}")
-            for rule in ("0.9", "{low: 0.9, high: 0.8}", "{low: 0, high: 1, log: true}", "{choices: []}")
+            for rule in (
+                "0.9",
+                "{low: 0.9, high: 0.8}",
+                "{low: 0, high: 1, log: true}",
+                "{choices: []}",
+                "{choices: [{a: 1}]}",
+                "{choices: [{a: 1}]}",
+            )
         ),
+        *(
+            (f"env.kwargs.x: {{low: 0, high: {high}}}", "sweep=mine: env.kwargs.x: expected {low:")
+            for high in (".inf", ".nan", "1e308", "9" * 400)
+        ),
+        ("seed: {low: 1, high: 9}", "sweep=mine: seed: all trials of a search have the same"),
+        ("run_dir: {choices: [a, b]}", "run_dir=a: is for training and not for a search"),
         ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
         ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: expected ',' or '}}', but got ']'"),
         ("algo.gamma: {choices: [0.9, '0.8,0.9']}", "a search draws its own values"),
