@@ -221,7 +221,6 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_
                 "{low: 0, high: 1, log: true}",
                 "{choices: []}",
                 "{choices: [{a: 1}]}",
-                "{choices: [{a: 1}]}",
             )
         ),
         *(
